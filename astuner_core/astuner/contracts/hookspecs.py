@@ -68,27 +68,23 @@ class Provider:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentProvider(Provider):
-    """An environment, and how the environment service runs it.
+    """An environment, and how the environment service runs it. A plain `Provider` has these defaults.
 
-    The service never imports ``target``: an interpreter of the environment's own does, once, and every instance is
-    forked from that.  A plain `Provider` has these defaults.
+    The service never imports ``target``: an interpreter of its own does, once, and every instance is forked from that.
     """
 
     splits: tuple[str, ...] = ("train", "validation")
     """The splits it has, as ``tasks`` knows them."""
     python: str = ""
-    """Which Python it needs, e.g. ``>=3.11,<3.14``, when its packages cannot live beside ASTuner's: then
-    ``astuner env setup`` makes it an interpreter of its own.  Empty: the one that the service runs on."""
+    """A Python for packages that exclude ASTuner's, as ``>=3.11,<3.14``: `astuner env setup` makes it. Empty: ours."""
     packages: tuple[str, ...] = ()
     """What ``astuner env setup`` installs into that interpreter, as requirements."""
     lent: tuple[str, ...] = ()
-    """Import packages of the service's interpreter that the other one borrows, the target's own above all; they may
-    import nothing but each other, the standard library and what that interpreter has."""
+    """Packages that the service's interpreter lends it, the target's own above all; they import only what is there."""
     preload: tuple[str, ...] = ()
     """``"package.module"`` to import, or ``"package.module:function"`` to call, before the first fork. No threads."""
     setup: str = ""
-    """A subclass of `astuner_env.environment_setup.EnvironmentSetup` as ``"package.module:Class"``, for what else
-    ``astuner env setup`` and ``astuner env doctor`` do."""
+    """``"package.module:Class"``: an `EnvironmentSetup`, for what else `astuner env setup` and `doctor` do."""
     create_timeout: float = 120.0
     """Seconds until an instance that is still being made is killed."""
     step_timeout: float = 60.0
@@ -97,6 +93,10 @@ class EnvironmentProvider(Provider):
     """Seconds until an evaluation without an answer is killed, with its instance."""
     memory_mb: int = 256
     """What one instance takes; with the machine's memory it decides how many run at once."""
+    max_memory_mb: int = 0
+    """Beyond this an instance is ended, with all its processes. 0: four times ``memory_mb``, and at least 1024."""
+    max_processes: int = 32
+    """Beyond this an instance is ended, with all its processes."""
 
 
 @dataclass(frozen=True, kw_only=True)

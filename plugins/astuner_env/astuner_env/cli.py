@@ -151,6 +151,15 @@ def serve(
     idle_ttl: Annotated[float, typer.Option(metavar="SECONDS", help="End instances that nobody uses.")] = IDLE_TTL,
     log_json: Annotated[bool, typer.Option("--log-json", help="One JSON object per log line.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Log every request; send tracebacks to clients.")] = False,
+    max_memory_mb: Annotated[
+        int | None, typer.Option(min=64, metavar="MB", help="End instances beyond this, not what the environment says.")
+    ] = None,
+    max_processes: Annotated[
+        int | None, typer.Option(min=1, help="End instances with more, not what the environment says.")
+    ] = None,
+    token_from_stdin: Annotated[
+        bool, typer.Option("--token-from-stdin", help="The token is the first line of standard input.")
+    ] = False,
     stop_with_stdin: Annotated[
         bool, typer.Option("--stop-with-stdin", help="Stop when standard input closes, as at the starter's end.")
     ] = False,
@@ -164,16 +173,22 @@ def serve(
     from astuner_env.env_service.server import TOKEN_VARIABLE
     from astuner_env.server import ServiceSettings
     from astuner_env.server import serve as run_until_stopped
+    from astuner_sandbox.isolation.linux import hide
 
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if token_from_stdin and not (token := sys.stdin.readline().strip()):
+        raise ConfigError("--token-from-stdin: standard input has no first line; write the token there")
+    hide()
     settings = ServiceSettings(
         host=host,
         port=port,
-        token=os.environ.get(TOKEN_VARIABLE, ""),
+        token=token,
         max_instances=max_instances,
         idle_ttl=idle_ttl,
         debug=debug,
     )
-    asyncio.run(run_until_stopped(_served(names or ()), settings, log_json=log_json, stop_with_stdin=stop_with_stdin))
+    served = [it.limited(max_memory_mb, max_processes) for it in _served(names or ())]
+    asyncio.run(run_until_stopped(served, settings, log_json=log_json, stop_with_stdin=stop_with_stdin))
 
 
 @app.command("try")

@@ -59,6 +59,8 @@ log = logging.getLogger("astuner_env")
 
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 """What every log record has; the rest are fields of ours."""
+MEASURE_EVERY = 1.0
+"""Seconds between two looks at what instances take."""
 _STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -165,7 +167,10 @@ async def running(environments: Sequence[ServedEnvironment], settings: ServiceSe
             idle_ttl=idle_ttl,
             patience=settings.patience,
         )
-        sweeper = asyncio.ensure_future(_sweep(manager, min(10.0, idle_ttl / 4)))
+        repeated = [
+            asyncio.ensure_future(_repeat(manager.sweep, min(10.0, idle_ttl / 4))),
+            asyncio.ensure_future(_repeat(manager.hold_limits, MEASURE_EVERY)),
+        ]
         app = make_app(manager, guard, why, debug=settings.debug)
         quiet: Any = {
             "access_log": None,
@@ -184,7 +189,8 @@ async def running(environments: Sequence[ServedEnvironment], settings: ServiceSe
             log.info("listening", extra=extra)
             yield service
         finally:
-            sweeper.cancel()
+            for task in repeated:
+                task.cancel()
             for site in list(runner.sites):
                 await site.stop()
             await manager.stop()
@@ -204,13 +210,13 @@ def _when_closed(descriptor: int, then: Callable[[], None]) -> None:
     loop.add_reader(descriptor, look)
 
 
-async def _sweep(manager: Manager, every: float) -> None:
+async def _repeat(work: Callable[[], Awaitable[None]], every: float) -> None:
     while True:
         await asyncio.sleep(every)
         try:
-            await manager.sweep()
+            await work()
         except Exception:
-            log.exception("the sweep failed, and goes on")
+            log.exception("the %s failed, and goes on", work.__name__)
 
 
 def _secrets(environments: Sequence[ServedEnvironment], token: str) -> list[str]:

@@ -405,10 +405,15 @@ def diagnose(name: str, provider: EnvironmentProvider) -> Diagnosis:
 
 def machine() -> Diagnosis:
     """What holds for every environment here."""
-    from astuner_sandbox.isolation import confine
+    from astuner_sandbox.isolation import confine, linux
 
     level = Finding(what=f"what models write is {confine.available()}")
-    return Diagnosis(name="this machine", findings=[level], wanted=True)
+    try:
+        linux.apart_abi()
+        apart = "environments cannot see into your other processes"
+    except OSError as e:
+        apart = f"environments can read the variables of your other processes: {e}"
+    return Diagnosis(name="this machine", findings=[level, Finding(what=apart)], wanted=True)
 
 
 def missing_for(name: str, provider: EnvironmentProvider) -> str:

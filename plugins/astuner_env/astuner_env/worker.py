@@ -7,6 +7,7 @@ answer, and only the process's end is none.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import resource
@@ -22,6 +23,7 @@ from astuner.contracts.environment import Environment, Evaluation, StepResult
 from astuner.contracts.errors import PluginError
 from astuner.contracts.types import Task
 from astuner_env.older_environment import adapt, stand_in
+from astuner_sandbox.isolation.linux import keep_apart
 
 if TYPE_CHECKING:
     from astuner_sandbox.isolation.channel import Channel
@@ -32,7 +34,11 @@ _LONGEST_MESSAGE = 4000
 
 
 def preload() -> None:
-    """Import the environment in the zygote, so that no instance has to; what is wrong with it is said in a line."""
+    """Import the environment in the zygote, so that no instance has to; what is wrong with it is said in a line.
+
+    Its code is a stranger's from here on: where the kernel can, it no longer sees into other processes.
+    """
+    _keep_apart()
     try:
         load(os.environ[_ENTRY_VARIABLE])
     except PluginError as e:
@@ -57,9 +63,9 @@ def load(entry: str) -> type[Environment]:
 def main(channel: Channel, options: Mapping[str, Any]) -> None:
     """Answer until ``close`` is asked or the service is gone.
 
-    :param options: ``entry``, as `load` takes it, and ``folder``, where it may write.
+    :param options: ``entry``, as `load` takes it, ``folder``, where it may write, and ``max_memory_mb``.
     """
-    _settle(options["folder"])
+    _settle(options["folder"], options["max_memory_mb"])
     world = World(load(options["entry"]), options["environment"])
     while True:
         try:
@@ -75,12 +81,28 @@ def main(channel: Channel, options: Mapping[str, Any]) -> None:
             return
 
 
-def _settle(folder: str) -> None:
-    """A folder of its own to work in, and no core dumps."""
+def _keep_apart() -> None:
+    with contextlib.suppress(OSError):  # no Landlock that can: `astuner env doctor` says so
+        keep_apart()
+
+
+def _settle(folder: str, max_memory_mb: int) -> None:
+    """A folder of its own to work in, no look at other instances, no core dumps, and no leap in memory.
+
+    The service measures an instance's processes together, now and then.  What one of them allocates in between is
+    bounded here: beyond twice the limit it gets a `MemoryError`.
+    """
     os.chdir(folder)
+    _keep_apart()
     os.environ.update(HOME=folder, TMPDIR=folder)
     tempfile.tempdir = None  # decided anew
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        with open("/proc/self/statm") as file:
+            own = int(file.read().split()[5]) * resource.getpagesize()  # what came from the zygote
+    except OSError:  # macOS, which does not enforce it either
+        return
+    resource.setrlimit(resource.RLIMIT_DATA, (own + (2 * max_memory_mb << 20),) * 2)
 
 
 class World:
@@ -225,6 +247,8 @@ def _failure(kind: str, error: BaseException) -> dict[str, Any]:
         message = str(error)
     except Exception as e:  # the environment's own class may fail even at that
         message = f"(its message cannot be written: {type(e).__name__})"
+    if isinstance(error, MemoryError):
+        message = f"{message} (one process may have twice max_memory_mb)".strip()
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return {
         "error": {

@@ -6,6 +6,7 @@ The answer of every world can be computed from its actions, so that a test knows
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import os
 import signal
@@ -99,8 +100,36 @@ class Counter(Environment):
                 os.mkdir("d")
                 os.chdir("d")
         elif said.startswith("eat "):
+            if said.endswith(" in a daemon") and os.fork() > 0:
+                return
+            if said.endswith(" in a daemon"):
+                os.setsid()
+                if os.fork() > 0:
+                    os._exit(0)
             Counter.eaten = bytearray(int(said.split()[1]) << 20)
             Counter.eaten[:: 1 << 12] = b"x" * len(Counter.eaten[:: 1 << 12])
+            if " " in said[4:]:
+                time.sleep(600)
+        elif said.startswith("fork "):
+            number, marker = said.split()[1:3]
+            for _ in range(int(number)):
+                pid = os.fork()
+                if pid == 0:
+                    time.sleep(600)
+                    os._exit(0)
+                with open(marker, "a") as file:
+                    file.write(f"{pid}\n")
+            if said.endswith("wait"):
+                time.sleep(600)
+        elif said.startswith("let go "):
+            ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)  # what becomes a daemon is no longer this process's
+            if os.fork() == 0:
+                if (pid := os.fork()) == 0:
+                    os.setsid()
+                    time.sleep(600)
+                Path(said.split()[2]).write_text(f"{pid}\n")
+                os._exit(0)
+            os.wait()
 
 
 class Strict(Counter):

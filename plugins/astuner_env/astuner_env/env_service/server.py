@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from astuner import DISABLE_PLUGINS, is_code
 from astuner import TOKEN_VARIABLE as TOKEN_VARIABLE
-from astuner import is_code
 from astuner.contracts.errors import ConfigError, RunError
 from astuner_env.env_service.client import URL_VARIABLE, EnvClient
 from astuner_gateway.beside import ProcessService
@@ -26,6 +26,11 @@ from astuner_gateway.beside import ProcessService
 _ANNOUNCED = re.compile(r"Starting server on (\S+?):(\d+)(?!\d)")
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _ANYWHERE = {"0.0.0.0", "::", "[::]", ""}
+_PASSED_ON = re.compile(
+    r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|TEMP|TMP|XDG_\w+_(HOME|DIR)|PYTHON\w+|VIRTUAL_ENV"
+    rf"|CONDA_PREFIX|(DY)?LD_LIBRARY_PATH|ASTUNER_HOME|{DISABLE_PLUGINS}"
+)
+"""The variables of the run that our service gets: where things lie, and how to speak. No key is called so."""
 _MODULES = (("env", "env_service"), ("env_service", "env_service"))
 """Where the known services have their program, below the folder: package and module."""
 
@@ -64,8 +69,10 @@ class EnvServer(ProcessService):
                     "(astuner kill ends what an earlier run left)"
                 )
         command, folder, variables = self._command(url)
-        options: dict[str, Any] = {} if self._token else {"stdin": subprocess.DEVNULL}  # our own ends with the pipe
-        environ = {**os.environ, "PYTHONUNBUFFERED": "1", **variables}
+        options: dict[str, Any] = {"stdin": subprocess.DEVNULL}
+        if self._token:  # our own ends with the pipe
+            options = {"told": f"{self._token}\n".encode()}
+        environ = {**variables, "PYTHONUNBUFFERED": "1"}
         self.launch(command, log, run_dir=self._run_dir, cwd=folder, env=environ, **options)
 
     def is_ready(self) -> bool:
@@ -92,7 +99,11 @@ class EnvServer(ProcessService):
     # ---------------------------------------------------------------- private
 
     def _command(self, url: str) -> tuple[list[str], Path | None, Mapping[str, str]]:
-        """What to run, where, and with which variables beside those of the run."""
+        """What to run, where, and with which variables.
+
+        Our own gets no key of the run's: whoever may read a process's variables finds none in it.  Its token comes
+        through its standard input.
+        """
         own = {name: script for name in self.names if not is_code(name) and (script := own_script(name)) is not None}
         if own:
             name, script = next(iter(own.items()))
@@ -103,8 +114,8 @@ class EnvServer(ProcessService):
         host, port = _place(url)
         self._token = secrets.token_urlsafe(32)
         command = [sys.executable, "-m", "astuner_env", "serve", *self.names, "--host", host, "--port", str(port)]
-        command += ["--stop-with-stdin"]
-        return command, None, {TOKEN_VARIABLE: self._token}
+        command += ["--token-from-stdin", "--stop-with-stdin"]
+        return command, None, {name: value for name, value in os.environ.items() if _PASSED_ON.fullmatch(name)}
 
 
 def _place(url: str) -> tuple[str, int]:

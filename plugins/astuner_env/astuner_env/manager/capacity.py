@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
+
+T = TypeVar("T")
 
 PER_CORE = 16
 RESERVED_MB = 1024
@@ -62,15 +67,60 @@ def tree_bytes(roots: Mapping[str, int]) -> dict[str, int]:
 
     :param roots: name -> pid.
     """
-    return {name: sum(map(_bytes, _family(pid))) for name, pid in roots.items()}
+    return {name: sum(map(_bytes, family)) for name, family in _families(roots).items()}
 
 
-def _family(pid: int) -> list[psutil.Process]:
-    try:
-        root = psutil.Process(pid)
-        return [root, *root.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
+@dataclass(frozen=True)
+class Share:
+    """What an instance may have."""
+
+    pid: int
+    zygote: int | None
+    """The pid of the process that it shares pages with, which do not count."""
+    max_memory_mb: int
+    max_processes: int
+
+
+def excesses(shares: Mapping[T, Share]) -> dict[T, tuple[str, str]]:
+    """Who has more than its share: ``memory`` or ``processes``, and a sentence's end about it.
+
+    A process counts with all its descendants, also those that became daemons.
+    """
+    families, found = _families({who: share.pid for who, share in shares.items()}), {}
+    zygotes = {pid: _resident(pid) for pid in {share.zygote for share in shares.values()} if pid is not None}
+    for who, share in shares.items():
+        family = families[who]
+        if len(family) > share.max_processes:
+            found[who] = "processes", f"had {len(family)} processes, and may have {share.max_processes} (max_processes)"
+            continue
+        shared = 0 if share.zygote is None else zygotes.get(share.zygote, 0)
+        most = shared + (share.max_memory_mb << 20)
+        if sum(_resident(process.pid) for process in family) > most and (taken := sum(map(_bytes, family))) > most:
+            took = f"took {(taken - shared) >> 20} MB of memory, and may take {share.max_memory_mb} (max_memory_mb)"
+            found[who] = "memory", took
+    return found
+
+
+def _families(roots: Mapping[T, int]) -> dict[T, list[psutil.Process]]:
+    """Each process with all its descendants, in one look at all there are."""
+    known: dict[int, psutil.Process] = {}
+    children: defaultdict[int, list[psutil.Process]] = defaultdict(list)
+    for process in psutil.process_iter(["ppid"]):
+        known[process.pid] = process
+        children[process.info["ppid"]].append(process)
+    found = {}
+    for name, pid in roots.items():
+        family = found[name] = [known[pid]] if pid in known else []
+        for process in family:  # which grows meanwhile
+            family += children[process.pid]
+    return found
+
+
+def _resident(pid: int) -> int:
+    """No less than `_bytes`, and quicker to know."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return int(psutil.Process(pid).memory_info().rss)
+    return 0
 
 
 def _bytes(process: psutil.Process) -> int:

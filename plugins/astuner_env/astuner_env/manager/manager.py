@@ -24,6 +24,7 @@ from typing import Any
 
 from astuner import in_daemon_thread
 from astuner.contracts.errors import RunError
+from astuner_env.manager.capacity import Share, excesses
 from astuner_env.manager.metrics import Metrics
 from astuner_env.manager.process import Process, ProcessGone, log_tail
 from astuner_env.manager.refusal import Latest, Loss, Refusal, absence
@@ -233,6 +234,7 @@ class Manager:
         self._keepers = {e.name: self._keeper(e) for e in environments}
         self._clearings: set[asyncio.Task[None]] = set()
         self._listing = asyncio.Semaphore(2)
+        self._listers: set[Instance] = set()
 
     async def start(self) -> None:
         """Import every environment, each in its own interpreter.
@@ -321,6 +323,7 @@ class Manager:
         seconds = environment.provider.create_timeout
         async with self._listing:
             lister = self._new(environment, "", "")
+            self._listers.add(lister)
             try:
                 lister.process = await self._fork(lister)
                 with self.metrics.seconds[environment.name, "tasks"].time():
@@ -329,8 +332,10 @@ class Manager:
             except asyncio.TimeoutError:
                 raise Refusal("timeout", f"the tasks did not come within {seconds:g} s") from None
             except ProcessGone as e:
-                raise Refusal("env_error", f"the process that lists the tasks ended: {e}") from None
+                how = lister.loss.message if lister.loss is not None else f"ended: {e}"
+                raise Refusal("env_error", f"the process that lists the tasks {how}") from None
             finally:
+                self._listers.discard(lister)
                 await self._clear(lister)
 
     async def create(
@@ -434,6 +439,30 @@ class Manager:
                 self._end(instance, loss, kindly=True)
         self._shorten_outputs()
 
+    async def hold_limits(self) -> None:
+        """End what has more memory or more processes than it may, with all that it started."""
+        zygotes = self.zygotes()
+        shares = {
+            instance: Share(
+                instance.process.pid,
+                zygotes.get(instance.environment.name),
+                instance.environment.max_memory_mb,
+                instance.environment.provider.max_processes,
+            )
+            for instance in [*self.instances.values(), *self._listers]
+            if instance.process is not None
+        }
+        if not shares:
+            return
+        found = await in_daemon_thread(excesses, shares, name="astuner-env-limits")
+        for instance, (kind, how) in found.items():
+            loss = Loss(kind, f"was ended: it {how}")
+            if instance not in self._listers:
+                self._end(instance, loss)
+            elif instance.process is not None:
+                instance.loss = loss
+                instance.process.kill()
+
     # -------------------------------------------------------------- life and end
 
     def _new(self, environment: ServedEnvironment, task_id: str, instance_id: str) -> Instance:
@@ -473,6 +502,7 @@ class Manager:
             "entry": environment.provider.target,
             "environment": environment.name,
             "folder": str(instance.folder),
+            "max_memory_mb": environment.max_memory_mb,
         }
         try:
             return await Process.start(self._keepers[environment.name], options, instance.output)

@@ -76,7 +76,8 @@ class Loss:
     """How an instance ended."""
 
     kind: str
-    """A word: released, replaced, failed, abandoned, crashed, timeout, expired, stopped."""
+    """A word: released, replaced, failed, abandoned, crashed, timeout, expired, stopped,
+    memory, processes."""
     message: str
     """For people: what happened, as the end of the sentence "Instance X …"."""
 

@@ -10,7 +10,7 @@ import importlib.util
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from astuner import find_offer, find_user_file, is_code, load_plugins, missing_modules
@@ -44,6 +44,17 @@ class ServedEnvironment:
     def __post_init__(self) -> None:
         if not is_name(self.name):
             raise ConfigError(f"an environment cannot be called {self.name!r}: use letters, digits, '.', '_' and '-'")
+
+    @property
+    def max_memory_mb(self) -> int:
+        """Beyond this an instance is ended."""
+        return self.provider.max_memory_mb or max(1024, 4 * self.provider.memory_mb)
+
+    def limited(self, max_memory_mb: int | None, max_processes: int | None) -> ServedEnvironment:
+        """The same with other limits; None leaves the environment's own."""
+        own = self.provider
+        memory, processes = max_memory_mb or own.max_memory_mb, max_processes or own.max_processes
+        return replace(self, provider=replace(own, max_memory_mb=memory, max_processes=processes))
 
     def zygote(self, home: Path) -> ZygoteSpec:
         """How to start the process that its instances are forked from, with ``home`` as its folder."""

@@ -21,6 +21,8 @@ PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 _CAPABILITIES_VERSION_3 = 0x20080522
+_ONES_THAT_LOOK = 1 << 19 | 1 << 21 | 1 << 38 | 1 << 40
+"""CAP_SYS_PTRACE, CAP_SYS_ADMIN, CAP_PERFMON, CAP_CHECKPOINT_RESTORE: to see into any process."""
 
 
 @cache
@@ -87,8 +89,15 @@ def drop_privileges() -> None:
     prctl(PR_SET_DUMPABLE, 0)
 
 
+def hide() -> None:
+    """Let no process of this user (but root's) read this one's memory or variables, until it executes; Linux only."""
+    if sys.platform.startswith("linux"):
+        prctl(PR_SET_DUMPABLE, 0)
+
+
 _CREATE, _ADD, _RESTRICT = 444, 445, 446  # the same numbers on every architecture
 _EXECUTE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 2, 1 << 3
+_REFER = 1 << 13
 _MAKE_DEVICES = 1 << 6 | 1 << 11
 _ON_A_FILE = _EXECUTE | 1 << 1 | _READ_FILE | 1 << 14 | 1 << 15  # write, truncate and ioctl too
 _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 5: 16}
@@ -103,6 +112,52 @@ def landlock_abi() -> int:
     :raises OSError: it has none, or it is switched off.
     """
     return syscall(_CREATE, None, 0, 1)
+
+
+def keep_apart() -> None:
+    """Keep the calling thread, and what it starts, from looking into other processes; for ever, also for root.
+
+    It reads no variables, memory or open files of processes that it did not start, and, from Linux 6.12, signals none.
+    Files stay as they are.  It cannot mount, and gains no rights by what it executes; root keeps those of its
+    capabilities that do not see into processes.
+
+    :raises OSError: as `apart_abi`.
+    """
+    version = apart_abi()
+    attributes = struct.pack("=Q", _REFER) + (struct.pack("=QQ", 0, _SIGNALS) if version >= 6 else b"")
+    ruleset = syscall(_CREATE, attributes, len(attributes), 0)
+    try:
+        _allow_path(ruleset, "/", _REFER, must_exist=True)
+        _take_on(ruleset)
+    finally:
+        os.close(ruleset)
+    _drop(_ONES_THAT_LOOK)  # who has them reads the variables of others, Landlock or not (may_access_mm in the kernel)
+
+
+def apart_abi() -> int:
+    """The kernel's version of Landlock, if `keep_apart` works with it.
+
+    :raises OSError: there is none, or an older one, under which no file can be moved to another folder.
+    """
+    version = landlock_abi()
+    if version < 2:
+        raise OSError("this needs the Landlock of Linux 5.19 or later")
+    return version
+
+
+def _drop(capabilities: int) -> None:
+    import ctypes
+
+    header, sets = struct.pack("=Ii", _CAPABILITIES_VERSION_3, 0), (ctypes.c_uint32 * 6)()
+    _call(libc().capget, header, sets)
+    for n in range(6):  # effective, permitted, inheritable: their lower halves, then their upper ones
+        sets[n] &= ~(capabilities >> (0 if n < 3 else 32))
+    _call(libc().capset, header, sets)
+
+
+def _take_on(ruleset: int) -> None:
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    syscall(_RESTRICT, ruleset, 0)
 
 
 def restrict_files(read: Sequence[str], write: Sequence[str]) -> None:
@@ -120,8 +175,7 @@ def restrict_files(read: Sequence[str], write: Sequence[str]) -> None:
             _allow_path(ruleset, path, (_READ_FILE | _READ_DIR) & rights)
         for path in write:
             _allow_path(ruleset, path, rights & ~(_EXECUTE | _MAKE_DEVICES), must_exist=True)
-        prctl(PR_SET_NO_NEW_PRIVS, 1)
-        syscall(_RESTRICT, ruleset, 0)
+        _take_on(ruleset)
     finally:
         os.close(ruleset)
 

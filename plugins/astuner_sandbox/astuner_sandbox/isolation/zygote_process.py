@@ -3,7 +3,7 @@
 It has one thread and does three things: it forks, it reaps, it kills.  A child never outlives it: the kernel kills the
 children of a zygote that dies, and a zygote whose control socket closes (its server is gone, however that happened)
 kills them and ends.  A child's pid is only ever signalled while the child is not reaped, so it cannot mean another
-process.  What a child leaves running is killed when the child has ended.
+process.  What a child leaves running is killed when the child has ended, or when it is the child's no longer.
 
 From the server: the spec, then ``{"fork": id, "options", "descriptors"}`` with the child's socket and, where somebody
 reads them, its standard output and error; ``{"kill": id}``.  To the server: ``{"ready"}`` or ``{"failed": why}``, and
@@ -32,6 +32,7 @@ from astuner_sandbox.isolation.linux import adopt_orphans, die_with
 from astuner_sandbox.isolation.proc import children_of_this_process, kill_group, kill_with_group, leave_after
 from astuner_sandbox.isolation.start import lend
 
+_LOOK_MS = 1000
 Main = Callable[[Channel, Mapping[str, Any]], object]
 
 
@@ -95,7 +96,9 @@ class _Zygote:
         poll.register(self.wake, select.POLLIN)
         try:
             while True:
-                ready = {descriptor for descriptor, _ in poll.poll()}
+                ready = {descriptor for descriptor, _ in poll.poll(_LOOK_MS)}
+                if not ready:
+                    self.kill_strays()
                 if self.wake in ready:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self.wake, 4096)
@@ -144,9 +147,7 @@ class _Zygote:
     def reap(self) -> None:
         while (ended := _ended(self.living)) is not None:
             pid, status, usage = ended
-            for orphan in children_of_this_process() - self.living.keys() - self.own:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(orphan, signal.SIGKILL)
+            self.kill_strays()
             if (number := self.living.pop(pid, None)) is not None:
                 with contextlib.suppress(EOFError):  # nobody listens any more when all are being ended
                     self.control.send(
@@ -156,6 +157,12 @@ class _Zygote:
                             "cpu_s": usage.ru_utime + usage.ru_stime,
                         }
                     )
+
+    def kill_strays(self) -> None:
+        """What an ended child left, and what a living one let go, of which the kernel gives no sign."""
+        for orphan in children_of_this_process() - self.living.keys() - self.own:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(orphan, signal.SIGKILL)
 
     def end_all(self) -> None:
         for pid in self.living:
