@@ -34,7 +34,7 @@ GIB = 2**30
 
 def doctor(
     ctx: typer.Context,
-    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run's folder, to check in its place.")] = None,
+    run: Annotated[Path | None, typer.Argument(metavar="RUN", help="A run's folder, to check in its place.")] = None,
     run_dir: Annotated[Path, typer.Option(metavar="DIR", help="Where runs will be written.")] = Path("launcher_record"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

@@ -40,7 +40,7 @@ def _lines(folder: RunDir) -> Iterator[Finding]:
                 rows = len(read_jsonl(file))
                 yield ok(what=file.name, detail=f"{rows} rows")
             except (AstunerError, OSError, RecursionError) as e:
-                yield fail(what=file.name, detail=f"{e}; a resume would stop here", fix=f"cp {file} {file}.damaged")
+                yield fail(what=file.name, detail=f"--resume would stop at it: {e}")
 
 
 def _documents(folder: RunDir) -> Iterator[Finding]:
@@ -70,12 +70,13 @@ def _database(file: Path) -> Finding:
 
 def _states(folder: RunDir) -> Iterator[Finding]:
     """What the run can go on from: the first that is whole, whatever is the matter with newer ones."""
+    again = _command(folder) or "astuner run FILE"
     try:
         config = load_config(folder.resolved)
         backbone, _ = find_backbone(config)
         states = list(backbone.saved_states(folder))
     except (AstunerError, OSError) as e:
-        yield fail(what="resolved.yaml", detail=f"cannot be used, so nobody knows which backbone saved here: {e}")
+        yield fail(what="resolved.yaml", detail=f"says no more what saved here: {e}", fix=f"{again} --resume")
         return
     whole = [state for state, why in states if not why]
     damaged = warn if whole else fail
@@ -87,8 +88,7 @@ def _states(folder: RunDir) -> Iterator[Finding]:
     for model in models:
         yield ok(what=str(model.relative_to(folder.path)), detail="a model, written without checksums")
     if whole:
-        run = _command(folder) or f"astuner run FILE --backbone {config.astuner.backbone}"
-        yield ok(what="to go on", detail=f"from {whole[0].relative_to(folder.path)}", fix=f"{run} --resume")
+        yield ok(what="to go on", detail=f"from {whole[0].relative_to(folder.path)}", fix=f"{again} --resume")
     elif models:
         new = f"astuner run FILE astuner.experiment_name=NAME astuner.model.path={shlex.quote(str(models[-1]))}"
         yield fail(
@@ -96,7 +96,7 @@ def _states(folder: RunDir) -> Iterator[Finding]:
         )
     else:
         nothing = "no state is whole" if states else "nothing was saved yet"
-        yield fail(what="to go on", detail=f"{nothing}; to start over", fix="astuner run FILE --no-resume")
+        yield fail(what="to go on", detail=f"{nothing}; to start over", fix=f"{again} --no-resume")
 
 
 def _command(folder: RunDir) -> str:

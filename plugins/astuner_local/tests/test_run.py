@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from astuner import evaluate, run
+from astuner.cli import main
 from astuner.contracts.errors import AstunerError, CheckpointError, Interrupted, RunError
 from astuner.runs.launch import RunResult
 from astuner.testing import check_metrics
@@ -157,7 +159,13 @@ def test_a_run_goes_on_from_the_newest_state_that_is_whole_or_says_that_there_is
     assert whole[-2:] == [("step-000003", True), ("step-000004", True)], "the damaged one was written anew"
     assert [path.name for path in (folder / "resume").iterdir()] == ["step-000004"]
 
-    for state in (*folder.glob("resume/*"), *folder.glob("checkpoints/*")):
+    flip_a_bit(folder / "resume" / "step-000004" / "model.safetensors")
+    with pytest.raises(SystemExit, match="0"):
+        main(["doctor", str(folder)])
+    said = capsys.readouterr().out
+    assert re.search(r"warn  resume/step-000004 +cannot be used: model.safetensors was changed", said)
+    assert re.search(r"ok    to go on +from checkpoints/step-000004\n +type: astuner run .* --resume\n", said)
+    for state in folder.glob("checkpoints/*"):
         flip_a_bit(state / "model.safetensors")
     for insists in ("must", "auto"):
         (folder / "summary.json").unlink(missing_ok=True)
@@ -167,6 +175,9 @@ def test_a_run_goes_on_from_the_newest_state_that_is_whole_or_says_that_there_is
             train(short(save, *quick, "astuner.trainer_common.total_steps=5"), resume=insists)
     assert steps() == [1, 2, 3, 4]
     assert not list(tmp_path.glob("run.*")), "nothing was moved away"
+    with pytest.raises(SystemExit, match="1"):
+        main(["doctor", str(folder)])
+    assert re.search(r"fail  to go on +no state is whole.*\n +type: .* --no-resume\n", capsys.readouterr().out)
 
 
 @pytest.mark.slow
