@@ -32,14 +32,14 @@ _RUN = "astuner.json"
 
 
 def saved(folder: Path) -> Iterator[tuple[Path, str]]:
-    """The states in ``folder``, the newest first; each is read and checked, but an older one that has no manifest."""
-    states = [p for p in folder.glob("global_step_*") if _NAME.fullmatch(p.name)]
+    """The states in ``folder`` that were written to the end, the newest first, and what is the matter with each.
+
+    Each is read and checked, but for one without a manifest: of before there were any, or of an engine that went on
+    writing.
+    """
+    states = [p for p in folder.glob("global_step_*") if _NAME.fullmatch(p.name) and (p / _RUN).is_file()]
     for state in sorted(states, key=step_of, reverse=True):
-        if not (state / _RUN).is_file():
-            why = f"it has no {_RUN}: it was not written to the end"
-        else:
-            why = problem(state) if (state / MANIFEST).exists() else ""
-        yield state, why
+        yield state, problem(state) if (state / MANIFEST).exists() else ""
 
 
 def step_of(state: Path) -> int:

@@ -28,10 +28,6 @@ def change_the_books(state: Path) -> None:
     (state / "astuner.json").write_text(json.dumps({"state": {"position": 2}}) + "\n")
 
 
-def lose_the_books(state: Path) -> None:
-    (state / "astuner.json").unlink()
-
-
 def lose_the_weights(state: Path) -> None:
     (state / "actor" / "model_world_size_1_rank_0.pt").unlink()
 
@@ -41,7 +37,6 @@ def lose_the_weights(state: Path) -> None:
     [
         (flip_a_bit, "rank_0.pt was changed or damaged"),
         (change_the_books, "astuner.json was changed or damaged"),
-        (lose_the_books, "not written to the end"),
         (lose_the_weights, "rank_0.pt is missing"),
     ],
 )
@@ -58,6 +53,11 @@ def test_what_is_damaged_is_said_and_an_older_one_is_there(
     (newest, why), (older, nothing) = step_states.saved(tmp_path)
     assert (newest, older, nothing) == (states[1], states[0], "")
     assert says in why
+
+
+def test_what_a_killed_run_was_writing_is_no_state(tmp_path: Path) -> None:
+    state_of(tmp_path, 3)
+    assert list(step_states.saved(tmp_path)) == []
 
 
 def test_a_state_without_checksums_is_used(tmp_path: Path) -> None:
