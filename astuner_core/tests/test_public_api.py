@@ -66,7 +66,7 @@ METHODS = {
         "from_config": "(section, context)",
         "check": "(self)",
         "native": "(self)",
-        "latest_state": "(self, folder)",
+        "saved_states": "(self, run_dir)",
         "lend": "(self, folder, interrupt, note)",
         "plan": "(self)",
         "serve": "abstract (self, model_path=None)",

@@ -8,7 +8,7 @@ into better weights.  It drives: Trinity's explorer and VERL's trainer both insi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from astuner.config import Config
     from astuner.contracts.interrupt import Interrupt
     from astuner.contracts.run import Run
+    from astuner.runs.run_dir import RunDir
 
 
 class InferenceEngine(ABC):
@@ -115,9 +116,9 @@ class Backbone(Built, ABC):
             "`astuner config show` prints; leave out --native"
         )
 
-    def latest_state(self, folder: Path) -> Path | None:
-        """The newest complete saved state in ``folder`` (`RunDir.resume`), or None; a backbone that saves has this."""
-        return None
+    def saved_states(self, run_dir: RunDir) -> Iterable[tuple[Path, str]]:
+        """What a run may go on from, newest first, each with why it cannot be used (empty: it is whole)."""
+        return ()
 
     @abstractmethod
     def serve(self, model_path: str | None = None) -> AbstractContextManager[Served]:

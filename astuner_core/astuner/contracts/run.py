@@ -38,7 +38,7 @@ class Run(Protocol):
     interrupt: Interrupt
     """Whether the person asked to stop, and what that cancels."""
     resume_from: Path | None
-    """The newest saved state, or None for a fresh start. A backbone loads weights from it, then calls `restore`."""
+    """The newest whole state, or None for a fresh start. A backbone loads weights from it, then calls `restore`."""
     total_steps: int
     """Of the whole run."""
     validation_tasks: Sequence[Task]

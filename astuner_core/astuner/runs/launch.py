@@ -378,25 +378,37 @@ def _explained(path: str | Path) -> Iterator[None]:
 
 def _prepare_run_dir(run_dir: RunDir, config: Config, trainer: Backbone, resume: Resume) -> tuple[Path | None, str]:
     """Continue or start over: (state to resume from, a note for the person)."""
-    saved = trainer.latest_state(run_dir.resume)
-    unfinished = not run_dir.summary.exists()  # written last, and only by a run that came to its end
-    if resume == "must" and not run_dir.path.exists():
-        raise RunError(f"there is nothing to resume in {run_dir.path}; leave out --resume to start")
-    same = run_dir.resolved.exists() and _comparable(run_dir.resolved.read_text(encoding="utf-8")) == _comparable(
-        config.dump_yaml()
-    )
-    if saved and (resume == "must" or (resume == "auto" and unfinished and same)):
-        run_dir.summary.unlink(missing_ok=True)
-        RunDir.write_atomically(run_dir.resolved, config.dump_yaml())
-        return saved, f"continuing the run in {run_dir.path} from {saved.name}"
+    if resume == "must" or (resume == "auto" and _unfinished(run_dir, config)):
+        damaged: list[str] = []
+        for path, problem in trainer.saved_states(run_dir):
+            if not problem:
+                run_dir.summary.unlink(missing_ok=True)
+                RunDir.write_atomically(run_dir.resolved, config.dump_yaml())
+                note = f"continuing the run in {run_dir.path} from {path.relative_to(run_dir.path)}"
+                return path, "; ".join([*damaged, note])
+            damaged.append(f"{path} cannot be used: {problem}")
+        if damaged or resume == "must":
+            raise RunError(
+                f"there is nothing to resume in {run_dir.path}: {'; '.join(damaged) or 'nothing was saved yet'}; "
+                f"astuner doctor {run_dir.path} says what can be saved; --no-resume starts over, and keeps that folder"
+            )
     moved = run_dir.start(keep=trainer.capabilities.trains)
     part: type[HelperModelsPart] | None = registry.find_optional_part(config.plugins, "helper_models")
     if part is not None:
         part.of(config).begin()
     RunDir.write_atomically(run_dir.resolved, config.dump_yaml())
-    notes = ["nothing was saved yet, so the run starts over"] if resume == "must" else []
-    notes += [f"the earlier run's folder is now {moved}"] if moved else []
-    return None, "; ".join(notes)
+    return None, f"the earlier run's folder is now {moved}" if moved else ""
+
+
+def _unfinished(run_dir: RunDir, config: Config) -> bool:
+    """Whether the folder has a run of this config that did not come to its end."""
+    if run_dir.summary.exists() or not run_dir.resolved.exists():  # the summary is written last
+        return False
+    try:
+        before = _comparable(run_dir.resolved.read_text(encoding="utf-8"))
+    except (ValueError, yaml.YAMLError, RecursionError) as e:
+        raise RunError(f"{run_dir.resolved} is damaged; type --resume to go on, or --no-resume: {e}") from e
+    return bool(before == _comparable(config.dump_yaml()))
 
 
 def _comparable(text: str) -> Any:

@@ -1,4 +1,4 @@
-"""``astuner doctor``: what would stop a run on this machine, and what to type.
+"""``astuner doctor``: what would stop a run on this machine, and what to type; ``astuner doctor RUN``: `run_folder`.
 
 Reads versions from package metadata and asks the operating system; imports no package it reports on.  Plugins add
 what their users need (`hookspecs.register_diagnoses`).
@@ -34,14 +34,23 @@ GIB = 2**30
 
 def doctor(
     ctx: typer.Context,
+    run: Annotated[Path | None, typer.Argument(metavar="RUN", help="A run's folder, to check in its place.")] = None,
     run_dir: Annotated[Path, typer.Option(metavar="DIR", help="Where runs will be written.")] = Path("launcher_record"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check this machine and what this environment is for; exits with 1 when something would stop a run."""
-    manager = command_line(ctx).plugins
-    aside = _aside(manager)
-    own = [*_python(), *_packages(manager, aside), *_plugins(manager), *_room(run_dir)]
-    findings = [*own, *_of_plugins(manager, aside)]
+    """Check this machine and what this environment is for, or what of a run's folder is whole and can be gone on from.
+
+    Exits with 1 when something would stop a run.
+    """
+    if run is not None:
+        from astuner_debug.run_folder import of_run
+
+        findings = [*of_run(run)]
+    else:
+        manager = command_line(ctx).plugins
+        aside = _aside(manager)
+        own = [*_python(), *_packages(manager, aside), *_plugins(manager), *_room(run_dir)]
+        findings = [*own, *_of_plugins(manager, aside)]
     if as_json:
         write_json([asdict(f) for f in findings])
     else:

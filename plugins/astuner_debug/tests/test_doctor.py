@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
+import sqlite3
 import subprocess
+from contextlib import closing
 from importlib.metadata import PackageNotFoundError
 from types import SimpleNamespace
 
@@ -15,6 +18,7 @@ from astuner.contracts import diagnosis
 from astuner.contracts.diagnosis import Finding, nvidia_smi
 from astuner.plugins.loader import Plugin, PluginStatus
 from astuner_debug import doctor_command
+from astuner_debug.run_folder import of_run
 from tests.table import table
 
 
@@ -155,3 +159,52 @@ def test_doctor_sees_a_run_folder_that_cannot_be_written(run_doctor, monkeypatch
     result = run_doctor("--run-dir", str(tmp_path))
     assert result.code == 1
     assert "--run-dir DIR" in result.out
+
+
+def run_folder(path):
+    (path / "episodes").mkdir(parents=True)
+    (path / "resolved.yaml").write_text("astuner:\n  backbone: debug\n  model: {path: tiny}\n")
+    (path / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n{"step": 2}\n')
+    (path / "origin.json").write_text('{"starts": [{"command": "astuner run mine.yaml"}]}')
+    with closing(sqlite3.connect(path / "episodes" / "episodes.sqlite")) as database:
+        database.execute("create table data (episode_id text, turns blob)")
+        database.executemany("insert into data values (?, ?)", [(str(i), bytes(500)) for i in range(40)])
+        database.commit()
+    return path
+
+
+def test_what_of_a_run_is_damaged_is_said(tmp_path):
+    path = run_folder(tmp_path / "run")
+    assert {f.what: f.level for f in of_run(path)} == {
+        "metrics.jsonl": "ok", "origin.json": "ok", "episodes/episodes.sqlite": "ok", "to go on": "fail",
+    }  # fmt: skip
+    (model := path / "checkpoints" / "step-000003").mkdir(parents=True)
+    *_, model_found, last = of_run(path)
+    assert (model_found.what, last.level) == ("checkpoints/step-000003", "fail")
+    assert last.fix.endswith(f"astuner.model.path={model}")
+    (path / "metrics.jsonl").write_text('{"step": 1}\n{"st\n{"step": 3}\n')
+    (path / "origin.json").write_text("{")
+    (path / "episodes" / "episodes.sqlite").write_bytes(b"no database, but long enough" * 50)
+    (path / "resolved.yaml").write_text("astuner: [")
+    found = {f.what: f for f in of_run(path)}
+    assert {what: f.level for what, f in found.items()} == {
+        "metrics.jsonl": "fail", "origin.json": "warn", "episodes/episodes.sqlite": "fail", "resolved.yaml": "fail",
+    }  # fmt: skip
+    assert "metrics.jsonl:2: not JSON" in found["metrics.jsonl"].detail
+    assert [f.level for f in of_run(tmp_path / "none")] == ["fail"]
+
+
+def test_any_damage_to_a_run_is_a_finding(tmp_path):
+    path = run_folder(tmp_path / "run")
+    files = [file for file in path.rglob("*") if file.is_file()]
+    whole = {file: file.read_bytes() for file in files}
+    chance = random.Random(0)
+    for _ in range(60):
+        for file in chance.sample(files, chance.choice((1, 2))):
+            damaged = bytearray(whole[file])
+            for _ in range(chance.choice((1, 5, 200))):
+                damaged[chance.randrange(len(damaged))] = chance.randrange(256)
+            file.write_bytes(damaged[: chance.choice((len(damaged), chance.randrange(len(damaged))))])
+        assert list(of_run(path))
+        for file, data in whole.items():
+            file.write_bytes(data)

@@ -10,7 +10,7 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ from astuner.contracts.backbone import Backbone, Capabilities, Served
 from astuner.contracts.events import StalenessBounded
 
 if TYPE_CHECKING:
-    from astuner import Config
+    from astuner import Config, RunDir
     from astuner.contracts.run import Run
     from astuner_local.engine.engine import Turns
 
@@ -73,10 +73,10 @@ class LocalBackbone(Backbone):
         for policy in AgentRegistry.of(self.config.astuner).policies:
             checked_config(self.config, policy)
 
-    def latest_state(self, folder: Path) -> Path | None:
-        from astuner_local.trainer.checkpoint import latest_checkpoint
+    def saved_states(self, run_dir: RunDir) -> Iterable[tuple[Path, str]]:
+        from astuner_local.trainer.checkpoint import saved_states
 
-        return latest_checkpoint(folder)
+        return saved_states(run_dir.resume, run_dir.checkpoints)
 
     @contextmanager
     def serve(self, model_path: str | None = None) -> Iterator[Served]:

@@ -16,7 +16,7 @@ from astuner import PolicyModel, make_codec
 from astuner.contracts.errors import CheckpointError
 from astuner.contracts.events import LogprobsComputed, Note, Saving, StepEnded, TokenizersLoaded
 from astuner_local.policy import LocalPolicy
-from astuner_local.trainer.checkpoint import WHOLE, Part, checkpoint_path, prune, save_checkpoint
+from astuner_local.trainer.checkpoint import WHOLE, Part, checkpoint_path, is_complete, prune, save_checkpoint
 from astuner_local.trainer.trainer import PolicyTrainer
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class TrainingLoop:
             run.validate(self.models, step)
             self.state = run.state()  # with the validation's failures in the ledger
         checkpoints = run.run_dir.checkpoints
-        if run.is_due("save", step) and not checkpoint_path(checkpoints, step).exists():
+        if run.is_due("save", step) and not is_complete(checkpoint_path(checkpoints, step)):
             self._save(checkpoints, step, keep=self.common.max_checkpoints)
 
     def _step(self, step: int) -> None:
@@ -132,9 +132,9 @@ class TrainingLoop:
         save_checkpoint(folder, step=step, parts=parts, state=self.state)
         if folder == self.training.run_dir.resume:
             self.saved = step
-            prune(folder, keep)
+            prune(folder, keep, step=step)
         else:
-            prune(folder, keep, spare=self.training.run_dir.best)
+            prune(folder, keep, step=step, spare=self.training.run_dir.best)
         self.save_seconds += time.perf_counter() - started
 
 

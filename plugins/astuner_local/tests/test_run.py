@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -16,9 +17,11 @@ from typing import Any
 import pytest
 
 from astuner import evaluate, run
+from astuner.cli import main
 from astuner.contracts.errors import AstunerError, CheckpointError, Interrupted, RunError
 from astuner.runs.launch import RunResult
 from astuner.testing import check_metrics
+from astuner_local.trainer.checkpoint import is_complete
 
 from .conftest import EXAMPLE
 
@@ -115,9 +118,66 @@ def test_a_finished_run_goes_on_when_it_is_given_more_steps(short: Overrides, tm
     assert steps == [1, 2, 3, 4]
 
 
-def test_there_must_be_something_to_resume(short: Overrides) -> None:
+def test_there_must_be_something_to_resume(short: Overrides, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="nothing to resume"):
         train(short(), resume="must")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.log").write_text("killed before anything was saved")
+    with pytest.raises(RunError, match=r"nothing was saved yet; .*--no-resume starts over"):
+        train(short(), resume="must")
+    (tmp_path / "run" / "resolved.yaml").write_text("a: [")
+    with pytest.raises(RunError, match=r"resolved.yaml is damaged; type --resume .*--no-resume"):
+        train(short())
+
+
+def flip_a_bit(file: Path) -> None:
+    damaged = bytearray(file.read_bytes())
+    damaged[-100] ^= 1
+    file.write_bytes(damaged)
+
+
+def test_a_run_goes_on_from_the_newest_state_that_is_whole_or_says_that_there_is_none(
+    short: Overrides, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    save = "astuner.trainer_common.save_freq=1"
+    quick = ("astuner.trainer_common.val_before_train=false", "astuner.data.max_validation_tasks=2")
+
+    def steps() -> list[int]:
+        return [row["step"] for row in rows(folder) if "reward/mean" in row]
+
+    train(short(save, *quick))
+    flip_a_bit(folder / "resume" / "step-000003" / "model.safetensors")
+    (folder / "checkpoints" / "step-000003" / "resume" / "trainer.safetensors").unlink()
+    train(short(save, *quick, "astuner.trainer_common.total_steps=4"), resume="must")
+    said = capsys.readouterr().err
+    assert "resume/step-000003 cannot be used: model.safetensors was changed or damaged" in said
+    assert "checkpoints/step-000003 cannot be used: resume/trainer.safetensors is missing" in said
+    assert "from checkpoints/step-000002" in said
+    assert steps() == [1, 2, 3, 4]
+    whole = [(path.name, is_complete(path)) for path in sorted((folder / "checkpoints").iterdir())]
+    assert whole[-2:] == [("step-000003", True), ("step-000004", True)], "the damaged one was written anew"
+    assert [path.name for path in (folder / "resume").iterdir()] == ["step-000004"]
+
+    flip_a_bit(folder / "resume" / "step-000004" / "model.safetensors")
+    with pytest.raises(SystemExit, match="0"):
+        main(["doctor", str(folder)])
+    said = capsys.readouterr().out
+    assert re.search(r"warn  resume/step-000004 +cannot be used: model.safetensors was changed", said)
+    assert re.search(r"ok    to go on +from checkpoints/step-000004\n +type: astuner run .* --resume\n", said)
+    for state in folder.glob("checkpoints/*"):
+        flip_a_bit(state / "model.safetensors")
+    for insists in ("must", "auto"):
+        (folder / "summary.json").unlink(missing_ok=True)
+        with pytest.raises(
+            RunError, match=r"nothing to resume .*step-000004 cannot be used: .*--no-resume starts over"
+        ):
+            train(short(save, *quick, "astuner.trainer_common.total_steps=5"), resume=insists)
+    assert steps() == [1, 2, 3, 4]
+    assert not list(tmp_path.glob("run.*")), "nothing was moved away"
+    with pytest.raises(SystemExit, match="1"):
+        main(["doctor", str(folder)])
+    assert re.search(r"fail  to go on +no state is whole.*\n +type: .* --no-resume\n", capsys.readouterr().out)
 
 
 @pytest.mark.slow
@@ -153,7 +213,7 @@ def test_kill_9_at_any_moment_repeats_at_most_the_unfinished_step(
     overrides, folder = short("astuner.trainer_common.total_steps=40"), tmp_path / "run"
     steps_in_all = kills[-1] + 5  # the next step may be over before the process is
     for reached in kills:
-        process = start(overrides, "--resume") if folder.exists() else start(overrides)
+        process = start(overrides)
         wait_for_step(folder, reached, process)
         time.sleep(random.random() * 0.3)  # anywhere in a step: rollout, update, or saving
         process.kill()
@@ -163,7 +223,7 @@ def test_kill_9_at_any_moment_repeats_at_most_the_unfinished_step(
     process = start([*overrides, f"astuner.trainer_common.total_steps={steps_in_all}"], "--resume")
     output, _ = process.communicate(timeout=250)
     assert process.returncode == 0, output
-    resumed_from = int(output.split("from step-")[1][:6])
+    resumed_from = int(output.split("from resume/step-")[1][:6])
     assert resumed_from >= finished[-1] - 1
     steps = [row["step"] for row in rows(folder) if "reward/mean" in row]
     assert steps == list(range(1, steps_in_all + 1))

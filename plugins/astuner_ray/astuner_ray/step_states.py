@@ -3,10 +3,11 @@
 ::
 
     global_step_120/             the engine's: weights, optimizer, random states
-                                 ours: ``astuner.json``, the run's state; without it the folder is not complete
+                                 ours: ``astuner.json``, the run's state; without it the folder is not complete;
+                                 and ``manifest.json``, the checksums of all that
     checkpoints/step-000120/     a Hugging Face folder; the files are shared with the engine's export (hard links)
 
-Invariant: a folder of these names is complete, or `latest` passes over it.
+Invariant: a folder of these names is complete, or `saved` says what is the matter with it.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from astuner import RunDir
 from astuner.contracts.errors import CheckpointError
+from astuner_objectives.manifest import MANIFEST, problem, write_manifest
 
 if TYPE_CHECKING:
     from astuner.contracts.run import Run
@@ -29,10 +31,15 @@ _NAME = re.compile(r"global_step_(\d+)")
 _RUN = "astuner.json"
 
 
-def latest(folder: Path) -> Path | None:
-    """The newest complete state in ``folder``."""
-    complete = [p for p in folder.glob("global_step_*") if _NAME.fullmatch(p.name) and (p / _RUN).is_file()]
-    return max(complete, key=step_of, default=None)
+def saved(folder: Path) -> Iterator[tuple[Path, str]]:
+    """The states in ``folder`` that were written to the end, the newest first, and what is the matter with each.
+
+    Each is read and checked, but for one without a manifest: of before there were any, or of an engine that went on
+    writing.
+    """
+    states = [p for p in folder.glob("global_step_*") if _NAME.fullmatch(p.name) and (p / _RUN).is_file()]
+    for state in sorted(states, key=step_of, reverse=True):
+        yield state, problem(state) if (state / MANIFEST).exists() else ""
 
 
 def step_of(state: Path) -> int:
@@ -58,9 +65,15 @@ def restore(run: Run) -> tuple[int, Mapping[str, Any]]:
     return done, saved
 
 
-def complete(state: Path, run: Mapping[str, Any]) -> None:
-    """Mark a state as complete, with what the run itself continues from in it; the others are removed."""
+def complete(state: Path, run: Mapping[str, Any], *, written: bool = True) -> None:
+    """Mark a state as complete, with what the run itself continues from in it; the others are removed.
+
+    :param written: the engine's files are all there, so that their checksums can be written with them.
+    """
+    (state / MANIFEST).unlink(missing_ok=True)
     RunDir.write_atomically(state / _RUN, json.dumps(run) + "\n")
+    if written:
+        write_manifest(state)
     for other in state.parent.glob("global_step_*"):
         if _NAME.fullmatch(other.name) and other != state:
             shutil.rmtree(other)

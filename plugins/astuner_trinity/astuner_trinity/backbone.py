@@ -7,7 +7,7 @@ other is Trinity's (`session` says where the two meet).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from importlib import import_module
@@ -27,6 +27,7 @@ from astuner_trinity.facts import Facts, Platform, part_of, platform
 from astuner_trinity.table import TABLE
 
 if TYPE_CHECKING:
+    from astuner import RunDir
     from astuner.contracts.interrupt import Interrupt
     from astuner.contracts.run import Run
     from astuner_trinity.session import Session
@@ -52,8 +53,8 @@ class TrinityBackbone(Backbone):
     def native(self) -> Mapping[str, Any]:
         return native.compose(Facts.planned(self.config), platform().settings).as_dict()
 
-    def latest_state(self, folder: Path) -> Path | None:
-        return step_states.latest(folder / "trinity")
+    def saved_states(self, run_dir: RunDir) -> Iterable[tuple[Path, str]]:
+        return step_states.saved(run_dir.resume / "trinity")
 
     @contextmanager
     def serve(self, model_path: str | None = None) -> Iterator[Served]:

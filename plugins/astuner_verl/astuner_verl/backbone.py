@@ -6,7 +6,7 @@ is verl's (`session` says where the two meet).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from astuner_verl.native import Native, platform_settings
 from astuner_verl.table import TABLE
 
 if TYPE_CHECKING:
+    from astuner import RunDir
     from astuner.contracts.run import Run
 
 
@@ -43,8 +44,8 @@ class VerlBackbone(Backbone):
     def native(self) -> Mapping[str, Any]:
         return native.compose(Facts.planned(self.config), platform_settings()).as_dict()
 
-    def latest_state(self, folder: Path) -> Path | None:
-        return step_states.latest(folder)
+    def saved_states(self, run_dir: RunDir) -> Iterable[tuple[Path, str]]:
+        return step_states.saved(run_dir.resume)
 
     @contextmanager
     def serve(self, model_path: str | None = None) -> Iterator[Served]:

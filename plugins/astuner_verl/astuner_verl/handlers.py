@@ -104,7 +104,7 @@ class SaveCallback(CheckpointCallback):
     def on_save(
         self, trainer: Any, global_step: int, checkpoint_dir: str, async_save: bool = False, **kwargs: Any
     ) -> None:
-        session.current().saved(global_step, Path(checkpoint_dir).absolute())
+        session.current().saved(global_step, Path(checkpoint_dir).absolute(), written=not async_save)
 
 
 def _plain(value: Any) -> Any:

@@ -240,8 +240,11 @@ class Session:
         row.reward_score = evaluation.reward
         return rows.publish([row], partition="val", step=step, token_weights=[0.0])
 
-    def saved(self, step: int, state: Path) -> None:
-        """verl has saved ``step``; add the run's state, and make the model that anybody loads."""
+    def saved(self, step: int, state: Path, *, written: bool) -> None:
+        """verl has saved ``step``; add the run's state, and make the model that anybody loads.
+
+        :param written: all of it; otherwise verl goes on writing, which its ``async_save`` asks for.
+        """
         with self.redirect.ours():
             run = self.training
             ours = self._state if self._whole is not None else run.state()
@@ -253,7 +256,8 @@ class Session:
                 run.run_dir.checkpoints,
                 keep=self._settings.trainer_common.max_checkpoints,
             )
-            step_states.complete(state, {"state": ours, "unlogged": unlogged, "updates": self._updates.done})
+            books = {"state": ours, "unlogged": unlogged, "updates": self._updates.done}
+            step_states.complete(state, books, written=written)
             self.saved_step = step
 
     # --- private ----------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ A run with several policies has such a folder for each one that learns, ``step-0
 ``step-000120/resume/``.
 
 Nothing is pickled, so opening a checkpoint runs no code.  A folder is written under another name, flushed to disk,
-given a manifest of what it holds, and renamed.  The rename is the only moment at which it appears, so a process that is
-killed at any other moment leaves the earlier folders and rubbish that no reader takes for one.
+given a manifest of what it holds, with checksums, and renamed.  The rename is the only moment at which it appears, so
+a process that is killed at any other moment leaves the earlier folders and rubbish that no reader takes for one.
 
 Invariants: a folder whose manifest matches its files was written to the end; a failed or killed write leaves the
 earlier checkpoints untouched.
@@ -21,9 +21,7 @@ earlier checkpoints untouched.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import logging
 import os
 import random
 import re
@@ -45,15 +43,10 @@ from astuner.contracts.errors import CheckpointError
 from astuner_local.modeling import no_progress_bar
 from astuner_local.trainer import lora
 from astuner_local.trainer.trainer import PolicyTrainer
+from astuner_objectives.manifest import MANIFEST, problem, write_manifest
 
 _TRAINER = "trainer.safetensors"
 _NAME = re.compile(r"step-(\d+)(\.old-\d+)?$")
-_log = logging.getLogger(__name__)
-MANIFEST = "manifest.json"
-FORMAT = 1
-"""Version of the folder's layout; a reader refuses a newer one."""
-_HASHED_BYTES = 1 << 20
-"""Files up to this size are checked by content, larger ones by size: a cut-off write shows in the size."""
 _RUBBISH = re.compile(r"\.(tmp|old)-(\d+)$")
 
 
@@ -145,22 +138,29 @@ def restore(checkpoint: Checkpoint, trainers: Mapping[str, PolicyTrainer]) -> No
         document = json.loads((resume / "state.json").read_text(encoding="utf-8"))
         _set_random_state(load_file(resume / "random.safetensors"), document["python_random"])
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"cannot resume from {checkpoint.path}: {error}") from error
+        raise CheckpointError(
+            f"cannot resume from {checkpoint.path}: {error}; to go on from an older one, move that folder away"
+        ) from error
+
+
+def saved_states(*directories: Path) -> Iterator[tuple[Path, str]]:
+    """The checkpoints there, and what is the matter with each: the highest step first, of equals that of the earlier
+    directory. A checkpoint is read and checked when it is asked for."""
+    found = [entry for directory in directories for entry in _found(directory)]
+    for _, path in sorted(found, key=lambda entry: entry[0], reverse=True):
+        yield path, problem(path)
 
 
 def latest_checkpoint(directory: Path) -> Path | None:
-    """The complete checkpoint of the highest step; incomplete ones are passed over with a warning in the log."""
-    for _, path in sorted(_found(directory), reverse=True):
-        why = problem(path)
-        if not why:
-            return path
-        _log.warning("checkpoint %s is passed over: %s", path, why)
-    return None
+    """The complete checkpoint of the highest step; incomplete ones are passed over."""
+    return next((path for path, why in saved_states(directory) if not why), None)
 
 
-def prune(directory: Path, keep: int | None, *, spare: Path | None = None) -> None:
+def prune(directory: Path, keep: int | None, *, step: int | None = None, spare: Path | None = None) -> None:
     """Delete all but the newest `keep` complete checkpoints (None: nothing), and what killed processes left.
 
+    :param step: of the one that was just written. Later ones, of before a resume from an earlier step, are damaged:
+        they do not count, and stay for a person to look at until that step is saved anew.
     :param spare: the checkpoint that stays however old it is.
     :raises CheckpointError: something cannot be deleted.
     """
@@ -168,7 +168,8 @@ def prune(directory: Path, keep: int | None, *, spare: Path | None = None) -> No
         return
     with _explained(directory, directory):
         remove_rubbish(directory)
-        complete = [path for _, path in sorted(_found(directory), reverse=True) if is_complete(path)]
+        found = sorted((at, path) for at, path in _found(directory) if step is None or at[0] <= step)
+        complete = [path for _, path in reversed(found) if is_complete(path, contents=False)]
         for path in complete[keep:] if keep is not None else ():
             if path != spare:
                 remove(path)
@@ -289,7 +290,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
     temporary.mkdir(parents=True)
     try:
         yield temporary
-        _write_manifest(temporary)
+        write_manifest(temporary)
         _flush(*temporary.rglob("*"), temporary)
     except BaseException:
         remove(temporary)
@@ -303,30 +304,9 @@ def new_folder(folder: Path) -> Iterator[Path]:
     remove(aside)
 
 
-def problem(folder: Path) -> str:
-    """Why `folder` is not complete; empty when it is."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        files, version = manifest["files"], manifest["format"]
-    except FileNotFoundError:
-        return "it has no manifest: it was not written to the end"
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"its manifest cannot be read: {error!r}"
-    if version > FORMAT:
-        return f"its format is {version} and this version reads up to {FORMAT}: upgrade astuner-local"
-    for name, entry in files.items():
-        path = folder / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != entry["bytes"]:
-            return f"{name} has {path.stat().st_size} bytes instead of {entry['bytes']}"
-        if "sha256" in entry and _sha256(path) != entry["sha256"]:
-            return f"{name} was changed or damaged"
-    return ""
-
-
-def is_complete(folder: Path) -> bool:
-    return folder.is_dir() and not problem(folder)
+def is_complete(folder: Path, *, contents: bool = True) -> bool:
+    """Whether a folder holds what was written; without `contents` by the sizes alone, which costs nothing."""
+    return folder.is_dir() and not problem(folder, contents=contents)
 
 
 def remove(folder: Path) -> None:
@@ -349,22 +329,6 @@ def remove_rubbish(parent: Path) -> None:
         replaced = folder.with_name(folder.name[: match.start()])
         if match[1] == "tmp" or is_complete(replaced) or not is_complete(folder):
             remove(folder)
-
-
-def _write_manifest(folder: Path) -> None:
-    files = {}
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        size = path.stat().st_size
-        entry: dict[str, int | str] = {"bytes": size}
-        if size <= _HASHED_BYTES:
-            entry["sha256"] = _sha256(path)
-        files[path.relative_to(folder).as_posix()] = entry
-    text = json.dumps({"format": FORMAT, "files": files}, indent=1)
-    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _flush(*paths: Path) -> None:

@@ -1,0 +1,81 @@
+"""What a folder that is written once holds, with checksums, and whether it still does.
+
+``manifest.json`` names every file with its size and CRC-32: enough for a disk that lies or is full, and cheaper than
+reading the file. It is no signature. Older manifests have the SHA-256 of small files, and of large ones the size only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+"""Version of the file's layout; a reader refuses a newer one."""
+
+
+def write_manifest(folder: Path) -> None:
+    """Write down what ``folder`` holds now."""
+    files = {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "crc32": _crc32(path)}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path != folder / MANIFEST
+    }
+    (folder / MANIFEST).write_text(json.dumps({"format": FORMAT, "files": files}, indent=1) + "\n", encoding="utf-8")
+
+
+def problem(folder: Path, *, contents: bool = True) -> str:
+    """Why ``folder`` is not what was written; empty when it is.
+
+    :param contents: read the files too; their sizes are looked at in any case.
+    """
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        files, version = {**manifest["files"]}, int(manifest["format"])
+    except FileNotFoundError:
+        return "it has no manifest: it was not written to the end"
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        return f"its manifest cannot be read: {error!r}"
+    if version > FORMAT:
+        return f"its format is {version} and this version reads up to {FORMAT}: upgrade ASTuner's packages"
+    for name, entry in files.items():
+        path = folder / name
+        try:
+            if not path.is_file():
+                return f"{name} is missing"
+            if path.stat().st_size != entry["bytes"]:
+                return f"{name} has {path.stat().st_size} bytes instead of {entry['bytes']}"
+            for kind, checksum in _CHECKSUMS.items():
+                if contents and kind in entry and checksum(path) != entry[kind]:
+                    return f"{name} was changed or damaged"
+        except (KeyError, TypeError):
+            return f"its manifest says nothing of {name}"
+        except (OSError, ValueError) as error:
+            return f"{name} cannot be read: {error}"
+    return ""
+
+
+def _crc32(path: Path) -> int:
+    checksum = 0
+    for piece in _pieces(path):
+        checksum = zlib.crc32(piece, checksum)
+    return checksum
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    for piece in _pieces(path):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while piece := file.read(1 << 22):
+            yield piece
+
+
+_CHECKSUMS = {"crc32": _crc32, "sha256": _sha256}
