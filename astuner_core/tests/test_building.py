@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from astuner import BuildContext, Judge, Workflow
+from astuner import Backbone, BuildContext, Judge, RunDir, Workflow
 from astuner.contracts.errors import PluginError
 from astuner.rollout.parts import BY_NAME, build, build_judge, build_task_reader, make_judge, workflow_factory
 from astuner.testing import fake_config
@@ -138,3 +138,13 @@ def test_the_helper_models_of_who_has_it_made(config: Any) -> None:
 def test_no_judge(config: Any) -> None:
     assert build_judge(config) is None
     assert issubclass(config.resolve("workflow", "mine.py->W"), Workflow)
+
+
+def test_a_backbone_that_knows_only_its_latest_state_goes_on_from_that(tmp_path: Path, config: Any) -> None:
+    class Older(Backbone):
+        serve = train = None  # type: ignore[assignment]  # nobody asks it for these here
+
+        def latest_state(self, folder: Path) -> Path | None:
+            return folder / "step-000002"
+
+    assert [*Older(config).saved_states(RunDir(tmp_path))] == [(tmp_path / "resume" / "step-000002", "")]

@@ -44,7 +44,8 @@ FIELDS = {
     ),
     "EnvironmentProvider": (
         "target summary= config= requires= install= conflicts= aliases= splits= python= packages= lent= preload= "
-        "setup= create_timeout= step_timeout= evaluate_timeout= memory_mb="
+        "setup= create_timeout= step_timeout= evaluate_timeout= memory_mb= "
+        "max_memory_mb= max_processes="
     ),
     "Evaluation": "score success= details=",
     "Generation": "prompt_ids response_ids logprobs finish_reason policy_version",
@@ -66,6 +67,7 @@ METHODS = {
         "from_config": "(section, context)",
         "check": "(self)",
         "native": "(self)",
+        "latest_state": "(self, folder)",
         "saved_states": "(self, run_dir)",
         "lend": "(self, folder, interrupt, note)",
         "plan": "(self)",

@@ -118,7 +118,12 @@ class Backbone(Built, ABC):
 
     def saved_states(self, run_dir: RunDir) -> Iterable[tuple[Path, str]]:
         """What a run may go on from, newest first, each with why it cannot be used (empty: it is whole)."""
-        return ()
+        newest = self.latest_state(run_dir.resume)
+        return () if newest is None else [(newest, "")]
+
+    def latest_state(self, folder: Path) -> Path | None:
+        """What a backbone had before there was `saved_states`: the newest complete state in ``folder``, or None."""
+        return None
 
     @abstractmethod
     def serve(self, model_path: str | None = None) -> AbstractContextManager[Served]:
