@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from astuner.contracts.types import Task
+from astuner.contracts.errors import safe_text
+from astuner.contracts.types import A_SUCCESS, Task, is_finite, is_verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,12 @@ class Evaluation:
     details: Mapping[str, Any] = field(default_factory=dict)
     """What judges of this environment read, e.g. which tests passed. JSON-serialisable."""
 
+    def __post_init__(self) -> None:
+        if isinstance(self.score, bool) or not is_finite(self.score):
+            raise ValueError(f"the score must be a finite number, not {safe_text(self.score, repr)}")
+        if not is_verdict(self.success):
+            raise ValueError(f"success must be {A_SUCCESS}, not {safe_text(self.success, repr)}")
+
     @property
     def is_success(self) -> bool:
         return self.score >= 1 if self.success is None else self.success
@@ -58,7 +65,7 @@ class Evaluation:
     @classmethod
     def of(cls, value: Evaluation | float) -> Evaluation:
         """A bare number is short for ``Evaluation(score=number)``."""
-        return value if isinstance(value, Evaluation) else cls(score=float(value))
+        return value if isinstance(value, Evaluation) else cls(score=value)
 
 
 class Environment(ABC):

@@ -8,8 +8,10 @@ Packages have a few of their own below these: `BudgetSpent`, a `ConfigError`, an
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from astuner.contracts.interrupt import is_the_persons
 
 if TYPE_CHECKING:
     from astuner.contracts.types import Turn
@@ -107,6 +109,31 @@ class JudgeFailed(EpisodeError):
 
 class UnsupportedRequest(EpisodeError, ValueError):
     """A request to the model holds something that is not turned into tokens; the message names the field."""
+
+
+LONGEST_TEXT = 10_000
+"""Characters of what user code says or returned that are told; behind them it says how many there are."""
+
+
+def safe_text(value: Any, spell: Callable[[Any], str] = str) -> str:
+    """``spell(value)``, short enough to be told; the code of the value's own that makes it may raise anything.
+
+    :param spell: `repr` for a value that a message names.
+    """
+    try:
+        text = str.__str__(spell(value))
+    except BaseException as e:
+        if is_the_persons(e):
+            raise
+        return f"<{type(value).__name__}, whose text cannot be made: {type(e).__name__}>"
+    if len(text) <= 2 * LONGEST_TEXT:  # so that a sentence around what was cut is left whole
+        return text
+    return f"{text[:LONGEST_TEXT]}… ({len(text):,} characters)"
+
+
+def told(error: BaseException) -> str:
+    """``Kind: message`` of what user code raised, as `safe_text`."""
+    return f"{type(error).__name__}: {safe_text(error)}"
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:

@@ -26,6 +26,21 @@ def handled(numbers: Iterable[int], handle: Callable[[int, FrameType | None], ob
             signal.signal(number, handler or signal.SIG_DFL)  # None: not set by Python
 
 
+class StoppedAtOnce(KeyboardInterrupt):
+    """The person pressed Ctrl-C for the second time."""
+
+
+def is_the_persons(error: BaseException) -> bool:
+    """Whether the person stopped what runs here, by a signal: what must never be taken for a failure of user code.
+
+    While an `Interrupt` listens, a plain `KeyboardInterrupt` is the code's own, as it is beside the main thread.
+    """
+    if type(error) is not KeyboardInterrupt:
+        return isinstance(error, StoppedAtOnce)
+    listening = getattr(signal.getsignal(signal.SIGINT), "__func__", None) is Interrupt._handle
+    return threading.current_thread() is threading.main_thread() and not listening
+
+
 class Interrupt:
     """Whether the person asked to stop, and what to do about it right now."""
 
@@ -52,7 +67,7 @@ class Interrupt:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
-            raise KeyboardInterrupt
+            raise StoppedAtOnce
         self.requested = True
         os.write(2, b"\nstopping in order, what is finished is saved; Ctrl-C again stops at once\n")
         if self._now is not None:

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from astuner.contracts.errors import safe_text
+
 if TYPE_CHECKING:
     from astuner.contracts.environment import Evaluation
 
@@ -290,9 +292,20 @@ def is_finite(value: object) -> bool:
         return False
 
 
+LARGEST_REWARD = 1e9
+"""Rewards are from minus this to this: trainers square and add them as float32, which ends at 3.4e38."""
+A_REWARD = "a finite number from -1e9 to 1e9"
+A_SUCCESS = "True, False or None"
+
+
 def is_reward(value: object) -> bool:
-    """Whether it is a finite number of Python's own, and no truth value."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and is_finite(value)
+    """Whether it is `A_REWARD` of Python's own, and no truth value."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST_REWARD
+
+
+def is_verdict(value: object) -> bool:
+    """Whether it is `A_SUCCESS`: a word, and a number, says nothing of success."""
+    return value is None or isinstance(value, bool)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,7 +314,7 @@ class JudgeOutput:
 
     reward: float
     is_success: bool | None = None
-    """None means: a reward of 1 or more counts as success."""
+    """None means: a reward of 1 or more counts as success. Nothing else is taken for a truth value."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Finite numbers to average over the step, logged as `judge/<name>`."""
     rewards: Mapping[str, float] = field(default_factory=dict)
@@ -310,7 +323,10 @@ class JudgeOutput:
     def __post_init__(self) -> None:
         for reward in (self.reward, *self.rewards.values()):
             if not is_reward(reward):
-                raise ValueError(f"a reward must be a finite number (or use JudgeOutput.per_agent), not {reward!r}")
+                said = safe_text(reward, repr)
+                raise ValueError(f"a reward must be {A_REWARD} (or use JudgeOutput.per_agent), not {said}")
+        if not is_verdict(self.is_success):
+            raise ValueError(f"is_success must be {A_SUCCESS}, not {safe_text(self.is_success, repr)}")
 
     @classmethod
     def per_agent(

@@ -18,9 +18,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from astuner.contracts.errors import ConfigError, EpisodeAborted, JudgeFailed
+from astuner.contracts.environment import Evaluation
+from astuner.contracts.errors import ConfigError, EpisodeAborted, JudgeFailed, safe_text
 from astuner.contracts.judge import Attempt, GroupJudge
 from astuner.contracts.types import (
+    A_REWARD,
+    A_SUCCESS,
+    DEFAULT_AGENT,
     Episode,
     JudgeOutput,
     StopReason,
@@ -29,10 +33,11 @@ from astuner.contracts.types import (
     WorkflowTask,
     is_finite,
     is_reward,
+    is_verdict,
 )
 from astuner.plugins.user_code import written_at
 from astuner.rollout.endings import before_that, late, story, unfinished
-from astuner.rollout.threads import Misbehaved, OutOfTime, TimeLimits
+from astuner.rollout.threads import Misbehaved, OutOfTime, TimeLimits, contained
 from astuner.support.threads import in_daemon_thread
 
 if TYPE_CHECKING:
@@ -49,9 +54,13 @@ def as_output(returned: Any) -> WorkflowOutput:
         metrics = getattr(returned, "metrics", None) or {}
         output = WorkflowOutput(reward=returned.reward, response=returned.response, metrics=metrics)
     else:
-        raise Misbehaved(f"returned {returned!r}; it must return a WorkflowOutput")
+        raise Misbehaved(f"returned {_shown(returned)}; it must return a WorkflowOutput")
+    if not isinstance(output.evaluation, (Evaluation, type(None))):
+        raise Misbehaved(f"returned the evaluation {_shown(output.evaluation)}; it must be an Evaluation or None")
     reward = None if output.reward is None else _as_reward(output.reward, ", or None to ask the judge")
-    return replace(output, reward=reward, metrics=_as_metrics(output.metrics))
+    return replace(
+        output, reward=reward, is_success=_as_success(output.is_success), metrics=_as_metrics(output.metrics)
+    )
 
 
 def checked(read: Callable[[Any], T], answer: Any, by: Any) -> T:
@@ -69,25 +78,26 @@ def checked(read: Callable[[Any], T], answer: Any, by: Any) -> T:
 def as_verdict(answer: Any) -> JudgeOutput:
     """Accept our `JudgeOutput`, one shaped like it, or the seeds' ``(raw_reward, is_success)``."""
     if isinstance(answer, JudgeOutput):
-        return replace(answer, metrics=_as_metrics(answer.metrics))
+        said = _verdict(answer.rewards or answer.reward, answer.is_success, _as_metrics(answer.metrics))
+        return replace(said, reward=_as_number(answer.reward))
     if isinstance(answer, tuple) and len(answer) == 2:
-        return _verdict(answer[0], None if answer[1] is None else bool(answer[1]), {})
+        return _verdict(answer[0], answer[1], {})
     if hasattr(answer, "reward"):
         return _verdict(answer.reward, None, _as_metrics(getattr(answer, "metrics", None) or {}))
-    raise Misbehaved(f"returned {answer!r}; it must return a JudgeOutput")
+    raise Misbehaved(f"returned {_shown(answer)}; it must return a JudgeOutput")
 
 
 def as_verdicts(answer: Any, wanted: int) -> list[JudgeOutput | JudgeFailed]:
     """What a group judge says of ``wanted`` attempts."""
     if not isinstance(answer, Sequence) or isinstance(answer, str):
-        raise Misbehaved(f"returned {answer!r}; it must return a sequence with a JudgeOutput for each attempt")
+        raise Misbehaved(f"returned {_shown(answer)}; it must return a sequence with a JudgeOutput for each attempt")
     if len(answer) != wanted:
         raise Misbehaved(f"returned {len(answer)} verdicts for {wanted} attempts; it must return one for each")
     return [one if isinstance(one, JudgeFailed) else as_verdict(one) for one in answer]
 
 
-def _verdict(reward: Any, is_success: bool | None, metrics: Mapping[str, float]) -> JudgeOutput:
-    found = _as_reward(reward)
+def _verdict(reward: Any, is_success: Any, metrics: Mapping[str, float]) -> JudgeOutput:
+    found, is_success = _as_reward(reward), _as_success(is_success)
     if isinstance(found, Mapping):
         return JudgeOutput.per_agent(found, is_success=is_success, metrics=metrics)
     return JudgeOutput(reward=found, is_success=is_success, metrics=metrics)
@@ -96,27 +106,47 @@ def _verdict(reward: Any, is_success: bool | None, metrics: Mapping[str, float])
 def _as_reward(reward: Any, otherwise: str = "") -> float | dict[str, float]:
     """:param otherwise: what else it may be, for the message."""
     if not isinstance(reward, Mapping):
-        if not is_reward(reward):
-            raise Misbehaved(f"returned the reward {reward!r}; it must be a finite number{otherwise}")
-        return float(reward)
+        return _as_number(reward, otherwise)
     if not reward:
         raise Misbehaved("returned an empty mapping of rewards; it must name every agent or role that trains")
+    found = {}
     for name, own in reward.items():
         if not isinstance(name, str) or not is_reward(own):
-            raise Misbehaved(f"returned the reward {name!r}: {own!r}; it must be an agent's name and a finite number")
-    return {name: float(own) for name, own in reward.items()}
+            what = f"{_shown(name)}: {_shown(own)}"
+            raise Misbehaved(f"returned the reward {what}; it must be an agent's name and {A_REWARD}")
+        found[name] = _as_number(own)
+    return found
+
+
+def _as_number(reward: Any, otherwise: str = "") -> float:
+    if not is_reward(reward) or not is_reward(found := float(reward)):  # whose type may have a float() of its own
+        raise Misbehaved(f"returned the reward {_shown(reward)}; it must be {A_REWARD}{otherwise}")
+    return found
+
+
+def _as_success(is_success: Any) -> bool | None:
+    if not is_verdict(is_success):
+        raise Misbehaved(f"returned is_success = {_shown(is_success)}; it must be {A_SUCCESS}")
+    return is_success  # type: ignore[no-any-return]
+
+
+def _shown(value: Any) -> str:
+    return safe_text(value, repr)
 
 
 def _as_metrics(metrics: Any) -> dict[str, float]:
     """The metrics as floats: they are averaged over a step, where one that is no number would spoil all."""
     if not isinstance(metrics, Mapping):
-        raise Misbehaved(f"returned the metrics {metrics!r}; they must be a mapping of names to finite numbers")
+        raise Misbehaved(f"returned the metrics {_shown(metrics)}; they must be a mapping of names to finite numbers")
+    made: dict[str, float] = {}
     for name, value in metrics.items():
         if not isinstance(name, str):
-            raise Misbehaved(f"returned a metric called {name!r}; its name must be a string")
-        if not is_finite(value):
-            raise Misbehaved(f"returned the metric {name} = {value!r}; it must be a finite number, or be left out")
-    return {name: float(value) for name, value in metrics.items()}
+            raise Misbehaved(f"returned a metric called {_shown(name)}; its name must be a string")
+        if not is_finite(value) or not is_finite(found := float(value)):
+            said = _shown(value)
+            raise Misbehaved(f"returned the metric {name} = {said}; it must be a finite number, or be left out")
+        made[name] = found
+    return made
 
 
 T = TypeVar("T")
@@ -239,7 +269,7 @@ class Judging:
                 return await ask_judge(self._judge, workflow_task, output, about, self._in_time), asked_again
             except JudgeFailed as e:
                 if asked_again >= self._settings.rollout.max_retries:
-                    raise NoVerdict(str(e), asked_again=asked_again) from e
+                    raise NoVerdict(safe_text(e), asked_again=asked_again) from e
             asked_again += 1
 
     # ---------------------------------------------------------------- a group
@@ -271,7 +301,7 @@ class Judging:
     def _with(self, episode: Episode, answer: JudgeOutput | JudgeFailed, asked_again: int) -> Episode:
         episode = replace(episode, retries=episode.retries + asked_again)
         if isinstance(answer, JudgeFailed):
-            why = str(answer) + before_that(episode.stop_reason, episode.error)
+            why = safe_text(answer) + before_that(episode.stop_reason, episode.error)
             return episode.closed(StopReason.JUDGE_FAILED, why)
         try:
             verdict = self._for_everybody(answer, episode.turns, "judge")
@@ -306,9 +336,15 @@ class Judging:
                     f"{turn.role!r}), which trains; add its name or role, or set train: false for it in astuner.agents",
                     reason=reason,
                 )
-        known = {*self._settings.agents, *(t.agent for t in turns), *(t.role for t in turns)}
+        known = {*(self._settings.agents or (DEFAULT_AGENT,)), *(t.agent for t in turns), *(t.role for t in turns)}
         there = [reward for name, reward in rewards.items() if name in known]
-        return replace(verdict, reward=math.fsum(there) / len(there)) if there else verdict
+        if not there:
+            raise NoVerdict(
+                f"{who} returned rewards for {', '.join(rewards)}, and the episode has no such agent or role; it has "
+                f"{', '.join(sorted(known))}",
+                reason=reason,
+            )
+        return replace(verdict, reward=math.fsum(there) / len(there))
 
 
 def _failed(answers: Sequence[JudgeOutput | JudgeFailed]) -> int:
@@ -356,7 +392,9 @@ def _named(judge: Any) -> str:
 
 async def _asked(work: Coroutine[Any, Any, Any], read: Callable[[Any], T], by: Any, wait: Wait, who: str) -> T:
     try:
-        return checked(read, await wait(work), by)
+        answer = await wait(work)
+        with contained():
+            return checked(read, answer, by)
     except (JudgeFailed, ConfigError):  # a mistake in the config, or a budget that is spent: no other would do
         raise
     except Exception as e:
@@ -367,5 +405,10 @@ async def call(function: Callable[..., Any], *args: Any, name: str) -> Any:
     """``async def`` on the loop, plain ``def`` in a thread of its own."""
     if inspect.iscoroutinefunction(function):
         return await function(*args)
-    result = await in_daemon_thread(function, *args, name=name)
+
+    def contain() -> Any:
+        with contained():
+            return function(*args)
+
+    result = await in_daemon_thread(contain, name=name)
     return await result if inspect.isawaitable(result) else result

@@ -9,6 +9,7 @@ episode ends as `JudgeFailed`; a broken check is never taken for silence.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,13 +18,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from astuner.contracts.building import BuildContext, Built
-from astuner.contracts.errors import AmbiguousName, AstunerError, ConfigError, JudgeFailed, PluginError, UnknownName
+from astuner.contracts.errors import (
+    AmbiguousName,
+    AstunerError,
+    ConfigError,
+    JudgeFailed,
+    PluginError,
+    UnknownName,
+    safe_text,
+    told,
+)
+from astuner.contracts.interrupt import is_the_persons
 from astuner.contracts.judge import GroupJudge
 from astuner.contracts.output_check import Check, OutputView
 from astuner.plugins import registry
 from astuner.plugins.loader import PluginManager, load_plugins
 from astuner.plugins.registry import is_code
 from astuner.plugins.user_code import close_name, raised_at, written_at
+from astuner.rollout.endings import story
+from astuner.rollout.threads import contained
 
 if TYPE_CHECKING:
     from astuner.config import Config
@@ -108,8 +121,10 @@ def _made(kind: str, reference: str, target: Any, section: Any, context: BuildCo
         return _maker(target, section, replace(context, name=what))()
     except AstunerError:
         raise
-    except Exception as e:  # a stranger's constructor may raise anything
-        raise PluginError(f"{what} cannot be made: {type(e).__name__}: {e}{raised_at(e)}") from e
+    except BaseException as e:  # a stranger's constructor may raise anything
+        if is_the_persons(e):
+            raise
+        raise PluginError(f"{what} cannot be made: {told(e)}{raised_at(e)}") from e
 
 
 def _maker(target: Any, section: Any, context: BuildContext) -> Callable[[], Any]:
@@ -243,13 +258,15 @@ class OutputChecks:
         view = OutputView(message, tools, cut_off)
         for name, check in self._checks:
             try:
-                complaint = check(view)
+                with contained(asyncio.CancelledError):
+                    complaint = check(view)
             except Exception as e:  # a stranger's check may raise anything; the episode ends, and says why
-                raise JudgeFailed(f"the output check {name!r} raised {type(e).__name__}: {e}") from e
+                raise JudgeFailed(story(f"the output check {name!r}", e)) from e
             if complaint is not None and not isinstance(complaint, str):
-                raise JudgeFailed(f"the output check {name!r} returned {complaint!r}; it must be a text or None")
+                said = safe_text(complaint, repr)
+                raise JudgeFailed(f"the output check {name!r} returned {said}; it must be a text or None")
             if complaint:
-                return complaint
+                return safe_text(complaint)
         return None
 
 

@@ -40,7 +40,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeAlias, TypeVar
 
-from astuner.contracts.errors import EpisodeError
+from astuner.contracts.errors import EpisodeError, safe_text, told
+from astuner.contracts.interrupt import is_the_persons
 from astuner.plugins.user_code import is_own, raised_at
 from astuner.support.threads import in_daemon_thread
 
@@ -140,15 +141,15 @@ async def in_own_loop(function: Callable[..., Coroutine[Any, Any, T]], *args: An
     def run() -> T:
         asyncio.set_event_loop(loop)
         try:
-            tasks.append(task := loop.create_task(function(*args)))
-            return loop.run_until_complete(task)
-        except Exception:
-            raise
+            with contained(asyncio.CancelledError):
+                tasks.append(task := loop.create_task(function(*args)))
+                return loop.run_until_complete(task)
         except asyncio.CancelledError:
             raise _CancelledThere from None
-        except BaseException as e:
-            task.exception()  # seen
-            raise _misbehaved(e) from e
+        except Misbehaved:
+            if task.done():
+                task.exception()  # seen
+            raise
         finally:
             asyncio.set_event_loop(None)
             end_loop(loop, GRACE_SECONDS)
@@ -187,10 +188,24 @@ def end_loop(loop: asyncio.AbstractEventLoop, seconds: float | None) -> None:
         loop.close()
 
 
-def _misbehaved(error: BaseException) -> Misbehaved:
-    if isinstance(error, SystemExit):
-        return Misbehaved(f"called sys.exit({error.code!r}){raised_at(error)}")
-    return Misbehaved(f"raised {type(error).__name__}: {error}{raised_at(error)}")
+@contextmanager
+def contained(*through: type[BaseException]) -> Iterator[None]:
+    """The boundary around user code: what is no `Exception` becomes `Misbehaved`, the person's own Ctrl-C apart.
+
+    :param through: what passes besides, where it may be ours: a cancellation, the end of a coroutine.
+    """
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as e:
+        if isinstance(e, through) or is_the_persons(e):
+            raise
+        if isinstance(e, asyncio.CancelledError):
+            raise Misbehaved("cancelled itself") from e
+        if isinstance(e, SystemExit):
+            raise Misbehaved(f"called sys.exit({safe_text(e.code, repr)}){raised_at(e)}") from e
+        raise Misbehaved(f"raised {told(e)}{raised_at(e)}") from e
 
 
 def stands_at(work: Any) -> str:
@@ -244,11 +259,8 @@ class TimeLimits:
             USER_CODE.set(True)
             CLOCK.set(clock)
             try:
-                return await _steps(work, count)
-            except (Exception, asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
-                raise
-            except BaseException as e:
-                raise _misbehaved(e) from e
+                with contained(asyncio.CancelledError, GeneratorExit):
+                    return await _steps(work, count)
             finally:
                 total = used()
 
@@ -272,9 +284,8 @@ class TimeLimits:
             if blocked:
                 raise OutOfTime(f"and blocked the event loop for {blocked:.1f} s") from raised
             raise OutOfTime(f"and was then at {where}" if where else "") from raised
-        if task.cancelled():
-            raise Misbehaved("cancelled itself")
-        return task.result()
+        with contained():
+            return task.result()
 
 
 @types.coroutine
