@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from astuner.contracts.errors import safe_text
-from astuner.contracts.types import A_SUCCESS, Task, is_finite, is_verdict
+from astuner.contracts.errors import shown
+from astuner.contracts.types import Task, check_success, is_finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +54,12 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         if isinstance(self.score, bool) or not is_finite(self.score):
-            raise ValueError(f"the score must be a finite number, not {safe_text(self.score, repr)}")
-        if not is_verdict(self.success):
-            raise ValueError(f"success must be {A_SUCCESS}, not {safe_text(self.success, repr)}")
+            raise ValueError(f"the score must be a finite number, not {shown(self.score)}")
+        check_success("success", self.success)
 
     @property
     def is_success(self) -> bool:
-        return self.score >= 1 if self.success is None else self.success
+        return bool(self.score >= 1 if self.success is None else self.success)
 
     @classmethod
     def of(cls, value: Evaluation | float) -> Evaluation:

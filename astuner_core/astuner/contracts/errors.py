@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from astuner.contracts.interrupt import is_the_persons
+from astuner.contracts.interrupt import let_the_person_stop
 
 if TYPE_CHECKING:
     from astuner.contracts.types import Turn
@@ -116,19 +117,16 @@ LONGEST_TEXT = 10_000
 
 
 def safe_text(value: Any, spell: Callable[[Any], str] = str) -> str:
-    """``spell(value)``, short enough to be told; the code of the value's own that makes it may raise anything.
-
-    :param spell: `repr` for a value that a message names.
-    """
+    """``str(value)``, short enough to be told, as is a sentence around it; making it may raise anything."""
     try:
         text = str.__str__(spell(value))
     except BaseException as e:
-        if is_the_persons(e):
-            raise
+        let_the_person_stop(e)
         return f"<{type(value).__name__}, whose text cannot be made: {type(e).__name__}>"
-    if len(text) <= 2 * LONGEST_TEXT:  # so that a sentence around what was cut is left whole
-        return text
-    return f"{text[:LONGEST_TEXT]}… ({len(text):,} characters)"
+    return text if len(text) <= 2 * LONGEST_TEXT else f"{text[:LONGEST_TEXT]}… ({len(text):,} characters)"
+
+
+shown = partial(safe_text, spell=repr)
 
 
 def told(error: BaseException) -> str:

@@ -30,15 +30,15 @@ class StoppedAtOnce(KeyboardInterrupt):
     """The person pressed Ctrl-C for the second time."""
 
 
-def is_the_persons(error: BaseException) -> bool:
-    """Whether the person stopped what runs here, by a signal: what must never be taken for a failure of user code.
+def let_the_person_stop(error: BaseException) -> None:
+    """Raise what user code raised if it is the person's Ctrl-C, and no failure of the code.
 
     While an `Interrupt` listens, a plain `KeyboardInterrupt` is the code's own, as it is beside the main thread.
     """
-    if type(error) is not KeyboardInterrupt:
-        return isinstance(error, StoppedAtOnce)
-    listening = getattr(signal.getsignal(signal.SIGINT), "__func__", None) is Interrupt._handle
-    return threading.current_thread() is threading.main_thread() and not listening
+    listens = getattr(signal.getsignal(signal.SIGINT), "__func__", None) is Interrupt._handle
+    listens |= threading.current_thread() is not threading.main_thread()
+    if isinstance(error, StoppedAtOnce if listens else KeyboardInterrupt):
+        raise error
 
 
 class Interrupt:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from astuner.contracts.errors import safe_text
+from astuner.contracts.errors import shown
 
 if TYPE_CHECKING:
     from astuner.contracts.environment import Evaluation
@@ -283,11 +283,14 @@ class WorkflowOutput:
     evaluation: Evaluation | None = None
     """What the task's environment says about the episode, for a judge that wants it (`Judge.wants_evaluation`)."""
 
+    def __post_init__(self) -> None:
+        check_success("is_success", self.is_success)
+
 
 def is_finite(value: object) -> bool:
     """Whether it is a real number that a float can hold, and no NaN."""
     try:
-        return isinstance(value, numbers.Real) and math.isfinite(value)
+        return isinstance(value, numbers.Real) and math.isfinite(float(value))
     except OverflowError:  # an integer beyond every float
         return False
 
@@ -295,17 +298,22 @@ def is_finite(value: object) -> bool:
 LARGEST_REWARD = 1e9
 """Rewards are from minus this to this: trainers square and add them as float32, which ends at 3.4e38."""
 A_REWARD = "a finite number from -1e9 to 1e9"
-A_SUCCESS = "True, False or None"
 
 
 def is_reward(value: object) -> bool:
     """Whether it is `A_REWARD` of Python's own, and no truth value."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST_REWARD
+    return (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and is_finite(value)
+        and abs(value) <= LARGEST_REWARD
+    )
 
 
-def is_verdict(value: object) -> bool:
-    """Whether it is `A_SUCCESS`: a word, and a number, says nothing of success."""
-    return value is None or isinstance(value, bool)
+def check_success(name: str, value: Any) -> None:
+    """:raises ValueError: it is no truth value (of Python's or NumPy's) nor None, such as a word or a number."""
+    if not (value is None or isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool"):
+        raise ValueError(f"{name} must be True, False or None, not {shown(value)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,10 +331,8 @@ class JudgeOutput:
     def __post_init__(self) -> None:
         for reward in (self.reward, *self.rewards.values()):
             if not is_reward(reward):
-                said = safe_text(reward, repr)
-                raise ValueError(f"a reward must be {A_REWARD} (or use JudgeOutput.per_agent), not {said}")
-        if not is_verdict(self.is_success):
-            raise ValueError(f"is_success must be {A_SUCCESS}, not {safe_text(self.is_success, repr)}")
+                raise ValueError(f"a reward must be {A_REWARD} (or use JudgeOutput.per_agent), not {shown(reward)}")
+        check_success("is_success", self.is_success)
 
     @classmethod
     def per_agent(

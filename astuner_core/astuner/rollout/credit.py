@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import astuner
 from astuner.config.schema import AlgorithmSection, AstunerSection
 from astuner.contracts.errors import PluginError, told
-from astuner.contracts.interrupt import is_the_persons
+from astuner.contracts.interrupt import let_the_person_stop
 from astuner.contracts.objective import AdvantageEstimator, Compared, Loss, LossInput, TokenLoss, is_step_wide
 from astuner.contracts.types import DEFAULT_AGENT, DEFAULT_POLICY, DEFAULT_ROLE, Episode, Sample
 from astuner.plugins import registry
@@ -118,8 +118,7 @@ def _ask(kind: str, name: str, function: Callable[..., T], *given: Any) -> T:
     try:
         return function(*given)
     except BaseException as e:  # a stranger's function may raise anything
-        if is_the_persons(e):
-            raise
+        let_the_person_stop(e)
         raise PluginError(f"the {kind} {name!r} raised {told(e)}{raised_at(e, caller=__file__)}") from e
 
 

@@ -19,11 +19,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from astuner.contracts.environment import Evaluation
-from astuner.contracts.errors import ConfigError, EpisodeAborted, JudgeFailed, safe_text
+from astuner.contracts.errors import ConfigError, EpisodeAborted, JudgeFailed, safe_text, shown
 from astuner.contracts.judge import Attempt, GroupJudge
 from astuner.contracts.types import (
     A_REWARD,
-    A_SUCCESS,
     DEFAULT_AGENT,
     Episode,
     JudgeOutput,
@@ -33,7 +32,6 @@ from astuner.contracts.types import (
     WorkflowTask,
     is_finite,
     is_reward,
-    is_verdict,
 )
 from astuner.plugins.user_code import written_at
 from astuner.rollout.endings import before_that, late, story, unfinished
@@ -54,13 +52,11 @@ def as_output(returned: Any) -> WorkflowOutput:
         metrics = getattr(returned, "metrics", None) or {}
         output = WorkflowOutput(reward=returned.reward, response=returned.response, metrics=metrics)
     else:
-        raise Misbehaved(f"returned {_shown(returned)}; it must return a WorkflowOutput")
+        raise Misbehaved(f"returned {shown(returned)}; it must return a WorkflowOutput")
     if not isinstance(output.evaluation, (Evaluation, type(None))):
-        raise Misbehaved(f"returned the evaluation {_shown(output.evaluation)}; it must be an Evaluation or None")
+        raise Misbehaved(f"returned the evaluation {shown(output.evaluation)}; it must be an Evaluation or None")
     reward = None if output.reward is None else _as_reward(output.reward, ", or None to ask the judge")
-    return replace(
-        output, reward=reward, is_success=_as_success(output.is_success), metrics=_as_metrics(output.metrics)
-    )
+    return replace(output, reward=reward, metrics=_as_metrics(output.metrics))
 
 
 def checked(read: Callable[[Any], T], answer: Any, by: Any) -> T:
@@ -79,25 +75,25 @@ def as_verdict(answer: Any) -> JudgeOutput:
     """Accept our `JudgeOutput`, one shaped like it, or the seeds' ``(raw_reward, is_success)``."""
     if isinstance(answer, JudgeOutput):
         said = _verdict(answer.rewards or answer.reward, answer.is_success, _as_metrics(answer.metrics))
-        return replace(said, reward=_as_number(answer.reward))
+        return replace(said, reward=answer.reward)
     if isinstance(answer, tuple) and len(answer) == 2:
         return _verdict(answer[0], answer[1], {})
     if hasattr(answer, "reward"):
         return _verdict(answer.reward, None, _as_metrics(getattr(answer, "metrics", None) or {}))
-    raise Misbehaved(f"returned {_shown(answer)}; it must return a JudgeOutput")
+    raise Misbehaved(f"returned {shown(answer)}; it must return a JudgeOutput")
 
 
 def as_verdicts(answer: Any, wanted: int) -> list[JudgeOutput | JudgeFailed]:
     """What a group judge says of ``wanted`` attempts."""
     if not isinstance(answer, Sequence) or isinstance(answer, str):
-        raise Misbehaved(f"returned {_shown(answer)}; it must return a sequence with a JudgeOutput for each attempt")
+        raise Misbehaved(f"returned {shown(answer)}; it must return a sequence with a JudgeOutput for each attempt")
     if len(answer) != wanted:
         raise Misbehaved(f"returned {len(answer)} verdicts for {wanted} attempts; it must return one for each")
     return [one if isinstance(one, JudgeFailed) else as_verdict(one) for one in answer]
 
 
-def _verdict(reward: Any, is_success: Any, metrics: Mapping[str, float]) -> JudgeOutput:
-    found, is_success = _as_reward(reward), _as_success(is_success)
+def _verdict(reward: Any, is_success: bool | None, metrics: Mapping[str, float]) -> JudgeOutput:
+    found = _as_reward(reward)
     if isinstance(found, Mapping):
         return JudgeOutput.per_agent(found, is_success=is_success, metrics=metrics)
     return JudgeOutput(reward=found, is_success=is_success, metrics=metrics)
@@ -106,47 +102,29 @@ def _verdict(reward: Any, is_success: Any, metrics: Mapping[str, float]) -> Judg
 def _as_reward(reward: Any, otherwise: str = "") -> float | dict[str, float]:
     """:param otherwise: what else it may be, for the message."""
     if not isinstance(reward, Mapping):
-        return _as_number(reward, otherwise)
+        if not is_reward(reward):
+            raise Misbehaved(f"returned the reward {shown(reward)}; it must be {A_REWARD}{otherwise}")
+        return float(reward)
     if not reward:
         raise Misbehaved("returned an empty mapping of rewards; it must name every agent or role that trains")
-    found = {}
     for name, own in reward.items():
         if not isinstance(name, str) or not is_reward(own):
-            what = f"{_shown(name)}: {_shown(own)}"
-            raise Misbehaved(f"returned the reward {what}; it must be an agent's name and {A_REWARD}")
-        found[name] = _as_number(own)
-    return found
-
-
-def _as_number(reward: Any, otherwise: str = "") -> float:
-    if not is_reward(reward) or not is_reward(found := float(reward)):  # whose type may have a float() of its own
-        raise Misbehaved(f"returned the reward {_shown(reward)}; it must be {A_REWARD}{otherwise}")
-    return found
-
-
-def _as_success(is_success: Any) -> bool | None:
-    if not is_verdict(is_success):
-        raise Misbehaved(f"returned is_success = {_shown(is_success)}; it must be {A_SUCCESS}")
-    return is_success  # type: ignore[no-any-return]
-
-
-def _shown(value: Any) -> str:
-    return safe_text(value, repr)
+            said = f"{shown(name)}: {shown(own)}"
+            raise Misbehaved(f"returned the reward {said}; it must be an agent's name and {A_REWARD}")
+    return {name: float(own) for name, own in reward.items()}
 
 
 def _as_metrics(metrics: Any) -> dict[str, float]:
     """The metrics as floats: they are averaged over a step, where one that is no number would spoil all."""
     if not isinstance(metrics, Mapping):
-        raise Misbehaved(f"returned the metrics {_shown(metrics)}; they must be a mapping of names to finite numbers")
-    made: dict[str, float] = {}
+        raise Misbehaved(f"returned the metrics {shown(metrics)}; they must be a mapping of names to finite numbers")
     for name, value in metrics.items():
         if not isinstance(name, str):
-            raise Misbehaved(f"returned a metric called {_shown(name)}; its name must be a string")
-        if not is_finite(value) or not is_finite(found := float(value)):
-            said = _shown(value)
-            raise Misbehaved(f"returned the metric {name} = {said}; it must be a finite number, or be left out")
-        made[name] = found
-    return made
+            raise Misbehaved(f"returned a metric called {shown(name)}; its name must be a string")
+        if not is_finite(value):
+            said = f"{name} = {shown(value)}"
+            raise Misbehaved(f"returned the metric {said}; it must be a finite number, or be left out")
+    return {name: float(value) for name, value in metrics.items()}
 
 
 T = TypeVar("T")
@@ -339,11 +317,8 @@ class Judging:
         known = {*(self._settings.agents or (DEFAULT_AGENT,)), *(t.agent for t in turns), *(t.role for t in turns)}
         there = [reward for name, reward in rewards.items() if name in known]
         if not there:
-            raise NoVerdict(
-                f"{who} returned rewards for {', '.join(rewards)}, and the episode has no such agent or role; it has "
-                f"{', '.join(sorted(known))}",
-                reason=reason,
-            )
+            names, has = ", ".join(rewards), ", ".join(sorted(known))
+            raise NoVerdict(f"{who} returned rewards for {names}; the episode has only {has}", reason=reason)
         return replace(verdict, reward=math.fsum(there) / len(there))
 
 
@@ -392,9 +367,7 @@ def _named(judge: Any) -> str:
 
 async def _asked(work: Coroutine[Any, Any, Any], read: Callable[[Any], T], by: Any, wait: Wait, who: str) -> T:
     try:
-        answer = await wait(work)
-        with contained():
-            return checked(read, answer, by)
+        return contained()(checked)(read, await wait(work), by)
     except (JudgeFailed, ConfigError):  # a mistake in the config, or a budget that is spent: no other would do
         raise
     except Exception as e:
@@ -405,10 +378,5 @@ async def call(function: Callable[..., Any], *args: Any, name: str) -> Any:
     """``async def`` on the loop, plain ``def`` in a thread of its own."""
     if inspect.iscoroutinefunction(function):
         return await function(*args)
-
-    def contain() -> Any:
-        with contained():
-            return function(*args)
-
-    result = await in_daemon_thread(contain, name=name)
+    result = await in_daemon_thread(contained()(function), *args, name=name)
     return await result if inspect.isawaitable(result) else result

@@ -18,23 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from astuner.contracts.building import BuildContext, Built
-from astuner.contracts.errors import (
-    AmbiguousName,
-    AstunerError,
-    ConfigError,
-    JudgeFailed,
-    PluginError,
-    UnknownName,
-    safe_text,
-    told,
-)
-from astuner.contracts.interrupt import is_the_persons
+from astuner.contracts.errors import AmbiguousName, AstunerError, ConfigError, JudgeFailed, PluginError, UnknownName
+from astuner.contracts.interrupt import let_the_person_stop
 from astuner.contracts.judge import GroupJudge
 from astuner.contracts.output_check import Check, OutputView
 from astuner.plugins import registry
 from astuner.plugins.loader import PluginManager, load_plugins
 from astuner.plugins.registry import is_code
-from astuner.plugins.user_code import close_name, raised_at, written_at
+from astuner.plugins.user_code import close_name, written_at
 from astuner.rollout.endings import story
 from astuner.rollout.threads import contained
 
@@ -122,9 +113,8 @@ def _made(kind: str, reference: str, target: Any, section: Any, context: BuildCo
     except AstunerError:
         raise
     except BaseException as e:  # a stranger's constructor may raise anything
-        if is_the_persons(e):
-            raise
-        raise PluginError(f"{what} cannot be made: {told(e)}{raised_at(e)}") from e
+        let_the_person_stop(e)
+        raise PluginError(story(f"{what} cannot be made: it", e)) from e
 
 
 def _maker(target: Any, section: Any, context: BuildContext) -> Callable[[], Any]:
@@ -258,15 +248,15 @@ class OutputChecks:
         view = OutputView(message, tools, cut_off)
         for name, check in self._checks:
             try:
-                with contained(asyncio.CancelledError):
-                    complaint = check(view)
+                complaint = contained(asyncio.CancelledError)(check)(view)
             except Exception as e:  # a stranger's check may raise anything; the episode ends, and says why
                 raise JudgeFailed(story(f"the output check {name!r}", e)) from e
             if complaint is not None and not isinstance(complaint, str):
-                said = safe_text(complaint, repr)
-                raise JudgeFailed(f"the output check {name!r} returned {said}; it must be a text or None")
+                raise JudgeFailed(
+                    f"the output check {name!r} returned a {type(complaint).__name__}, no text and not None"
+                )
             if complaint:
-                return safe_text(complaint)
+                return complaint
         return None
 
 

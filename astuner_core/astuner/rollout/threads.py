@@ -40,8 +40,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeAlias, TypeVar
 
-from astuner.contracts.errors import EpisodeError, safe_text, told
-from astuner.contracts.interrupt import is_the_persons
+from astuner.contracts.errors import EpisodeError, shown, told
+from astuner.contracts.interrupt import let_the_person_stop
 from astuner.plugins.user_code import is_own, raised_at
 from astuner.support.threads import in_daemon_thread
 
@@ -141,15 +141,10 @@ async def in_own_loop(function: Callable[..., Coroutine[Any, Any, T]], *args: An
     def run() -> T:
         asyncio.set_event_loop(loop)
         try:
-            with contained(asyncio.CancelledError):
+            with contained():
                 tasks.append(task := loop.create_task(function(*args)))
+                task.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen
                 return loop.run_until_complete(task)
-        except asyncio.CancelledError:
-            raise _CancelledThere from None
-        except Misbehaved:
-            if task.done():
-                task.exception()  # seen
-            raise
         finally:
             asyncio.set_event_loop(None)
             end_loop(loop, GRACE_SECONDS)
@@ -159,10 +154,10 @@ async def in_own_loop(function: Callable[..., Coroutine[Any, Any, T]], *args: An
     while True:
         try:
             return await asyncio.shield(outcome)
-        except _CancelledThere:
+        except Misbehaved:
             if asked:
                 raise asyncio.CancelledError from None
-            raise Misbehaved("cancelled itself") from None
+            raise
         except asyncio.CancelledError:
             if asked:
                 outcome.cancel()
@@ -170,10 +165,6 @@ async def in_own_loop(function: Callable[..., Coroutine[Any, Any, T]], *args: An
             asked = True
             with contextlib.suppress(RuntimeError):  # it has ended just now, and its loop is closed
                 loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
-
-
-class _CancelledThere(Exception):
-    """The coroutine on the other loop ended by being cancelled."""
 
 
 def end_loop(loop: asyncio.AbstractEventLoop, seconds: float | None) -> None:
@@ -196,16 +187,14 @@ def contained(*through: type[BaseException]) -> Iterator[None]:
     """
     try:
         yield
-    except Exception:
-        raise
     except BaseException as e:
-        if isinstance(e, through) or is_the_persons(e):
+        if isinstance(e, (Exception, *through)):
             raise
+        let_the_person_stop(e)
         if isinstance(e, asyncio.CancelledError):
             raise Misbehaved("cancelled itself") from e
-        if isinstance(e, SystemExit):
-            raise Misbehaved(f"called sys.exit({safe_text(e.code, repr)}){raised_at(e)}") from e
-        raise Misbehaved(f"raised {told(e)}{raised_at(e)}") from e
+        said = f"called sys.exit({shown(e.code)})" if isinstance(e, SystemExit) else f"raised {told(e)}"
+        raise Misbehaved(said + raised_at(e)) from e
 
 
 def stands_at(work: Any) -> str:
@@ -284,8 +273,7 @@ class TimeLimits:
             if blocked:
                 raise OutOfTime(f"and blocked the event loop for {blocked:.1f} s") from raised
             raise OutOfTime(f"and was then at {where}" if where else "") from raised
-        with contained():
-            return task.result()
+        return contained()(task.result)()
 
 
 @types.coroutine

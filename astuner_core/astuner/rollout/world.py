@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from astuner.contracts.environment import Environment, Evaluation, StepResult
-from astuner.contracts.errors import ConfigError, EnvironmentFailed, PluginError, UnsupportedRequest, safe_text, told
-from astuner.contracts.interrupt import is_the_persons
+from astuner.contracts.errors import ConfigError, EnvironmentFailed, PluginError, UnsupportedRequest, shown, told
+from astuner.contracts.interrupt import let_the_person_stop
 from astuner.contracts.messages import text_of
 from astuner.contracts.types import A_REWARD, is_reward
 from astuner.plugins import registry
@@ -177,8 +177,7 @@ class World:
         except (EnvironmentFailed, ConfigError):
             raise
         except BaseException as e:  # also what a library of the environment's raises by sys.exit
-            if is_the_persons(e):
-                raise
+            let_the_person_stop(e)
             raise EnvironmentFailed(
                 f"the environment {self._task.env_type!r} raised in {what}: {told(e)}{raised_at(e, caller=__file__)}"
             ) from e
@@ -187,18 +186,12 @@ class World:
 def _checked(result: Any, env_type: str) -> StepResult:
     """What an environment answered, if it can be believed."""
     if not isinstance(result, StepResult):
-        raise EnvironmentFailed(
-            f"the environment {env_type!r} answered {safe_text(result, repr)}; it must return a StepResult"
-        )
+        raise EnvironmentFailed(f"the environment {env_type!r} answered {shown(result)}; it must return a StepResult")
     if not is_reward(result.reward):
         raise EnvironmentFailed(
-            f"the environment {env_type!r} gave the reward {safe_text(result.reward, repr)}; it must be {A_REWARD}"
+            f"the environment {env_type!r} gave the reward {shown(result.reward)}; it must be {A_REWARD}"
         )
-    if not isinstance(result.info, Mapping):
-        raise EnvironmentFailed(
-            f"the environment {env_type!r} gave the info {safe_text(result.info, repr)}; it must be a mapping"
-        )
-    return result
+    return replace(result, info=dict(result.info))
 
 
 def _said(content: Any) -> str:

@@ -36,7 +36,7 @@ from astuner.contracts.events import (
     Summary,
     ValidationEnded,
 )
-from astuner.contracts.interrupt import Interrupt, is_the_persons
+from astuner.contracts.interrupt import Interrupt, let_the_person_stop
 from astuner.contracts.types import Episode, Sample, Split, StopReason
 from astuner.rollout.credit import Comparison, Penalties, Scored, assign_credit, estimator_of
 from astuner.rollout.metrics import (
@@ -283,7 +283,8 @@ class TrainingRun(RunWriter):
                     raise
                 except (SystemExit, KeyboardInterrupt) as e:
                     # Of a task that user code started, asyncio tells whoever awaits it, and stops the loop besides.
-                    if task.done() or is_the_persons(e):
+                    let_the_person_stop(e)
+                    if task.done():
                         raise
 
     # --------------------------------------------------------------- episodes

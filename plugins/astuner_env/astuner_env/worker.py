@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from astuner import import_user_code, raised_at
 from astuner.contracts.environment import Environment, Evaluation, StepResult
-from astuner.contracts.errors import PluginError, safe_text
+from astuner.contracts.errors import PluginError, safe_text, shown
 from astuner.contracts.types import Task, is_finite
 from astuner_env.older_environment import adapt, stand_in
 from astuner_sandbox.isolation.linux import keep_apart
@@ -237,7 +237,7 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
 def _number(value: Any, what: str) -> float:
     """A reward is never guessed: what is not a finite number is an error of the environment's."""
     if isinstance(value, bool) or not is_finite(value):
-        raise ValueError(f"the environment's {what} is {safe_text(value, repr)}; it must be a finite number")
+        raise ValueError(f"the environment's {what} is {shown(value)}; it must be a finite number")
     return float(value)
 
 

@@ -27,7 +27,7 @@ import orjson
 
 from astuner.contracts.environment import Evaluation
 from astuner.contracts.errors import safe_text
-from astuner.contracts.interrupt import is_the_persons
+from astuner.contracts.interrupt import let_the_person_stop
 from astuner.contracts.messages import mapping_of
 from astuner.contracts.types import (
     Episode,
@@ -268,7 +268,7 @@ def episode_row(step: int, episode: Episode, time: float) -> Any:
         episode.seconds,
         episode.retries,
         json_text(task),
-        None if output is None else json_text(_output(output)),
+        None if output is None else _output(output),
         json_text(verdict.metrics) if verdict and verdict.metrics else None,
         [_turn(turn, earlier) for turn in episode.turns],
         [_external(turn) for turn in episode.external],
@@ -344,8 +344,12 @@ def json_text(value: Any) -> str:
     try:
         return _encode(value).decode()
     except TypeError:
-        text = json.dumps(_Spelling().of(value, 0), ensure_ascii=False)
-        return text.encode("utf-8", "backslashreplace").decode()  # \ud800 is valid in JSON
+        return _spelled_out(value)
+
+
+def _spelled_out(value: Any) -> str:
+    text = json.dumps(_Spelling().of(value, 0), ensure_ascii=False)
+    return text.encode("utf-8", "backslashreplace").decode()  # \ud800 is valid in JSON
 
 
 _encode = partial(
@@ -363,7 +367,7 @@ _MOST_BITS = 2048
 """Of an integer that is written as one: Python itself may refuse to read more digits."""
 LARGEST = 16_000_000
 """Characters of what a workflow returned, or of a value that is spelled out; what is behind them is left out."""
-_OF_A_MEMBER = 16
+_OF_A_MEMBER = 64
 """What a member of a value counts besides."""
 
 
@@ -377,9 +381,8 @@ class _Spelling:
         try:
             return self._of(value, depth)
         except BaseException as e:
-            if is_the_persons(e):
-                raise
-            return safe_text(value)
+            let_the_person_stop(e)
+            return f"<{type(value).__name__}>"
 
     def _of(self, value: Any, depth: int) -> Any:
         self._left -= _OF_A_MEMBER
@@ -428,13 +431,12 @@ def _fits(value: Any) -> bool:
     return True
 
 
-def _output(output: WorkflowOutput) -> Row:
-    row: Row = {name: getattr(output, name) for name in ("reward", "is_success", "response", "metadata", "metrics")}
-    if (said := output.evaluation) is not None:
-        row["evaluation"] = {"score": said.score, "success": said.success, "details": said.details}
-    else:
-        row["evaluation"] = None
-    return {name: value if _fits(value) else _Spelling().of(value, 0) for name, value in row.items()}
+def _output(output: WorkflowOutput) -> str:
+    said = output.evaluation
+    row: Row = {name: getattr(output, name) for name in ("reward", "is_success", "metrics")}
+    row["evaluation"] = said and {"score": said.score, "success": said.success, "details": said.details}
+    row |= {"metadata": output.metadata, "response": output.response}
+    return json_text(row) if _fits(row) else _spelled_out(row)
 
 
 _SAME = (
