@@ -16,7 +16,7 @@ import pytest
 
 from astuner.chat.codec import ChatCodec
 from astuner.contracts.environment import Evaluation
-from astuner.contracts.errors import LONGEST_TEXT, PluginError, safe_text, told
+from astuner.contracts.errors import LONGEST_TEXT, ConfigError, PluginError, safe_text, told
 from astuner.contracts.interrupt import Interrupt, StoppedAtOnce
 from astuner.contracts.objective import Compared
 from astuner.contracts.types import Episode, JudgeOutput, SamplingParams, Split, StopReason, Task, WorkflowTask
@@ -277,3 +277,10 @@ def test_the_largest_rewards_are_taken_and_what_is_said_is_short() -> None:
     assert Evaluation.of(3).score == 3
     assert told(ValueError("short")) == "ValueError: short"
     assert safe_text("x" * 30_000).endswith("x… (30,000 characters)")
+
+
+@table("key", ["agent_madness_reward", "truncated_reward"])
+def test_a_reward_of_the_experiments_file_is_in_the_same_range(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        fake_config(tmp_path, "", [f"astuner.rollout.{key}=1e300"])
+    fake_config(tmp_path, "", [f"astuner.rollout.{key}=-1e9"])

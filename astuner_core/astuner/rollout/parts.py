@@ -252,9 +252,7 @@ class OutputChecks:
             except Exception as e:  # a stranger's check may raise anything; the episode ends, and says why
                 raise JudgeFailed(story(f"the output check {name!r}", e)) from e
             if complaint is not None and not isinstance(complaint, str):
-                raise JudgeFailed(
-                    f"the output check {name!r} returned a {type(complaint).__name__}, no text and not None"
-                )
+                raise JudgeFailed(f"the output check {name!r} returned {type(complaint).__name__}, not a text or None")
             if complaint:
                 return complaint
         return None
