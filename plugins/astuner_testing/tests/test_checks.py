@@ -394,7 +394,7 @@ def twice(cls, split, params):
         (bad_world(step=lambda self, action: StepResult(observation="", terminated=1)), "True or False"),
         (bad_world(step=lambda self, action: StepResult(observation="", messages=[{"content": ""}])), "no role"),
         (bad_world(describe=lambda self: {"rules": {1}}), "JSON"),
-        (bad_world(evaluate=lambda self: None), "must be a finite number"),
+        (bad_world(evaluate=lambda self: None), "not a finite number"),
         (bad_world(evaluate=lambda self: Evaluation(score=float("nan"))), "must be a finite number"),
         (bad_world(evaluate=lambda self: Evaluation(score=0.0, details={"x": float("nan")})), "JSON"),
         (CountingWorld, "must not change the world"),
