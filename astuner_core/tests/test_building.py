@@ -112,7 +112,9 @@ def test_one_written_before_says_by_names_what_it_wants(config: Any) -> None:
 
 
 def test_one_that_raises_is_named(config: Any) -> None:
-    with pytest.raises(PluginError, match=r"^the judge 'mine.py->Raises' cannot be made: KeyError: 'oh' \(.*mine.py:"):
+    with pytest.raises(
+        PluginError, match=r"^the judge 'mine.py->Raises' cannot be made: it raised KeyError: 'oh' \(.*mine.py:"
+    ):
         made(config, "Raises")
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import AliasChoices, AliasPath, BaseModel, ValidationError
@@ -118,6 +118,8 @@ def _word(annotation: Any) -> str:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return f"one of: {', '.join(str(a) for a in arguments)}"
+    if origin is Annotated:
+        return _word(arguments[0])
     if origin is list:
         return f"list of {_word(arguments[0])}"
     if origin is tuple:

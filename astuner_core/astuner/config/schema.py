@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, create_model
 from pydantic.fields import FieldInfo
@@ -19,6 +19,7 @@ import astuner
 from astuner.config.checking import section_of
 from astuner.contracts.section import OpenSection as OpenSection  # plugins of before take them from here
 from astuner.contracts.section import Section as Section
+from astuner.contracts.types import LARGEST_REWARD
 from astuner.plugins import registry
 from astuner.plugins.loader import PluginManager, load_plugins
 
@@ -127,6 +128,9 @@ class MultiTurn(Section):
     """How many samples an episode usually gives; every backbone counts them itself, so only 1 is taken."""
 
 
+Reward = Annotated[float, Field(ge=-LARGEST_REWARD, le=LARGEST_REWARD)]
+
+
 class Rollout(OpenSection):
     workflow: str = ""
     """The workflow: a registered name, `module->Class` or `path/to/file.py->Class`."""
@@ -168,9 +172,9 @@ class Rollout(OpenSection):
     """Checks on the model's output: registered names, plugin/name or module->function; an empty list for none."""
     agent_madness_termination: bool = True
     """Whether a check that fires ends the episode at once."""
-    agent_madness_reward: float = 0.0
+    agent_madness_reward: Reward = 0.0
     """The reward of an episode in which a check fired."""
-    truncated_reward: float | Literal["judge", "drop"] = "judge"
+    truncated_reward: Reward | Literal["judge", "drop"] = "judge"
     """What an episode is worth that a limit on calls, tokens or context ended: what the workflow or judge gives to what
     there is, and 0 where there is neither (`judge`); always this number; or nothing, and it is left out of its group in
     training (`drop`)."""

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from astuner.contracts.types import Task
+from astuner.contracts.errors import shown
+from astuner.contracts.types import Task, check_success, is_finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +52,19 @@ class Evaluation:
     details: Mapping[str, Any] = field(default_factory=dict)
     """What judges of this environment read, e.g. which tests passed. JSON-serialisable."""
 
+    def __post_init__(self) -> None:
+        if isinstance(self.score, bool) or not is_finite(self.score):
+            raise ValueError(f"the score must be a finite number, not {shown(self.score)}")
+        check_success("success", self.success)
+
     @property
     def is_success(self) -> bool:
-        return self.score >= 1 if self.success is None else self.success
+        return bool(self.score >= 1 if self.success is None else self.success)
 
     @classmethod
     def of(cls, value: Evaluation | float) -> Evaluation:
         """A bare number is short for ``Evaluation(score=number)``."""
-        return value if isinstance(value, Evaluation) else cls(score=float(value))
+        return value if isinstance(value, Evaluation) else cls(score=value)
 
 
 class Environment(ABC):

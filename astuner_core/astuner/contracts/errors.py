@@ -8,8 +8,11 @@ Packages have a few of their own below these: `BudgetSpent`, a `ConfigError`, an
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from astuner.contracts.interrupt import let_the_person_stop
 
 if TYPE_CHECKING:
     from astuner.contracts.types import Turn
@@ -107,6 +110,28 @@ class JudgeFailed(EpisodeError):
 
 class UnsupportedRequest(EpisodeError, ValueError):
     """A request to the model holds something that is not turned into tokens; the message names the field."""
+
+
+LONGEST_TEXT = 10_000
+"""Characters of what user code says or returned that are told; behind them it says how many there are."""
+
+
+def safe_text(value: Any, spell: Callable[[Any], str] = str) -> str:
+    """``str(value)``, short enough to be told, as is a sentence around it; making it may raise anything."""
+    try:
+        text = str.__str__(spell(value))
+    except BaseException as e:
+        let_the_person_stop(e)
+        return f"<{type(value).__name__}, whose text cannot be made: {type(e).__name__}>"
+    return text if len(text) <= 2 * LONGEST_TEXT else f"{text[:LONGEST_TEXT]}… ({len(text):,} characters)"
+
+
+shown = partial(safe_text, spell=repr)
+
+
+def told(error: BaseException) -> str:
+    """``Kind: message`` of what user code raised, as `safe_text`."""
+    return f"{type(error).__name__}: {safe_text(error)}"
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:

@@ -26,6 +26,21 @@ def handled(numbers: Iterable[int], handle: Callable[[int, FrameType | None], ob
             signal.signal(number, handler or signal.SIG_DFL)  # None: not set by Python
 
 
+class StoppedAtOnce(KeyboardInterrupt):
+    """The person pressed Ctrl-C for the second time."""
+
+
+def let_the_person_stop(error: BaseException) -> None:
+    """Raise what user code raised if it is the person's Ctrl-C, and no failure of the code.
+
+    While an `Interrupt` listens, a plain `KeyboardInterrupt` is the code's own, as it is beside the main thread.
+    """
+    listens = getattr(signal.getsignal(signal.SIGINT), "__func__", None) is Interrupt._handle
+    listens |= threading.current_thread() is not threading.main_thread()
+    if isinstance(error, StoppedAtOnce if listens else KeyboardInterrupt):
+        raise error
+
+
 class Interrupt:
     """Whether the person asked to stop, and what to do about it right now."""
 
@@ -52,7 +67,7 @@ class Interrupt:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
-            raise KeyboardInterrupt
+            raise StoppedAtOnce
         self.requested = True
         os.write(2, b"\nstopping in order, what is finished is saved; Ctrl-C again stops at once\n")
         if self._now is not None:

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from astuner.contracts.errors import shown
+
 if TYPE_CHECKING:
     from astuner.contracts.environment import Evaluation
 
@@ -281,18 +283,37 @@ class WorkflowOutput:
     evaluation: Evaluation | None = None
     """What the task's environment says about the episode, for a judge that wants it (`Judge.wants_evaluation`)."""
 
+    def __post_init__(self) -> None:
+        check_success("is_success", self.is_success)
+
 
 def is_finite(value: object) -> bool:
     """Whether it is a real number that a float can hold, and no NaN."""
     try:
-        return isinstance(value, numbers.Real) and math.isfinite(value)
+        return isinstance(value, numbers.Real) and math.isfinite(float(value))
     except OverflowError:  # an integer beyond every float
         return False
 
 
+LARGEST_REWARD = 1e9
+"""Rewards are from minus this to this: trainers square and add them as float32, which ends at 3.4e38."""
+A_REWARD = "a finite number from -1e9 to 1e9"
+
+
 def is_reward(value: object) -> bool:
-    """Whether it is a finite number of Python's own, and no truth value."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and is_finite(value)
+    """Whether it is `A_REWARD` of Python's own, and no truth value."""
+    return (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and is_finite(value)
+        and abs(value) <= LARGEST_REWARD
+    )
+
+
+def check_success(name: str, value: Any) -> None:
+    """:raises ValueError: it is no truth value (of Python's or NumPy's) nor None, such as a word or a number."""
+    if not (value is None or isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool"):
+        raise ValueError(f"{name} must be True, False or None, not {shown(value)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,7 +322,7 @@ class JudgeOutput:
 
     reward: float
     is_success: bool | None = None
-    """None means: a reward of 1 or more counts as success."""
+    """None means: a reward of 1 or more counts as success. Nothing else is taken for a truth value."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Finite numbers to average over the step, logged as `judge/<name>`."""
     rewards: Mapping[str, float] = field(default_factory=dict)
@@ -310,7 +331,8 @@ class JudgeOutput:
     def __post_init__(self) -> None:
         for reward in (self.reward, *self.rewards.values()):
             if not is_reward(reward):
-                raise ValueError(f"a reward must be a finite number (or use JudgeOutput.per_agent), not {reward!r}")
+                raise ValueError(f"a reward must be {A_REWARD} (or use JudgeOutput.per_agent), not {shown(reward)}")
+        check_success("is_success", self.is_success)
 
     @classmethod
     def per_agent(

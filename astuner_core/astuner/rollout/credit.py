@@ -33,7 +33,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import astuner
 from astuner.config.schema import AlgorithmSection, AstunerSection
-from astuner.contracts.errors import PluginError
+from astuner.contracts.errors import PluginError, told
+from astuner.contracts.interrupt import let_the_person_stop
 from astuner.contracts.objective import AdvantageEstimator, Compared, Loss, LossInput, TokenLoss, is_step_wide
 from astuner.contracts.types import DEFAULT_AGENT, DEFAULT_POLICY, DEFAULT_ROLE, Episode, Sample
 from astuner.plugins import registry
@@ -116,8 +117,9 @@ def estimate_advantages(name: str, estimator: AdvantageEstimator, compared: Comp
 def _ask(kind: str, name: str, function: Callable[..., T], *given: Any) -> T:
     try:
         return function(*given)
-    except Exception as e:  # a stranger's function may raise anything
-        raise PluginError(f"the {kind} {name!r} raised {type(e).__name__}: {e}{raised_at(e, caller=__file__)}") from e
+    except BaseException as e:  # a stranger's function may raise anything
+        let_the_person_stop(e)
+        raise PluginError(f"the {kind} {name!r} raised {told(e)}{raised_at(e, caller=__file__)}") from e
 
 
 def _function(kind: str, name: str, found: object) -> Callable[..., Any]:

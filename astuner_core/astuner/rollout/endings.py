@@ -20,6 +20,8 @@ from astuner.contracts.errors import (
     PromptTooLong,
     TurnLimitReached,
     UnsupportedRequest,
+    safe_text,
+    told,
 )
 from astuner.contracts.types import Episode, FinishReason, StopReason, Turn, WorkflowOutput
 from astuner.plugins.user_code import raised_at
@@ -126,9 +128,10 @@ def blame(error: BaseException, seen: EpisodeError | None, *, asked: bool = True
     for e in sorted(known, key=lambda e: isinstance(e, BEARABLE)):
         for kind, reason in _OUTCOMES:
             if isinstance(e, kind):
-                return reason, str(e)
-    before = f"; before that it had coped with this: {seen}" if seen is not None else ""
-    hint = next((text for sign, text in _HINTS.items() if sign in str(error) and (sign != _NONE or not asked)), "")
+                return reason, safe_text(e)
+    before = f"; before that it had coped with this: {safe_text(seen)}" if seen is not None else ""
+    said = safe_text(error)
+    hint = next((text for sign, text in _HINTS.items() if sign in said and (sign != _NONE or not asked)), "")
     return StopReason.WORKFLOW_FAILED, story("the workflow", error) + hint + before
 
 
@@ -136,7 +139,7 @@ def story(who: str, error: BaseException) -> str:
     """``who raised Kind: message (file:line in function)``."""
     if isinstance(error, Misbehaved):
         return f"{who} {error}"
-    return f"{who} raised {type(error).__name__}: {error}{raised_at(error)}"
+    return f"{who} raised {told(error)}{raised_at(error)}"
 
 
 def late(why: str, error: OutOfTime) -> str:
@@ -159,7 +162,7 @@ def _chain(error: BaseException | None, *, hidden: bool = False) -> Iterator[Bas
 
 def _is_told(seen: EpisodeError, raised: Sequence[BaseException]) -> bool:
     """Whether one of the errors repeats this one's message, as a framework's own does that heard of it over HTTP."""
-    return any(_bare(str(seen)) in _bare(str(e)) for e in raised)
+    return any(_bare(safe_text(seen)) in _bare(safe_text(e)) for e in raised)
 
 
 def _bare(text: str) -> str:

@@ -18,9 +18,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from astuner.contracts.errors import ConfigError, EpisodeAborted, JudgeFailed
+from astuner.contracts.environment import Evaluation
+from astuner.contracts.errors import ConfigError, EpisodeAborted, JudgeFailed, safe_text, shown
 from astuner.contracts.judge import Attempt, GroupJudge
 from astuner.contracts.types import (
+    A_REWARD,
+    DEFAULT_AGENT,
     Episode,
     JudgeOutput,
     StopReason,
@@ -32,7 +35,7 @@ from astuner.contracts.types import (
 )
 from astuner.plugins.user_code import written_at
 from astuner.rollout.endings import before_that, late, story, unfinished
-from astuner.rollout.threads import Misbehaved, OutOfTime, TimeLimits
+from astuner.rollout.threads import Misbehaved, OutOfTime, TimeLimits, contained
 from astuner.support.threads import in_daemon_thread
 
 if TYPE_CHECKING:
@@ -49,7 +52,9 @@ def as_output(returned: Any) -> WorkflowOutput:
         metrics = getattr(returned, "metrics", None) or {}
         output = WorkflowOutput(reward=returned.reward, response=returned.response, metrics=metrics)
     else:
-        raise Misbehaved(f"returned {returned!r}; it must return a WorkflowOutput")
+        raise Misbehaved(f"returned {shown(returned)}; it must return a WorkflowOutput")
+    if not isinstance(output.evaluation, (Evaluation, type(None))):
+        raise Misbehaved(f"returned the evaluation {shown(output.evaluation)}; it must be an Evaluation or None")
     reward = None if output.reward is None else _as_reward(output.reward, ", or None to ask the judge")
     return replace(output, reward=reward, metrics=_as_metrics(output.metrics))
 
@@ -69,18 +74,19 @@ def checked(read: Callable[[Any], T], answer: Any, by: Any) -> T:
 def as_verdict(answer: Any) -> JudgeOutput:
     """Accept our `JudgeOutput`, one shaped like it, or the seeds' ``(raw_reward, is_success)``."""
     if isinstance(answer, JudgeOutput):
-        return replace(answer, metrics=_as_metrics(answer.metrics))
+        said = _verdict(answer.rewards or answer.reward, answer.is_success, _as_metrics(answer.metrics))
+        return replace(said, reward=answer.reward)
     if isinstance(answer, tuple) and len(answer) == 2:
-        return _verdict(answer[0], None if answer[1] is None else bool(answer[1]), {})
+        return _verdict(answer[0], answer[1], {})
     if hasattr(answer, "reward"):
         return _verdict(answer.reward, None, _as_metrics(getattr(answer, "metrics", None) or {}))
-    raise Misbehaved(f"returned {answer!r}; it must return a JudgeOutput")
+    raise Misbehaved(f"returned {shown(answer)}; it must return a JudgeOutput")
 
 
 def as_verdicts(answer: Any, wanted: int) -> list[JudgeOutput | JudgeFailed]:
     """What a group judge says of ``wanted`` attempts."""
     if not isinstance(answer, Sequence) or isinstance(answer, str):
-        raise Misbehaved(f"returned {answer!r}; it must return a sequence with a JudgeOutput for each attempt")
+        raise Misbehaved(f"returned {shown(answer)}; it must return a sequence with a JudgeOutput for each attempt")
     if len(answer) != wanted:
         raise Misbehaved(f"returned {len(answer)} verdicts for {wanted} attempts; it must return one for each")
     return [one if isinstance(one, JudgeFailed) else as_verdict(one) for one in answer]
@@ -97,25 +103,27 @@ def _as_reward(reward: Any, otherwise: str = "") -> float | dict[str, float]:
     """:param otherwise: what else it may be, for the message."""
     if not isinstance(reward, Mapping):
         if not is_reward(reward):
-            raise Misbehaved(f"returned the reward {reward!r}; it must be a finite number{otherwise}")
+            raise Misbehaved(f"returned the reward {shown(reward)}; it must be {A_REWARD}{otherwise}")
         return float(reward)
     if not reward:
         raise Misbehaved("returned an empty mapping of rewards; it must name every agent or role that trains")
     for name, own in reward.items():
         if not isinstance(name, str) or not is_reward(own):
-            raise Misbehaved(f"returned the reward {name!r}: {own!r}; it must be an agent's name and a finite number")
+            said = f"{shown(name)}: {shown(own)}"
+            raise Misbehaved(f"returned the reward {said}; it must be an agent's name and {A_REWARD}")
     return {name: float(own) for name, own in reward.items()}
 
 
 def _as_metrics(metrics: Any) -> dict[str, float]:
     """The metrics as floats: they are averaged over a step, where one that is no number would spoil all."""
     if not isinstance(metrics, Mapping):
-        raise Misbehaved(f"returned the metrics {metrics!r}; they must be a mapping of names to finite numbers")
+        raise Misbehaved(f"returned the metrics {shown(metrics)}; they must be a mapping of names to finite numbers")
     for name, value in metrics.items():
         if not isinstance(name, str):
-            raise Misbehaved(f"returned a metric called {name!r}; its name must be a string")
+            raise Misbehaved(f"returned a metric called {shown(name)}; its name must be a string")
         if not is_finite(value):
-            raise Misbehaved(f"returned the metric {name} = {value!r}; it must be a finite number, or be left out")
+            said = f"{name} = {shown(value)}"
+            raise Misbehaved(f"returned the metric {said}; it must be a finite number, or be left out")
     return {name: float(value) for name, value in metrics.items()}
 
 
@@ -239,7 +247,7 @@ class Judging:
                 return await ask_judge(self._judge, workflow_task, output, about, self._in_time), asked_again
             except JudgeFailed as e:
                 if asked_again >= self._settings.rollout.max_retries:
-                    raise NoVerdict(str(e), asked_again=asked_again) from e
+                    raise NoVerdict(safe_text(e), asked_again=asked_again) from e
             asked_again += 1
 
     # ---------------------------------------------------------------- a group
@@ -271,7 +279,7 @@ class Judging:
     def _with(self, episode: Episode, answer: JudgeOutput | JudgeFailed, asked_again: int) -> Episode:
         episode = replace(episode, retries=episode.retries + asked_again)
         if isinstance(answer, JudgeFailed):
-            why = str(answer) + before_that(episode.stop_reason, episode.error)
+            why = safe_text(answer) + before_that(episode.stop_reason, episode.error)
             return episode.closed(StopReason.JUDGE_FAILED, why)
         try:
             verdict = self._for_everybody(answer, episode.turns, "judge")
@@ -306,9 +314,12 @@ class Judging:
                     f"{turn.role!r}), which trains; add its name or role, or set train: false for it in astuner.agents",
                     reason=reason,
                 )
-        known = {*self._settings.agents, *(t.agent for t in turns), *(t.role for t in turns)}
+        known = {*(self._settings.agents or (DEFAULT_AGENT,)), *(t.agent for t in turns), *(t.role for t in turns)}
         there = [reward for name, reward in rewards.items() if name in known]
-        return replace(verdict, reward=math.fsum(there) / len(there)) if there else verdict
+        if not there:
+            names, has = ", ".join(rewards), ", ".join(sorted(known))
+            raise NoVerdict(f"{who} returned rewards for {names}; the episode has only {has}", reason=reason)
+        return replace(verdict, reward=math.fsum(there) / len(there))
 
 
 def _failed(answers: Sequence[JudgeOutput | JudgeFailed]) -> int:
@@ -356,7 +367,7 @@ def _named(judge: Any) -> str:
 
 async def _asked(work: Coroutine[Any, Any, Any], read: Callable[[Any], T], by: Any, wait: Wait, who: str) -> T:
     try:
-        return checked(read, await wait(work), by)
+        return contained()(checked)(read, await wait(work), by)
     except (JudgeFailed, ConfigError):  # a mistake in the config, or a budget that is spent: no other would do
         raise
     except Exception as e:
@@ -367,5 +378,5 @@ async def call(function: Callable[..., Any], *args: Any, name: str) -> Any:
     """``async def`` on the loop, plain ``def`` in a thread of its own."""
     if inspect.iscoroutinefunction(function):
         return await function(*args)
-    result = await in_daemon_thread(function, *args, name=name)
+    result = await in_daemon_thread(contained()(function), *args, name=name)
     return await result if inspect.isawaitable(result) else result

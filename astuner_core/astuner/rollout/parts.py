@@ -9,6 +9,7 @@ episode ends as `JudgeFailed`; a broken check is never taken for silence.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -18,12 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 from astuner.contracts.building import BuildContext, Built
 from astuner.contracts.errors import AmbiguousName, AstunerError, ConfigError, JudgeFailed, PluginError, UnknownName
+from astuner.contracts.interrupt import let_the_person_stop
 from astuner.contracts.judge import GroupJudge
 from astuner.contracts.output_check import Check, OutputView
 from astuner.plugins import registry
 from astuner.plugins.loader import PluginManager, load_plugins
 from astuner.plugins.registry import is_code
-from astuner.plugins.user_code import close_name, raised_at, written_at
+from astuner.plugins.user_code import close_name, written_at
+from astuner.rollout.endings import story
+from astuner.rollout.threads import contained
 
 if TYPE_CHECKING:
     from astuner.config import Config
@@ -108,8 +112,9 @@ def _made(kind: str, reference: str, target: Any, section: Any, context: BuildCo
         return _maker(target, section, replace(context, name=what))()
     except AstunerError:
         raise
-    except Exception as e:  # a stranger's constructor may raise anything
-        raise PluginError(f"{what} cannot be made: {type(e).__name__}: {e}{raised_at(e)}") from e
+    except BaseException as e:  # a stranger's constructor may raise anything
+        let_the_person_stop(e)
+        raise PluginError(story(f"{what} cannot be made: it", e)) from e
 
 
 def _maker(target: Any, section: Any, context: BuildContext) -> Callable[[], Any]:
@@ -243,11 +248,11 @@ class OutputChecks:
         view = OutputView(message, tools, cut_off)
         for name, check in self._checks:
             try:
-                complaint = check(view)
+                complaint = contained(asyncio.CancelledError)(check)(view)
             except Exception as e:  # a stranger's check may raise anything; the episode ends, and says why
-                raise JudgeFailed(f"the output check {name!r} raised {type(e).__name__}: {e}") from e
+                raise JudgeFailed(story(f"the output check {name!r}", e)) from e
             if complaint is not None and not isinstance(complaint, str):
-                raise JudgeFailed(f"the output check {name!r} returned {complaint!r}; it must be a text or None")
+                raise JudgeFailed(f"the output check {name!r} returned {type(complaint).__name__}, not a text or None")
             if complaint:
                 return complaint
         return None

@@ -1,7 +1,7 @@
 """Task in, episode out.
 
 This is the one place that catches what user code and infrastructure raise.  Whatever happens inside becomes an
-`Episode` with a stop reason; nothing but `KeyboardInterrupt`, a mistake in the config and the run's own cancellation
+`Episode` with a stop reason; nothing but the person's Ctrl-C, a mistake in the config and the run's own cancellation
 gets past it.
 
 An `EpisodeRunner` is picklable: it carries the config, and resolves workflow and judge where it runs, so that a
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from astuner.config.loaded import Mistakes
 from astuner.config.schema import EndpointSection
-from astuner.contracts.errors import AstunerError, ConfigError, EnvironmentFailed, UnsupportedRequest
+from astuner.contracts.errors import AstunerError, ConfigError, EnvironmentFailed, UnsupportedRequest, safe_text
 from astuner.contracts.types import (
     Episode,
     JudgeOutput,
@@ -153,7 +153,7 @@ class EpisodeRunner:
                 output = output or unfinished(recorder.turns, reason)
                 output = replace(output, evaluation=await self._ask(world, world.evaluate, "evaluate"))
         except EnvironmentFailed as e:
-            reason, error = StopReason.ENVIRONMENT_FAILED, str(e)
+            reason, error = StopReason.ENVIRONMENT_FAILED, safe_text(e)
         finally:
             not_closed = await _close(world, workflow_task.episode_id)
         turns, error = recorder.turns, error or not_closed
@@ -247,7 +247,7 @@ class EpisodeRunner:
         if tuner.failure is None:
             return output, None, ""
         if isinstance(tuner.failure, UnsupportedRequest) and tuner.has_spoken:
-            return output, None, f"a request was refused, and the workflow coped with that: {tuner.failure}"
+            return output, None, f"a request was refused, and the workflow coped with that: {safe_text(tuner.failure)}"
         return output, *blame(tuner.failure, None)  # raised inside, and swallowed by the workflow or its framework
 
 
@@ -329,5 +329,5 @@ async def _close(world: World, episode_id: str) -> str:
     try:
         closing.result()
     except AstunerError as e:
-        return str(e)
+        return safe_text(e)
     return ""

@@ -20,6 +20,7 @@ from astuner.contracts.errors import (
     PromptTooLong,
     TurnLimitReached,
     UnsupportedRequest,
+    told,
 )
 from astuner.contracts.messages import ChatReply, normalise, parse_arguments
 from astuner.contracts.types import ExternalTurn, FinishReason, Generation, SamplingParams, Split, Turn, WorkflowTask
@@ -242,7 +243,7 @@ class PolicySpeaker:
         except EpisodeError:
             raise
         except Exception as e:
-            raise ModelFailed(f"the inference engine raised {type(e).__name__}: {e}") from e
+            raise ModelFailed(f"the inference engine raised {told(e)}") from e
         if generation.finish_reason is FinishReason.CANCELLED:
             raise ModelFailed("the inference engine cancelled a generation that is still wanted")
         return generation

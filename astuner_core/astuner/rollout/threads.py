@@ -40,7 +40,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeAlias, TypeVar
 
-from astuner.contracts.errors import EpisodeError
+from astuner.contracts.errors import EpisodeError, shown, told
+from astuner.contracts.interrupt import let_the_person_stop
 from astuner.plugins.user_code import is_own, raised_at
 from astuner.support.threads import in_daemon_thread
 
@@ -140,15 +141,10 @@ async def in_own_loop(function: Callable[..., Coroutine[Any, Any, T]], *args: An
     def run() -> T:
         asyncio.set_event_loop(loop)
         try:
-            tasks.append(task := loop.create_task(function(*args)))
-            return loop.run_until_complete(task)
-        except Exception:
-            raise
-        except asyncio.CancelledError:
-            raise _CancelledThere from None
-        except BaseException as e:
-            task.exception()  # seen
-            raise _misbehaved(e) from e
+            with contained():
+                tasks.append(task := loop.create_task(function(*args)))
+                task.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen
+                return loop.run_until_complete(task)
         finally:
             asyncio.set_event_loop(None)
             end_loop(loop, GRACE_SECONDS)
@@ -158,10 +154,10 @@ async def in_own_loop(function: Callable[..., Coroutine[Any, Any, T]], *args: An
     while True:
         try:
             return await asyncio.shield(outcome)
-        except _CancelledThere:
+        except Misbehaved:
             if asked:
                 raise asyncio.CancelledError from None
-            raise Misbehaved("cancelled itself") from None
+            raise
         except asyncio.CancelledError:
             if asked:
                 outcome.cancel()
@@ -169,10 +165,6 @@ async def in_own_loop(function: Callable[..., Coroutine[Any, Any, T]], *args: An
             asked = True
             with contextlib.suppress(RuntimeError):  # it has ended just now, and its loop is closed
                 loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
-
-
-class _CancelledThere(Exception):
-    """The coroutine on the other loop ended by being cancelled."""
 
 
 def end_loop(loop: asyncio.AbstractEventLoop, seconds: float | None) -> None:
@@ -187,10 +179,22 @@ def end_loop(loop: asyncio.AbstractEventLoop, seconds: float | None) -> None:
         loop.close()
 
 
-def _misbehaved(error: BaseException) -> Misbehaved:
-    if isinstance(error, SystemExit):
-        return Misbehaved(f"called sys.exit({error.code!r}){raised_at(error)}")
-    return Misbehaved(f"raised {type(error).__name__}: {error}{raised_at(error)}")
+@contextmanager
+def contained(*through: type[BaseException]) -> Iterator[None]:
+    """The boundary around user code: what is no `Exception` becomes `Misbehaved`, the person's own Ctrl-C apart.
+
+    :param through: what passes besides, where it may be ours: a cancellation, the end of a coroutine.
+    """
+    try:
+        yield
+    except BaseException as e:
+        if isinstance(e, (Exception, *through)):
+            raise
+        let_the_person_stop(e)
+        if isinstance(e, asyncio.CancelledError):
+            raise Misbehaved("cancelled itself") from e
+        said = f"called sys.exit({shown(e.code)})" if isinstance(e, SystemExit) else f"raised {told(e)}"
+        raise Misbehaved(said + raised_at(e)) from e
 
 
 def stands_at(work: Any) -> str:
@@ -244,11 +248,8 @@ class TimeLimits:
             USER_CODE.set(True)
             CLOCK.set(clock)
             try:
-                return await _steps(work, count)
-            except (Exception, asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
-                raise
-            except BaseException as e:
-                raise _misbehaved(e) from e
+                with contained(asyncio.CancelledError, GeneratorExit):
+                    return await _steps(work, count)
             finally:
                 total = used()
 
@@ -272,9 +273,7 @@ class TimeLimits:
             if blocked:
                 raise OutOfTime(f"and blocked the event loop for {blocked:.1f} s") from raised
             raise OutOfTime(f"and was then at {where}" if where else "") from raised
-        if task.cancelled():
-            raise Misbehaved("cancelled itself")
-        return task.result()
+        return contained()(task.result)()
 
 
 @types.coroutine

@@ -8,16 +8,16 @@ whatever the environment raises becomes `EnvironmentFailed`, so it is never a re
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from astuner.contracts.environment import Environment, Evaluation, StepResult
-from astuner.contracts.errors import ConfigError, EnvironmentFailed, PluginError, UnsupportedRequest
+from astuner.contracts.errors import ConfigError, EnvironmentFailed, PluginError, UnsupportedRequest, shown, told
+from astuner.contracts.interrupt import let_the_person_stop
 from astuner.contracts.messages import text_of
-from astuner.contracts.types import is_reward
+from astuner.contracts.types import A_REWARD, is_reward
 from astuner.plugins import registry
 from astuner.plugins.user_code import raised_at
 
@@ -67,18 +67,7 @@ class World:
         with self._lock:
             self._open()
             started = self.last
-        if started is None:
-            return self._task
-        messages = started.as_messages
-        try:
-            query = text_of(messages[-1].get("content"))
-        except UnsupportedRequest:  # a picture, say
-            query = started.observation
-        return replace(
-            self._task,
-            init_messages=tuple(self._task.init_messages) or tuple(messages),
-            main_query=self._task.main_query or query,
-        )
+        return self._task if started is None else self._call("reset", self._begun, started)
 
     def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
         """Act; blocks until the environment has answered.
@@ -99,9 +88,9 @@ class World:
             environment = self._open()
             if self.last is not None and self.last.is_over:
                 raise RuntimeError("the environment is over; stop when the third thing that gym_step returns is true")
-            result = self._call("step", environment.step, said)
+            result = self._call("step", lambda: _checked(environment.step(said), self._task.env_type))
             self._check_open()  # an answer that came too late is nobody's
-            self.last = result = _checked(result, self._task.env_type)
+            self.last = result
         info = {**result.info, "terminated": result.terminated, "truncated": result.truncated}
         return result.observation, float(result.reward), result.is_over, info
 
@@ -111,12 +100,7 @@ class World:
         :raises EnvironmentFailed: the environment does not say.
         """
         with self._lock:
-            evaluation = self._call("evaluate", lambda: Evaluation.of(self._open().evaluate()))
-        if not math.isfinite(evaluation.score):
-            raise EnvironmentFailed(
-                f"the environment {self._task.env_type!r} has the score {evaluation.score}; it must be a finite number"
-            )
-        return evaluation
+            return self._call("evaluate", lambda: Evaluation.of(self._open().evaluate()))
 
     def give_up(self) -> None:
         """No more actions: the episode is out of time. A step under way is interrupted, where that is possible; returns
@@ -145,6 +129,18 @@ class World:
         if environment is not None:
             self._call("interrupt", environment.interrupt)
 
+    def _begun(self, started: StepResult) -> Task:
+        messages = tuple(started.as_messages)
+        try:
+            query = text_of(messages[-1].get("content"))
+        except UnsupportedRequest:  # a picture, say
+            query = started.observation
+        return replace(
+            self._task,
+            init_messages=tuple(self._task.init_messages) or messages,
+            main_query=self._task.main_query or query,
+        )
+
     def _check_open(self) -> None:
         if self._closed:
             raise EnvironmentFailed("the episode is over; its environment takes no more actions")
@@ -155,9 +151,9 @@ class World:
             # known before it is reset, so that close() gives back one that cannot be
             self._environment = environment = self._made()
             self._check_open()
-            result = self._call("reset", environment.reset, self._task)
+            result = self._call("reset", lambda: _checked(environment.reset(self._task), self._task.env_type))
             self._check_open()  # the episode may have ended meanwhile
-            self.last = _checked(result, self._task.env_type)
+            self.last = result
         return self._environment
 
     def _made(self) -> Environment:
@@ -180,22 +176,22 @@ class World:
             return function(*arguments)
         except (EnvironmentFailed, ConfigError):
             raise
-        except (Exception, SystemExit) as e:  # SystemExit: a library of the environment's that calls sys.exit
+        except BaseException as e:  # also what a library of the environment's raises by sys.exit
+            let_the_person_stop(e)
             raise EnvironmentFailed(
-                f"the environment {self._task.env_type!r} raised in {what}: {type(e).__name__}: {e}"
-                f"{raised_at(e, caller=__file__)}"
+                f"the environment {self._task.env_type!r} raised in {what}: {told(e)}{raised_at(e, caller=__file__)}"
             ) from e
 
 
 def _checked(result: Any, env_type: str) -> StepResult:
     """What an environment answered, if it can be believed."""
     if not isinstance(result, StepResult):
-        raise EnvironmentFailed(f"the environment {env_type!r} answered {result!r}; it must return a StepResult")
+        raise EnvironmentFailed(f"the environment {env_type!r} answered {shown(result)}; it must return a StepResult")
     if not is_reward(result.reward):
         raise EnvironmentFailed(
-            f"the environment {env_type!r} gave the reward {result.reward!r}; it must be a finite number"
+            f"the environment {env_type!r} gave the reward {shown(result.reward)}; it must be {A_REWARD}"
         )
-    return result
+    return replace(result, info=dict(result.info))
 
 
 def _said(content: Any) -> str:

@@ -36,7 +36,7 @@ from astuner.contracts.events import (
     Summary,
     ValidationEnded,
 )
-from astuner.contracts.interrupt import Interrupt
+from astuner.contracts.interrupt import Interrupt, let_the_person_stop
 from astuner.contracts.types import Episode, Sample, Split, StopReason
 from astuner.rollout.credit import Comparison, Penalties, Scored, assign_credit, estimator_of
 from astuner.rollout.metrics import (
@@ -275,11 +275,17 @@ class TrainingRun(RunWriter):
 
         limit = self.config.astuner.rollout.episode_timeout
         with self.interrupt.cancels(cancel), watching(self._loop, limit, self.note):
-            try:
-                return self._loop.run_until_complete(task)
-            except asyncio.CancelledError:
-                self.check_stop()
-                raise
+            while True:
+                try:
+                    return self._loop.run_until_complete(task)
+                except asyncio.CancelledError:
+                    self.check_stop()
+                    raise
+                except (SystemExit, KeyboardInterrupt) as e:
+                    # Of a task that user code started, asyncio tells whoever awaits it, and stops the loop besides.
+                    let_the_person_stop(e)
+                    if task.done():
+                        raise
 
     # --------------------------------------------------------------- episodes
 

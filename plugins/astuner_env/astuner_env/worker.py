@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from astuner import import_user_code, raised_at
 from astuner.contracts.environment import Environment, Evaluation, StepResult
-from astuner.contracts.errors import PluginError
-from astuner.contracts.types import Task
+from astuner.contracts.errors import PluginError, safe_text, shown
+from astuner.contracts.types import Task, is_finite
 from astuner_env.older_environment import adapt, stand_in
 from astuner_sandbox.isolation.linux import keep_apart
 
@@ -120,7 +120,7 @@ class World:
             return {"ok": operation(question)}
         except _Refused as e:
             return _failure(e.kind, e.cause)
-        except (Exception, SystemExit) as e:  # the environment may raise anything
+        except BaseException as e:  # the environment may raise anything
             return _failure("env_error", e)
 
     def _tasks(self, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -236,17 +236,13 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 def _number(value: Any, what: str) -> float:
     """A reward is never guessed: what is not a finite number is an error of the environment's."""
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"the environment's {what} is {number}")
-    return number
+    if isinstance(value, bool) or not is_finite(value):
+        raise ValueError(f"the environment's {what} is {shown(value)}; it must be a finite number")
+    return float(value)
 
 
 def _failure(kind: str, error: BaseException) -> dict[str, Any]:
-    try:
-        message = str(error)
-    except Exception as e:  # the environment's own class may fail even at that
-        message = f"(its message cannot be written: {type(e).__name__})"
+    message = safe_text(error)[:_LONGEST_MESSAGE]
     if isinstance(error, MemoryError):
         message = f"{message} (one process may have twice max_memory_mb)".strip()
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
@@ -254,7 +250,7 @@ def _failure(kind: str, error: BaseException) -> dict[str, Any]:
         "error": {
             "kind": kind,
             "type": type(error).__name__,
-            "message": message[:_LONGEST_MESSAGE],
+            "message": message,
             "place": raised_at(error, caller=__file__),
             "traceback": trace[-_LONGEST_MESSAGE * 2 :],
         }

@@ -157,8 +157,8 @@ def test_numbers_that_are_none_are_errors_and_never_rewards(toys, tmp_path):
         live.create("a", env_type="bad")
         answer = live.step("a")
         assert (answer.status, answer.code) == (500, "env_error")
-        assert "reward is nan" in answer.detail["message"]
-        assert "score is inf" in live.evaluate("a").detail["message"]
+        assert "reward is nan; it must be a finite number" in answer.detail["message"]
+        assert "the score must be a finite number, not inf" in live.evaluate("a").detail["message"]
 
 
 def test_what_is_no_data_is_an_error_that_says_so(toys, tmp_path):

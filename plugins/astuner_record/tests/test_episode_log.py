@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import errno
 import fcntl
+import itertools
 import json
 import os
 import resource
@@ -13,7 +14,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections import UserList
+from collections import UserDict, UserList
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,7 @@ pa = pytest.importorskip("pyarrow")
 
 from astuner.contracts.environment import Evaluation  # noqa: E402
 from astuner.contracts.errors import ConfigError, DataError  # noqa: E402
+from astuner.contracts.interrupt import Interrupt  # noqa: E402
 from astuner.contracts.types import (  # noqa: E402
     Episode,
     ExternalTurn,
@@ -48,6 +50,7 @@ from astuner.rollout.turns import build_samples  # noqa: E402
 from astuner_record.episode_log import EpisodeLog, EpisodeLogWriter, rewind, store  # noqa: E402
 from astuner_record.episode_log.rows import (  # noqa: E402
     EPISODE,
+    LARGEST,
     LOGPROBS,
     credit_rows,
     episode_row,
@@ -217,6 +220,63 @@ def test_objects_are_written_as_they_show_themselves() -> None:
     assert json.loads(json_text(Shrinks().inside))[0] == "gone"
     assert json_text([{1}, b"b"]) == """["{1}", "b'b'"]"""
     assert json.loads(json_text({"m": MappingProxyType({"a": UserList(["b"])})})) == {"m": {"a": "['b']"}}
+
+
+class Bad:
+    """Each of its methods is somebody's own code, and raises what is no `Exception`."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise SystemExit(name)
+
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+    __repr__ = __str__
+
+
+class Endless(UserDict[str, int]):
+    def items(self) -> Any:
+        return ((str(n), n) for n in itertools.count())
+
+
+def test_whatever_a_workflow_returned_is_written_and_read() -> None:
+    laughs: list[Any] = ["ha"]
+    for _ in range(60):
+        laughs = [laughs, laughs]
+    deep: Any = 1
+    for _ in range(100_000):
+        deep = [deep]
+    circle: dict[str, Any] = {}
+    circle["again"] = circle
+    metadata = {
+        "huge": 10**5000, "large": -(10**600), "bad": Bad(), "of bad": {Bad(): 1}, "deep": deep, "circle": circle,
+        "endless": Endless(), "answer": "4",
+    }  # fmt: skip
+    details = {"bad": Bad(), "deep": deep}
+    output = WorkflowOutput(response="ok", metadata=metadata, evaluation=Evaluation(score=1.0, details=details))
+    task = replace(episode("g-1").workflow_task.task, metadata={"a": 10**5000})
+    whole = replace(episode("g-1"), output=output)
+    whole = replace(whole, workflow_task=replace(whole.workflow_task, task=task))
+    with Interrupt().listening():
+        data, _ = packed(episode_row(1, whole, 0.0))
+    assert len(data) < 2 * LARGEST
+    read = read_episode(unpacked(msgspec.msgpack.decode(data), EPISODE))
+    assert read.turns == whole.turns
+    assert read.workflow_task.task.metadata == {"a": "<an integer of 16,610 bits>"}
+    assert read.output is not None
+    assert read.output.metadata["large"] == -(10**600)
+    assert read.output.metadata["huge"] == "<an integer of 16,610 bits>"
+    assert read.output.metadata["bad"] == "<Bad>"
+    assert list(read.output.metadata["of bad"]) == ["<Bad, whose text cannot be made: KeyboardInterrupt>"]
+    assert read.output.metadata["circle"]
+    for huge in ("x" * (LARGEST + 1), laughs, [0] * LARGEST):
+        long = replace(whole, output=WorkflowOutput(response=huge, metadata={"answer": "4"}))
+        data, _ = packed(episode_row(1, long, 0.0))
+        assert len(data) < 2 * LARGEST
+        shown = read_episode(unpacked(msgspec.msgpack.decode(data), EPISODE)).output
+        assert shown is not None
+        assert shown.metadata == {"answer": "4"}
+        assert huge is laughs or isinstance(huge, list) or shown.response.endswith("too many for the log>")
 
 
 def killed_after(tmp_path: Path, lines: str) -> None:

@@ -395,7 +395,7 @@ def twice(cls, split, params):
         (bad_world(step=lambda self, action: StepResult(observation="", messages=[{"content": ""}])), "no role"),
         (bad_world(describe=lambda self: {"rules": {1}}), "JSON"),
         (bad_world(evaluate=lambda self: None), "not a finite number"),
-        (bad_world(evaluate=lambda self: Evaluation(score=float("nan"))), "not a finite number"),
+        (bad_world(evaluate=lambda self: Evaluation(score=float("nan"))), "must be a finite number"),
         (bad_world(evaluate=lambda self: Evaluation(score=0.0, details={"x": float("nan")})), "JSON"),
         (CountingWorld, "must not change the world"),
         (CommonWorld, "beside another instance"),

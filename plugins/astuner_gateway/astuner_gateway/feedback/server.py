@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from astuner import in_daemon_thread
-from astuner.contracts.types import is_reward
+from astuner.contracts.types import A_REWARD, is_reward
 from astuner_gateway.endpoint.access import DEFAULT_MODEL
 from astuner_gateway.endpoint.errors import ApiError, unexpected
 from astuner_gateway.endpoint.handler import MODELS, ModelGate, send, written
@@ -176,7 +176,7 @@ def _rating(raw: bytes) -> tuple[list[str], float]:
         raise _wrong("msg_ids", f"must be a list of 1 to {MOST_IDS} ids of chat completions")
     reward: Any = body.get("reward")
     if not is_reward(reward):
-        raise _wrong("reward", "must be a finite number, for example 1.0 for good and 0.0 for bad")
+        raise _wrong("reward", f"must be {A_REWARD}, for example 1.0 for good and 0.0 for bad")
     return ids, float(reward)
 
 

@@ -6,7 +6,7 @@ One may be added within a format: who reads a row takes one that is not there fo
 Of a turn that continues another, only the prompt's tokens after that turn's prompt and response are written, so a
 turn costs what is new in it.  Invariant: what `read_episode` makes of `episode_row` has the same tokens, logprobs
 (as float32), messages and verdict.  Free-form values travel as JSON text: what JSON cannot hold becomes text, and a
-number that is not finite becomes null.
+number that is not finite becomes null; what is endless, or larger than `LARGEST`, ends in a text that says so.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ from __future__ import annotations
 import json
 import math
 from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from functools import partial
+from itertools import islice
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 import orjson
 
 from astuner.contracts.environment import Evaluation
+from astuner.contracts.errors import safe_text
+from astuner.contracts.interrupt import let_the_person_stop
 from astuner.contracts.messages import mapping_of
 from astuner.contracts.types import (
     Episode,
@@ -43,6 +45,7 @@ from astuner.contracts.types import (
 )
 
 Row = dict[str, Any]
+T = TypeVar("T")
 Kind: TypeAlias = "type | str"
 """Of a column: `str`, `int`, `float` or `bool`; or numbers, `IDS` or `LOGPROBS`, by `array`'s letters."""
 IDS, LOGPROBS = "i", "f"
@@ -265,7 +268,7 @@ def episode_row(step: int, episode: Episode, time: float) -> Any:
         episode.seconds,
         episode.retries,
         json_text(task),
-        None if output is None else json_text(_output(output)),
+        None if output is None else _output(output),
         json_text(verdict.metrics) if verdict and verdict.metrics else None,
         [_turn(turn, earlier) for turn in episode.turns],
         [_external(turn) for turn in episode.external],
@@ -341,8 +344,12 @@ def json_text(value: Any) -> str:
     try:
         return _encode(value).decode()
     except TypeError:
-        text = json.dumps(_spelled_out(value, 0), ensure_ascii=False)
-        return text.encode("utf-8", "backslashreplace").decode()  # \ud800 is valid in JSON
+        return _spelled_out(value)
+
+
+def _spelled_out(value: Any) -> str:
+    text = json.dumps(_Spelling().of(value, 0), ensure_ascii=False)
+    return text.encode("utf-8", "backslashreplace").decode()  # \ud800 is valid in JSON
 
 
 _encode = partial(
@@ -356,30 +363,80 @@ it, and of objects no field is written that they do not show.
 """
 _DEEPEST = 40
 """Levels of nesting below which a value is spelled out as text; a circle ends here too."""
+_MOST_BITS = 2048
+"""Of an integer that is written as one: Python itself may refuse to read more digits."""
+LARGEST = 16_000_000
+"""Characters of what a workflow returned, or of a value that is spelled out; what is behind them is left out."""
+_OF_A_MEMBER = 64
+"""What a member of a value counts besides."""
 
 
-def _spelled_out(value: Any, depth: int) -> Any:
-    if type(value) is float:
-        return value if math.isfinite(value) else None
-    if value is None or type(value) in (bool, int, str):
-        return value
-    if depth >= _DEEPEST:
-        return f"<{type(value).__name__}>"
-    value = mapping_of(value)
-    if isinstance(value, Mapping):
-        return {str(k): _spelled_out(v, depth + 1) for k, v in list(value.items())}
-    if isinstance(value, (list, tuple)):
-        return [_spelled_out(v, depth + 1) for v in list(value)]
-    try:
-        return _spelled_out(plain(value), depth + 1)
-    except TypeError:
-        return str(value)
+class _Spelling:
+    """Spells out one value. The code of the value's own that runs for that may do anything."""
+
+    def __init__(self) -> None:
+        self._left = LARGEST
+
+    def of(self, value: Any, depth: int) -> Any:
+        try:
+            return self._of(value, depth)
+        except BaseException as e:
+            let_the_person_stop(e)
+            return f"<{type(value).__name__}>"
+
+    def _of(self, value: Any, depth: int) -> Any:
+        self._left -= _OF_A_MEMBER
+        if type(value) is float:
+            return value if math.isfinite(value) else None
+        if type(value) is int:
+            return value if value.bit_length() <= _MOST_BITS else f"<an integer of {value.bit_length():,} bits>"
+        if type(value) is str:
+            self._left -= len(value)
+            return value if self._left >= 0 else f"<{len(value):,} characters, too many for the log>"
+        if value is None or type(value) is bool:
+            return value
+        if depth >= _DEEPEST or self._left < 0:
+            return f"<{type(value).__name__}>"
+        value = mapping_of(value)
+        if isinstance(value, Mapping):
+            return {safe_text(k): self.of(v, depth + 1) for k, v in self._some(value.items())}
+        if isinstance(value, (list, tuple)):
+            return [self.of(v, depth + 1) for v in self._some(value)]
+        try:
+            return self.of(plain(value), depth + 1)
+        except TypeError:
+            return safe_text(value)
+
+    def _some(self, members: Iterable[T]) -> list[T]:
+        """Its members as they are now, as many as there is room for."""
+        return list(islice(members, self._left // _OF_A_MEMBER + 1))
 
 
-def _output(output: WorkflowOutput) -> Row:
-    fields = ("reward", "is_success", "response", "metadata", "metrics")
-    evaluation = asdict(output.evaluation) if output.evaluation else None
-    return {**{name: getattr(output, name) for name in fields}, "evaluation": evaluation}
+def _fits(value: Any) -> bool:
+    """Whether JSON's own types in it are at most `LARGEST`, each as often as it is there."""
+    left, waiting = LARGEST, [value]
+    while waiting:
+        one = waiting.pop()
+        kind = type(one)
+        left -= _OF_A_MEMBER
+        if kind is str:
+            left -= len(one)
+        elif kind is dict:
+            waiting += one
+            waiting += one.values()
+        elif kind is list or kind is tuple:
+            waiting += one
+        if left < len(waiting) * _OF_A_MEMBER:
+            return False
+    return True
+
+
+def _output(output: WorkflowOutput) -> str:
+    said = output.evaluation
+    row: Row = {name: getattr(output, name) for name in ("reward", "is_success", "metrics")}
+    row["evaluation"] = said and {"score": said.score, "success": said.success, "details": said.details}
+    row |= {"metadata": output.metadata, "response": output.response}
+    return json_text(row) if _fits(row) else _spelled_out(row)
 
 
 _SAME = (
