@@ -9,9 +9,7 @@ write it) is ``astuner run X --backbone Y --with ray``; ``-p no:NAME`` may stand
 
 from __future__ import annotations
 
-import re
 import sys
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import cached_property
@@ -71,11 +69,6 @@ class PluginSwitches:
         if self._names:
             _ = self.plugins  # whose names are checked
         return self._names
-
-    def part(self, name: str, *, wanted_by: str) -> Any:
-        from astuner.plugins import registry
-
-        return registry.find_part(self.plugins, name, wanted_by=wanted_by)
 
     def check_services(self, names: Sequence[str]) -> None:
         if names:
@@ -169,46 +162,22 @@ def root(
     ctx.obj = PluginSwitches.of(ctx)
 
 
-_ROOT_OPTIONS = {"-h", "--help", "--version"}
-
-
 def normalise(arguments: Sequence[str]) -> list[str]:
-    """The arguments in today's spelling.
+    """The arguments in today's spelling, ``-p`` in front.
 
     :raises ConfigError: an option that no longer exists, or ``--backbone`` and the like without an experiment file.
     """
-    plugins, rest = _take_plugin_switches(arguments)
-    if rest and rest[0].startswith("--") and rest[0] not in _ROOT_OPTIONS:
-        rest = ["run", *_conf_first(rest)]
-    if rest and rest[0] in ("run", "eval", "chat"):
-        rest = [rest[0], *_services(rest[1:])]
-    return plugins + rest
-
-
-def _take_plugin_switches(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     at = [i for i, (flag, name) in enumerate(pairwise(arguments)) if flag == "-p" and name.startswith("no:")]
     taken = [n for i in at for n in (i, i + 1)]
-    return [arguments[n] for n in taken], [text for n, text in enumerate(arguments) if n not in taken]
+    switches, rest = [arguments[n] for n in taken], [text for n, text in enumerate(arguments) if n not in taken]
+    if rest[:1] in (["--help"], ["--version"]):
+        return switches + rest
+    if any(text.startswith("--") for text in rest[:1]) or any(text.startswith("--with-") for text in rest):
+        from astuner.plugins import registry
 
-
-def _conf_first(arguments: Sequence[str]) -> list[str]:
-    if any(text.partition("=")[0] == "--kill" for text in arguments):
-        raise ConfigError(
-            "--kill is gone: it ended every process whose name matched, other people's too; end what your own runs "
-            "started with: astuner kill --all (or --run-dir DIR)"
-        )
-    parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--conf", nargs="?")
-    found, rest = parser.parse_known_args(arguments)
-    if not found.conf:
-        raise ConfigError(f"{arguments[0]} needs an experiment file; write: astuner run FILE {' '.join(rest)}")
-    return [found.conf, *rest]
-
-
-def _services(arguments: Sequence[str]) -> list[str]:
-    """``--with-NAME`` -> ``--with NAME``."""
-    named = [re.fullmatch("(--with)-(.+)", text, re.DOTALL) for text in arguments]
-    return [word for text, name in zip(arguments, named, strict=True) for word in (name.groups() if name else [text])]
+        if part := registry.find_optional_part(PluginSwitches(switches[1::2]).plugins, "older_spellings"):
+            rest = part().command_line(rest)
+    return switches + rest
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -71,13 +71,6 @@ class CommandLine(Protocol):
     def disabled_plugins(self) -> tuple[str, ...]:
         """The names that ``-p no:NAME`` turns off; for `astuner.run` and others that load a config themselves."""
 
-    def part(self, name: str, *, wanted_by: str) -> Any:
-        """The class that is this part (`astuner.contracts.parts`).
-
-        :param wanted_by: what cannot do without it, as the beginning of the message: ``"--to jsonl"``.
-        :raises astuner.contracts.errors.MissingDependency: no package that is on brings it; says which one does.
-        """
-
     def check_services(self, names: Sequence[str]) -> None:
         """Whether what ``--with`` names is there, before anything is loaded.
 

@@ -312,6 +312,10 @@ class OlderSpellingsPart:
         :param backbones: names of backbones, installed or not.
         """
 
+    def command_line(self, arguments: Sequence[str]) -> list[str]:
+        """The words behind ``astuner`` in today's spelling; asked of those that begin with an option."""
+        return list(arguments)
+
     def settle(self, tree: Tree, plugins: PluginManager, report: Report) -> None:
         """The same, of those that need all of the experiment: ``tree`` is the file and the overrides together."""
 

@@ -91,7 +91,8 @@ class PluginManager:
         self._pm = pluggy.PluginManager(PROJECT)
         self._pm.add_hookspecs(hookspecs)
         if os.environ.get(TRACE_VARIABLE, "") not in ("", "0"):
-            self._pm.add_hookcall_monitoring(_trace_before, _trace_after)
+            self._pm.trace.root.setwriter(sys.stderr.write)
+            self._pm.enable_tracing()
         self.disabled = frozenset(disabled)
         self.plugins: list[Plugin] = []
         self._aliases: list[Aliases] = []
@@ -263,17 +264,6 @@ def _incompatible(dist: importlib.metadata.Distribution) -> str:
 def _one_line(e: BaseException) -> str:
     lines = [line.strip() for line in str(e).splitlines() if line.strip()]
     return f"{type(e).__name__}: {'; '.join(lines)}" if lines else type(e).__name__
-
-
-def _trace_before(hook: str, impls: Iterable[Any], arguments: Mapping[str, Any]) -> None:
-    asked = ", ".join(impl.plugin_name for impl in impls)
-    given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-    print(f"astuner: {hook}({given}) asks {asked or 'nobody'}", file=sys.stderr)
-
-
-def _trace_after(outcome: pluggy.Result[Any], hook: str, impls: Iterable[Any], arguments: Mapping[str, Any]) -> None:
-    answer = f"raised {outcome.exception!r}" if outcome.exception else f"-> {outcome.get_result()!r}"
-    print(f"astuner: {hook} {answer}", file=sys.stderr)
 
 
 if not TYPE_CHECKING:

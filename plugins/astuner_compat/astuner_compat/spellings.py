@@ -6,6 +6,8 @@ what to write instead; none is ignored in silence.  Older names of what plugins 
 
 from __future__ import annotations
 
+import re
+from argparse import ArgumentParser
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any
 import yaml
 
 from astuner import Offer, PluginManager, find_offer, import_target, key_spellings
-from astuner.contracts.errors import AmbiguousName, UnknownName
+from astuner.contracts.errors import AmbiguousName, ConfigError, UnknownName
 from astuner.contracts.parts import OlderSpellingsPart
 from astuner.contracts.places import Key, Report, Tree, did_you_mean, dotted
 
@@ -60,12 +62,42 @@ class Spellings(OlderSpellingsPart):
         for name, retired in RETIRED.items():
             _retire(tree, _key(name), retired, report)
 
+    def command_line(self, arguments: Sequence[str]) -> list[str]:
+        """``--conf FILE --backbone X --with-ray`` is ``run FILE --backbone X --with ray``.
+
+        :raises ConfigError: ``--kill``, which is gone, or no experiment file.
+        """
+        rest = list(arguments)
+        if rest[0].startswith("--") and rest[0] not in _ROOT_OPTIONS:
+            rest = ["run", *_conf_first(rest)]
+        if rest[0] not in ("run", "eval", "chat"):
+            return rest
+        named = [(re.fullmatch("(--with)-(.+)", text, re.DOTALL), text) for text in rest]
+        return [word for found, text in named for word in (found.groups() if found else [text])]
+
     def settle(self, tree: Tree, plugins: PluginManager, report: Report) -> None:
         try:
             judge = find_offer(plugins, "judge", str(tree.get((*JUDGE, "judge"))))
         except (UnknownName, AmbiguousName):  # code of the user's own, or said where judges are looked for
             judge = None
         _helper_model(tree, judge, report)
+
+
+_ROOT_OPTIONS = {"-h", "--help", "--version"}
+
+
+def _conf_first(arguments: Sequence[str]) -> list[str]:
+    if any(text.partition("=")[0] == "--kill" for text in arguments):
+        raise ConfigError(
+            "--kill is gone: it ended every process whose name matched, other people's too; end what your own runs "
+            "started with: astuner kill --all (or --run-dir DIR)"
+        )
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--conf", nargs="?")
+    found, rest = parser.parse_known_args(arguments)
+    if not found.conf:
+        raise ConfigError(f"{arguments[0]} needs an experiment file; write: astuner run FILE {' '.join(rest)}")
+    return [found.conf, *rest]
 
 
 def _preamble(tree: Tree, backbones: Iterable[str], report: Report) -> None:

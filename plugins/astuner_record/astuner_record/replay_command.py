@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from astuner import end_loop, run_services
+from astuner import end_loop, find_part, run_services
 from astuner.contracts.commands import (
     DebugTagsOption,
     JsonOption,
@@ -119,7 +119,7 @@ def replay(
         _check_by_hand(from_turn if pdb else 0, times)
     debug: DebuggerPart | None = None
     if debug_tags:
-        debug = command_line(ctx).part("debugger", wanted_by="--db")(debug_tags)
+        debug = find_part(command_line(ctx).plugins, "debugger", wanted_by="--db")(debug_tags)
         given = [*debug.overrides, *given]
     stopping = debug.active() if debug else nullcontext()
     with only_data_on_stdout(as_json), stopping, RecordedRun(run) as recorded:
