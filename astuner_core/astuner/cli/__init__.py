@@ -3,8 +3,8 @@
 Invariant: ``astuner --help`` and ``astuner plugins`` import nothing heavy.  Every command is a line in `COMMANDS`, or a
 provider of a plugin; its module is imported when the command is run, not when it is listed.
 
-A command line may be spelt otherwise: ``astuner --conf X --backbone Y --with-ray`` (as the first documents of ASTuner
-write it) is ``astuner run X --backbone Y --with ray``; ``-p no:NAME`` may stand anywhere.  Nothing else is guessed.
+``-p no:NAME`` may stand anywhere.  A command line as the first documents of ASTuner write it (``astuner --conf X
+--with-ray``) is read by the part ``older_spellings``; nothing else is guessed.
 """
 
 from __future__ import annotations
