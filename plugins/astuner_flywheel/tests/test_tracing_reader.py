@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from astuner_flywheel.commands import app
 from astuner_flywheel.traces.conversation import Conversation, turns_of
 from astuner_flywheel.tracing_reader import redacted
 from astuner_helpers import HelperFailed, HelperModels
+from astuner_helpers.members import DOWN_AFTER
 from astuner_helpers.settings import HelperModel
 from tests.table import table
 
@@ -255,21 +257,26 @@ def test_one_question_without_a_verdict_costs_that_one(tmp_path: Path) -> None:
 def test_a_helper_that_is_down_is_noticed_at_once_and_what_it_said_is_kept(tmp_path: Path) -> None:
     path = lines(tmp_path / "c.jsonl", *(chat(f"What is {n} times {n + 7}?", "5") for n in range(200)))
     settings = {"filters": {"llm_evaluate": {"helper_model": "judge", "rubric": "It must be a sum."}}}
-    answered = [0]
+    answered, noticed = [0], threading.Event()
 
     def judge(body):
         answered[0] += 1
-        return (503, {}) if answered[0] > 10 else {"reason": "", "verdict": "GOOD"}
+        if answered[0] <= 10:
+            return {"reason": "", "verdict": "GOOD"}
+        if answered[0] > 10 + DOWN_AFTER:  # one more is under way, and those behind it are never asked
+            noticed.wait(60)
+        return 503, {}
 
     one = {"concurrency": 1, "max_retries": 0}
     with ScriptedModel(judge) as server:
         models = HelperModels(
             {"judge": HelperModel(base_url=server.base_url, model="scripted", **one)}, scope=str(tmp_path)
         )
-        no_verdict = r"\d of 200 questions brought no verdict\. The 10 that were answered are"
+        no_verdict = rf"{DOWN_AFTER} of 200 questions brought no verdict\. The 10 that were answered are"
         with pytest.raises(HelperFailed, match=no_verdict):
             prepared(path, helper_models=models, **settings)
-        assert len(server.requests) < 10 + 20, "before a tenth of the 200 had failed"  # some were under way
+        noticed.set()
+        assert len(server.requests) <= 10 + DOWN_AFTER + 1
         answered[0] = -1000
         before = len(server.requests)
         assert len(prepared(path, helper_models=models, **settings).train) == 200
