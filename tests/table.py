@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ import pytest
 def table(names: str | Sequence[str], rows: Iterable[Any], ids: Callable[[Any], object] | None = None) -> Any:
     """As ``pytest.mark.parametrize``, in one test, for rows that are quick.
 
-    Each row has a ``tmp_path`` and a ``monkeypatch`` of its own; other fixtures are shared by the rows.
+    Each row has a ``tmp_path`` and a ``monkeypatch`` of its own, and where a fixture set ``ASTUNER_HOME``, a folder of
+    that: a row's server may get the port, and so the cached answers, of another's.  Other fixtures are shared.
 
     :param names: the arguments that a row fills: ``"text, want"`` or a sequence of names.
     :param rows: a tuple per row, or the value itself where there is one name. None at all is a mistake.
@@ -40,6 +42,8 @@ def table(names: str | Sequence[str], rows: Iterable[Any], ids: Callable[[Any], 
                         own["tmp_path"] = _folder(given["tmp_path"] / f"row{number}")
                     if "monkeypatch" in own:
                         own["monkeypatch"] = monkeypatch
+                    if home := os.environ.get("ASTUNER_HOME"):
+                        monkeypatch.setenv("ASTUNER_HOME", os.path.join(home, f"row{number}"))
                     if "capsys" in own:
                         own["capsys"].readouterr()
                     if "caplog" in own:
