@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from astuner import AgentRegistry, find_checkpoint, load_config, policy_folder
 from astuner.contracts.errors import CheckpointError, ConfigError
+from astuner_objectives.manifest import require_whole
 
 if TYPE_CHECKING:
     from astuner import Config
@@ -127,6 +128,7 @@ def _sources(config: Config, checkpoint: Path | None) -> dict[str, Path]:
             folder = policy_folder(checkpoint, policy)
         if folder is None:
             raise CheckpointError(f"{checkpoint} holds no model of the policy {policy!r}, which trains")
+        require_whole(folder)
         if why := problem(folder):
             raise CheckpointError(f"{folder} cannot be exported: {why}")
         sources[policy] = folder.resolve()

@@ -13,6 +13,7 @@ import astuner_local
 from astuner.cli import main
 from astuner.contracts.errors import CheckpointError, ConfigError
 from astuner_export.model import export, problem
+from astuner_objectives.manifest import write_manifest
 from tests.table import table
 
 TINY = Path(astuner_local.__file__).parent / "tiny" / "model"
@@ -36,10 +37,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def checkpoint(folder: Path) -> None:
     shutil.copytree(TINY, folder)
-    (folder / "manifest.json").write_text("{}")
     for name in ("resume/trainer.safetensors", "resume/state.json", "adapter/adapter_model.safetensors"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("{}")
+    write_manifest(folder)
 
 
 def sharded(folder: Path) -> None:
@@ -79,8 +80,20 @@ def test_the_newest_checkpoint_without_what_only_the_run_needs(run: Path) -> Non
 
 def test_shards_are_exported_together(run: Path) -> None:
     sharded(run / "checkpoints" / "step-000001")
+    write_manifest(run / "checkpoints" / "step-000001")
     export("e.yaml", to="out", checkpoint=str(run / "checkpoints" / "step-000001"))
     assert same_weights(Path("out"))
+
+
+def test_a_checkpoint_in_which_a_bit_was_flipped_is_not_exported(run: Path) -> None:
+    weights = run / "checkpoints" / "step-000002" / "model.safetensors"
+    damaged = bytearray(weights.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    weights.write_bytes(damaged)
+    with pytest.raises(CheckpointError, match=r"step-000002 is damaged: model.safetensors was changed or damaged; ch"):
+        export("e.yaml", to="out")
+    (weights.parent / "manifest.json").unlink()  # as the message says
+    assert names(export("e.yaml", to="out").models["default"]) == MODEL
 
 
 def test_base_is_the_model_before_training_unless_it_has_a_name_only(run: Path) -> None:
@@ -202,6 +215,7 @@ def test_an_incomplete_model_is_seen(tmp_path: Path, damage: Any, why: str) -> N
 
 def test_an_incomplete_checkpoint_is_refused_and_nothing_is_left(run: Path) -> None:
     _cut(run / "checkpoints" / "step-000002")
+    (run / "checkpoints" / "step-000002" / "manifest.json").unlink()  # an engine's has none
     with pytest.raises(CheckpointError, match=r"step-000002 cannot be exported: model\.safetensors is damaged"):
         export("e.yaml", to="out")
     assert not any("out" in p.name for p in Path().iterdir())

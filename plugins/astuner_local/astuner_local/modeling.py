@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from astuner import ModelSection, is_folder_name, require_model
 from astuner.contracts.errors import ConfigError, RunError
 from astuner_local.plugin import SHIPPED
+from astuner_objectives.manifest import require_whole
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """`model_type` of the supported architectures."""
@@ -190,6 +191,7 @@ def _source(model_config: ModelSection, path: str | None) -> tuple[str, dict[str
     """Where a model is read from, and with which options.
 
     :raises ConfigError: there is no such folder, or a shipped model's name is misspelt.
+    :raises CheckpointError: it is a checkpoint, and damaged.
     """
     source = path or model_config.path
     if is_folder_name(source):
@@ -199,6 +201,7 @@ def _source(model_config: ModelSection, path: str | None) -> tuple[str, dict[str
                 f"astuner.model.path is {source}, but there is no such folder (looked at {folder.resolve()}); "
                 "correct it, or write a Hugging Face name such as Qwen/Qwen2.5-0.5B-Instruct"
             )
+        require_whole(folder.resolve())
         if not (folder / "config.json").is_file():
             raise ConfigError(
                 f"astuner.model.path is {source}, but that folder has no config.json; point it at the folder that "

@@ -18,8 +18,10 @@ import numpy as np
 import pytest
 import torch
 
+from astuner import ModelSection
 from astuner.config.schema import LoraSection, TrainerCommon
 from astuner.contracts.errors import CheckpointError
+from astuner_local.modeling import load_model
 from astuner_local.trainer import checkpoint as checkpoints
 from astuner_local.trainer import lora
 from astuner_local.trainer.checkpoint import (
@@ -223,6 +225,13 @@ def test_damaged_checkpoints_are_passed_over(tmp_path: Path, damage: Any, says: 
     assert [(path, says in why) for path, why in saved_states(tmp_path)] == [(damaged, True), (whole, False)]
     with pytest.raises(CheckpointError, match=f"(?s){says}.*newest complete one is .*step-000002"):
         read_checkpoint(damaged)
+
+
+def test_a_damaged_checkpoint_is_not_evaluated_or_served(tmp_path: Path) -> None:
+    damaged = folder_with(tmp_path, "step-000003", 3)
+    flip_a_bit(damaged)
+    with pytest.raises(CheckpointError, match=r"step-000003 is damaged: model\.safetensors was changed"):
+        load_model(ModelSection(path=str(damaged)))
 
 
 def test_a_checkpoint_of_before_checksums_of_large_files_is_as_good_as_it_was(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from astuner.contracts.errors import CheckpointError
+
 MANIFEST = "manifest.json"
 FORMAT = 1
 """Version of the file's layout; a reader refuses a newer one."""
@@ -56,6 +58,18 @@ def problem(folder: Path, *, contents: bool = True) -> str:
         except (OSError, ValueError) as error:
             return f"{name} cannot be read: {error}"
     return ""
+
+
+def require_whole(model: Path) -> None:
+    """Look at the checkpoint that a model folder is, or that it is one policy's part of, before it is used.
+
+    :raises CheckpointError: a file of it is not what was written.
+    """
+    for folder in (model, model.parent):
+        if folder.name.startswith("step-") and (folder / MANIFEST).is_file() and (why := problem(folder)):
+            raise CheckpointError(
+                f"{folder} is damaged: {why}; choose another checkpoint, or remove its {MANIFEST} if you changed it"
+            )
 
 
 def _crc32(path: Path) -> int:
