@@ -34,8 +34,23 @@ def __getattr__(name: str) -> object:
         if not name.startswith("_") and _Moved.find_spec(f"astuner.{name}") is not None:
             return import_module(f"astuner.{name}")
         raise AttributeError(f"module 'astuner' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOME[name]), name)
+    value = globals()[name] = from_its_home("astuner", name, _HOME[name])
     return value
+
+
+def from_its_home(whose: str, name: str, module: str) -> object:
+    """The public ``name`` of ``whose``, from the module that has it.
+
+    :raises ImportError: that module is in a package which is not installed; says how to have it.
+    """
+    package = module.partition(".")[0]
+    try:
+        return getattr(import_module(module), name)
+    except ModuleNotFoundError as e:
+        if e.name != package:
+            raise
+        install = f"pip install {package.replace('_', '-')}"
+        raise ImportError(f"{whose}.{name} comes with a package of its own: {install}", name=package) from None
 
 
 def older_modules() -> Iterator[Any]:

@@ -385,7 +385,7 @@ def test_eval_passes_on_what_was_asked_and_shows_the_uncertainty(astuner_command
             unscored_tasks=2, failed_episodes=5,
         )  # fmt: skip
 
-    monkeypatch.setattr("astuner.evaluate", evaluate)
+    monkeypatch.setattr("astuner_models.serving.evaluate", evaluate)
     result = astuner_command(
         "eval", "x.yaml", "astuner.seed=1", "--checkpoint", "base", "--tasks", "10", "--repeat", "2", "--with-lake"
     )

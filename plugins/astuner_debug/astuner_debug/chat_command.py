@@ -28,9 +28,10 @@ from astuner.contracts.errors import ConfigError, ContextOverflow
 from astuner.contracts.messages import text_of
 
 if TYPE_CHECKING:
-    from astuner import ChatCodec, Config, Serving
+    from astuner import ChatCodec, Config
     from astuner.contracts.backbone import Served
     from astuner.contracts.types import Generation, SamplingParams, Turn
+    from astuner_models.serving import Serving
 
 
 HELP = "/exit ends, /reset starts anew, /tokens shows the last answer token by token"
@@ -55,7 +56,7 @@ def chat(
     as_json: JsonOption = False,
 ) -> None:
     """Talk to the model of an experiment."""
-    from astuner import serve
+    from astuner_models.serving import serve
 
     given = all_overrides(overrides, run_dir)
     command_line(ctx).check_services(services or ())

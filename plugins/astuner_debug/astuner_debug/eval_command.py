@@ -35,7 +35,7 @@ def measure(
     as_json: JsonOption = False,
 ) -> None:
     """Measure the success of a checkpoint on the validation tasks."""
-    from astuner import evaluate
+    from astuner_models.serving import evaluate
 
     given, line = all_overrides(overrides, run_dir), command_line(ctx)
     line.check_services(services or ())

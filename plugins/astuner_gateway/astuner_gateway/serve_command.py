@@ -75,13 +75,13 @@ def serve(
 
     Applications find the address and the key in the file that it names when it is ready. Ctrl-C ends it.
     """
-    from astuner import serve as serve_models
     from astuner_gateway import access_file
     from astuner_gateway.listening import bind, key_for, url_of
     from astuner_gateway.served.conversations import Conversations
     from astuner_gateway.served.handler import Handler
     from astuner_gateway.served.model import About, ServedAgent, ServedModel
     from astuner_gateway.served.spans import CompletionTracer, collector_at, feedback_url
+    from astuner_models.serving import serve as serve_models
 
     given = all_overrides(overrides, run_dir)
     command_line(ctx).check_services(services or ())
