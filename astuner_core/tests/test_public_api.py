@@ -379,6 +379,11 @@ def test_an_unknown_name_is_an_attribute_error():
         _ = astuner.Tasks
 
 
-def test_a_name_whose_package_is_not_installed_says_how_to_have_it() -> None:
-    with pytest.raises(ImportError, match=r"^astuner\.serve comes with a package of its own: pip install astuner-xyz$"):
-        astuner.from_its_home("astuner", "serve", "astuner_xyz.serving")
+def test_a_name_whose_package_is_not_installed_says_how_to_have_it(tmp_path: Path) -> None:
+    (tmp_path / "acme.pyi").write_text("from acme_models.serving import serve as serve\n")
+    names, find = astuner.public_names("acme", str(tmp_path / "acme.py"))
+    assert names == {"serve": "acme_models.serving"}
+    with pytest.raises(ImportError, match=r"^acme\.serve comes with a package of its own: pip install acme-models$"):
+        find("serve")
+    with pytest.raises(AttributeError, match=r"^module 'acme' has no attribute 'other'$"):
+        find("other")

@@ -16,15 +16,8 @@ neither torch nor transformers, and registers nothing with pytest.
 
 from __future__ import annotations
 
-from astuner import from_its_home, names_of
+from astuner import public_names
 
-_HOME = names_of(__file__)
+_HOME, __getattr__ = public_names(__name__, __file__)
 
 __all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'astuner.testing' has no attribute {name!r}")
-    value = globals()[name] = from_its_home("astuner.testing", name, _HOME[name])
-    return value
