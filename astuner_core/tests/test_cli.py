@@ -151,10 +151,10 @@ def test_run_passes_on_what_was_asked(astuner_command, fake_launch, plugins_are)
             Path("x.yaml"),
             [
                 "astuner.data.shuffle=false",
-                'astuner.experiment_dir="/tmp"',
-                'astuner.experiment_name="007"',
                 "astuner.seed=7",
                 "astuner.trainer_common.total_steps=3",
+                'astuner.experiment_dir="/tmp"',
+                'astuner.experiment_name="007"',
             ],
             {
                 "backbone": "local",
