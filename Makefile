@@ -33,11 +33,11 @@ help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 # What each environment has of plugins/, with extras, beside the core. `cpu` is a folder of the backbone's own.
-USED := agentscope[agentscope1] checks compat datasets debug env[gymnasium] export families gateway helpers http local[lora] math[agent] objectives record report[plot] sandbox testing trackers
+USED := agentscope[agentscope1] checks compat datasets debug env[gymnasium] export families gateway helpers http local[lora] math[agent] models objectives record report[plot] sandbox testing trackers
 DEMO := $(USED) appworld flywheel rubrics view
 TESTED := env[gymnasium,reasoning-gym] trackers[mlflow,otel,tensorboard]
 LIGHT := ray trinity verl
-ANY_FRAMEWORK := checks compat debug env families gateway helpers http record report sandbox testing trackers
+ANY_FRAMEWORK := checks compat debug env families gateway helpers http models record report sandbox testing trackers
 ON_VERL := $(USED) ray ray/cpu verl verl/cpu
 ON_TRINITY := $(USED) ray ray/cpu trinity trinity/cpu
 # $(call packages,NAME…): what pip installs of them. $(call projects,NAME…): the files that say what they need.

@@ -40,7 +40,6 @@ WITH_THE_CORE = {
 """The core's dependencies, and what those bring: pydantic has pydantic-core, omegaconf has PyYAML."""
 NOT_NAMED = {
     "astuner": {
-        "huggingface-hub": "with datasets, or with transformers",
         "jinja2": "with transformers, whose tokenizers it is for",
         "openai": "for who asks for an openai client, and has it",
         "transformers": "where a backbone has it",
@@ -59,6 +58,10 @@ NOT_NAMED = {
     },
     "astuner_helpers": {"agentscope": "for who names a model class of AgentScope, and has it"},
     "astuner_local": {"tokenizers": "with transformers"},
+    "astuner_models": {
+        "huggingface-hub": "with datasets, or with transformers",
+        "transformers": "where a backbone has it",
+    },
     "astuner_objectives": {"torch": "the backbone's to choose"},
     "astuner_ray": {
         "numpy": "with the engine, as the next two",

@@ -18,24 +18,40 @@ API_VERSION = "0.1"
 the plugin is imported."""
 
 
-def names_of(file: str) -> dict[str, str]:
-    """Public name -> the module that has it, by the stub beside ``file``."""
+def public_names(module: str, file: str) -> tuple[dict[str, str], Callable[[str], object]]:
+    """The public names of a package and where each is, by the stub beside ``file``; and its ``__getattr__``, which
+    imports one when it is first touched.
+
+    That raises `ImportError` where the name is of a package that is not installed; it says how to have it.
+    """
     stub = Path(file).with_suffix(".pyi").read_text(encoding="utf-8")
-    return {name: module for module, name in re.findall(r"^from ([\w.]+) import (\w+) as", stub, re.MULTILINE)}
+    home = {name: place for place, name in re.findall(r"^from ([\w.]+) import (\w+) as", stub, re.MULTILINE)}
+
+    def find(name: str) -> object:
+        if name not in home:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        package = home[name].partition(".")[0]
+        try:
+            value = vars(sys.modules[module])[name] = getattr(import_module(home[name]), name)
+        except ModuleNotFoundError as e:
+            if e.name != package:
+                raise
+            install = f"pip install {package.replace('_', '-')}"
+            raise ImportError(f"{module}.{name} comes with a package of its own: {install}", name=package) from None
+        return value
+
+    return home, find
 
 
-_HOME = names_of(__file__)
+_HOME, _find = public_names(__name__, __file__)
 
 __all__ = ["API_VERSION", "__version__", *sorted(_HOME)]
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        if not name.startswith("_") and _Moved.find_spec(f"astuner.{name}") is not None:
-            return import_module(f"astuner.{name}")
-        raise AttributeError(f"module 'astuner' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOME[name]), name)
-    return value
+    if name not in _HOME and not name.startswith("_") and _Moved.find_spec(f"astuner.{name}") is not None:
+        return import_module(f"astuner.{name}")
+    return _find(name)
 
 
 def older_modules() -> Iterator[Any]:

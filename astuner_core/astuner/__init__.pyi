@@ -86,8 +86,10 @@ from astuner.rollout.judging import NoVerdict as NoVerdict
 from astuner.rollout.judging import ask_group_judge as ask_group_judge
 from astuner.rollout.judging import ask_judge as ask_judge
 from astuner.rollout.metrics import describe_failure as describe_failure
+from astuner.rollout.metrics import evaluate_groups as evaluate_groups
 from astuner.rollout.model_tuner import ModelTuner as ModelTuner
 from astuner.rollout.models import AgentRegistry as AgentRegistry
+from astuner.rollout.models import EpisodesHere as EpisodesHere
 from astuner.rollout.models import Models as Models
 from astuner.rollout.models import PolicyModel as PolicyModel
 from astuner.rollout.models import one_model as one_model
@@ -112,26 +114,14 @@ from astuner.rollout.turns import EpisodeRecorder as EpisodeRecorder
 from astuner.rollout.turns import build_samples as build_samples
 from astuner.rollout.turns import upwards as upwards
 from astuner.runs.breakpoints import bp as bp
-from astuner.runs.hub import hub_downloads as hub_downloads
-from astuner.runs.hub import hub_problem as hub_problem
-from astuner.runs.hub import is_folder_name as is_folder_name
-from astuner.runs.hub import require_model as require_model
 from astuner.runs.launch import run as run
 from astuner.runs.preflight import Preflight as Preflight
+from astuner.runs.preflight import find_backbone as find_backbone
 from astuner.runs.run_dir import RunDir as RunDir
 from astuner.runs.run_dir import debug_folder as debug_folder
 from astuner.runs.services import log_file as log_file
 from astuner.runs.services import run_service as run_service
 from astuner.runs.services import run_services as run_services
-from astuner.runs.serving import Serving as Serving
-from astuner.runs.serving import evaluate as evaluate
-from astuner.runs.serving import find_backbone as find_backbone
-from astuner.runs.serving import find_checkpoint as find_checkpoint
-from astuner.runs.serving import load_tokenizer as load_tokenizer
-from astuner.runs.serving import make_codec as make_codec
-from astuner.runs.serving import policy_folder as policy_folder
-from astuner.runs.serving import serve as serve
-from astuner.runs.serving import serve_policies as serve_policies
 from astuner.runs.tasks import planned_steps as planned_steps
 from astuner.runs.tasks import read_tasks as read_tasks
 from astuner.support.json_lines import append_jsonl as append_jsonl
@@ -149,10 +139,22 @@ from astuner.support.processes import record_process as record_process
 from astuner.support.processes import recorded_process as recorded_process
 from astuner.support.processes import recorded_processes as recorded_processes
 from astuner.support.threads import in_daemon_thread as in_daemon_thread
+from astuner_models.hub import hub_downloads as hub_downloads
+from astuner_models.hub import hub_problem as hub_problem
+from astuner_models.hub import is_folder_name as is_folder_name
+from astuner_models.hub import require_model as require_model
+from astuner_models.serving import Serving as Serving
+from astuner_models.serving import evaluate as evaluate
+from astuner_models.serving import find_checkpoint as find_checkpoint
+from astuner_models.serving import load_tokenizer as load_tokenizer
+from astuner_models.serving import make_codec as make_codec
+from astuner_models.serving import policy_folder as policy_folder
+from astuner_models.serving import serve as serve
+from astuner_models.serving import serve_policies as serve_policies
 
 __version__: str
 API_VERSION: str
 
-def names_of(file: str) -> dict[str, str]: ...
+def public_names(module: str, file: str) -> tuple[dict[str, str], Callable[[str], object]]: ...
 def older_modules() -> Iterator[Any]: ...
 def older_names(module: str) -> Callable[[str], object]: ...

@@ -151,10 +151,10 @@ def test_run_passes_on_what_was_asked(astuner_command, fake_launch, plugins_are)
             Path("x.yaml"),
             [
                 "astuner.data.shuffle=false",
-                'astuner.experiment_dir="/tmp"',
-                'astuner.experiment_name="007"',
                 "astuner.seed=7",
                 "astuner.trainer_common.total_steps=3",
+                'astuner.experiment_dir="/tmp"',
+                'astuner.experiment_name="007"',
             ],
             {
                 "backbone": "local",
@@ -385,7 +385,7 @@ def test_eval_passes_on_what_was_asked_and_shows_the_uncertainty(astuner_command
             unscored_tasks=2, failed_episodes=5,
         )  # fmt: skip
 
-    monkeypatch.setattr("astuner.evaluate", evaluate)
+    monkeypatch.setattr("astuner_models.serving.evaluate", evaluate)
     result = astuner_command(
         "eval", "x.yaml", "astuner.seed=1", "--checkpoint", "base", "--tasks", "10", "--repeat", "2", "--with-lake"
     )

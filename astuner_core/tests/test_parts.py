@@ -34,6 +34,7 @@ TOKENIZER = make_tokenizer()
 PLUGINS = {
     "agentscope": "agentscope",
     "debugger": "debug",
+    "downloads": "models",
     "endpoint": "gateway",
     "environments": "env",
     "episode_context": "trackers",

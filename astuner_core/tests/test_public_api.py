@@ -22,19 +22,20 @@ NAMES = (
     "API_VERSION AgentRegistry AgentSection AlgorithmSection AstunerError AstunerSection Backbone BuildContext "
     "CONTRACTS ChatCodec ChatRequest ChatTemplate Clock Config ConfigError Conversation DISABLE_PLUGINS DebugSection "
     "Draw EncodedPrompt Ending EndpointSection Environment EnvironmentProvider Episode EpisodeRecorder EpisodeRunner "
-    "EpisodeState Evaluation ExternalSpeaker Generation Group InferenceEngine Judge JudgeOutput Judging LockTaken "
-    "LogSink LoraSection ModelSection ModelTuner Models NoVerdict Offer Optim OutOfTime Plugin PluginError "
+    "EpisodeState EpisodesHere Evaluation ExternalSpeaker Generation Group InferenceEngine Judge JudgeOutput Judging "
+    "LockTaken LogSink LoraSection ModelSection ModelTuner Models NoVerdict Offer Optim OutOfTime Plugin PluginError "
     "PluginManager PluginStatus PolicyModel PolicySpeaker Preflight Provider RecordedProcess RolloutPool Run RunDir "
     "STRUCTURED_TOOL Said Sample Service Serving StepResult StepRollout StopReason TOKEN_VARIABLE Task TaskReader "
     "TimeLimits TrainerCommon Workflow WorkflowOutput WorkflowTask __version__ append_jsonl ask_group_judge ask_judge "
     "astuner_home bp build_judge build_samples check_section check_unlocked comes_to_stop debug_folder "
-    "describe_failure describe_field end_loop estimate_advantages evaluate field_at find_backbone find_checkpoint "
-    "find_loss find_offer find_optional_part find_part find_provider find_user_file forget_process honoured_by "
-    "hookimpl hub_downloads hub_problem import_target import_user_code in_daemon_thread is_code is_folder_name "
-    "is_same_process key_models key_spellings load_config load_plugins load_tokenizer lock_file log_file make_codec "
-    "make_judge missing_modules one_model planned_steps policy_folder process_start_time raised_at read_config "
-    "read_jsonl read_tasks record_process recorded_process recorded_processes require_model run run_service "
-    "run_services sampling_for section_of serve serve_policies token_loss unfinished upwards walk_fields write_jsonl"
+    "describe_failure describe_field end_loop estimate_advantages evaluate evaluate_groups field_at find_backbone "
+    "find_checkpoint find_loss find_offer find_optional_part find_part find_provider find_user_file forget_process "
+    "honoured_by hookimpl hub_downloads hub_problem import_target import_user_code in_daemon_thread is_code "
+    "is_folder_name is_same_process key_models key_spellings load_config load_plugins load_tokenizer lock_file "
+    "log_file make_codec make_judge missing_modules one_model planned_steps policy_folder process_start_time "
+    "raised_at read_config read_jsonl read_tasks record_process recorded_process recorded_processes require_model run "
+    "run_service run_services sampling_for section_of serve serve_policies token_loss unfinished upwards walk_fields "
+    "write_jsonl"
 )
 
 FIELDS = {
@@ -376,3 +377,13 @@ def test_the_version_that_plugins_are_written_for():
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'Tasks'"):
         _ = astuner.Tasks
+
+
+def test_a_name_whose_package_is_not_installed_says_how_to_have_it(tmp_path: Path) -> None:
+    (tmp_path / "acme.pyi").write_text("from acme_models.serving import serve as serve\n")
+    names, find = astuner.public_names("acme", str(tmp_path / "acme.py"))
+    assert names == {"serve": "acme_models.serving"}
+    with pytest.raises(ImportError, match=r"^acme\.serve comes with a package of its own: pip install acme-models$"):
+        find("serve")
+    with pytest.raises(AttributeError, match=r"^module 'acme' has no attribute 'other'$"):
+        find("other")

@@ -138,6 +138,7 @@ def test_broken_strangers_leave_everything_else_working(fresh, tmp_path):
         "astuner-core": "loaded",
         "astuner-acme": "loaded",
         "astuner-debug": "loaded",
+        "astuner-models": "loaded",
         "astuner-lost": "broken",
         "astuner-old": "incompatible",
         "astuner-same": "loaded",

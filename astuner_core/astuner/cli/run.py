@@ -14,8 +14,7 @@ from astuner.contracts.commands import (
     OverridesArgument,
     RunDirOption,
     WithOption,
-    all_overrides,
-    command_line,
+    asked,
     only_data_on_stdout,
     write_json,
 )
@@ -46,21 +45,13 @@ def run(
     """Train, or debug, as an experiment file says."""
     from astuner.runs import launch
 
-    given, line = all_overrides(overrides, run_dir), command_line(ctx)
-    if seed is not None:
-        given.append(f"astuner.seed={seed}")  # later ones win
-    if steps is not None:
-        given.append(f"astuner.trainer_common.total_steps={steps}")
-    line.check_services(services or ())
+    short = {"seed": seed, "trainer_common.total_steps": steps}
+    given = [f"astuner.{key}={number}" for key, number in short.items() if number is not None]  # later ones win
     with only_data_on_stdout(as_json):
         result = launch.run(
-            file,
-            given,
-            backbone=backbone,
+            **asked(ctx, file, [*(overrides or ()), *given], run_dir, services, backbone=backbone),
             resume="auto" if resume is None else "must" if resume else "never",
             dry_run=dry_run,
-            services=tuple(services or ()),
-            disabled_plugins=line.disabled_plugins,
             debug_tags=tuple(debug_tags or ()),
             debug_listen=debug_listen,
         )

@@ -108,6 +108,25 @@ def all_overrides(overrides: Sequence[str] | None, run_dir: Path | None = None) 
     return given
 
 
+def asked(
+    ctx: typer.Context,
+    file: Path,
+    overrides: Sequence[str] | None,
+    run_dir: Path | None,
+    services: Sequence[str] | None,
+    **options: Any,
+) -> dict[str, Any]:
+    """What `astuner.run`, `astuner.serve` and `astuner.evaluate` take of a command's parameters; raises as
+    `CommandLine.check_services` and `all_overrides`.
+
+    :param options: more of their keywords.
+    """
+    line, given = command_line(ctx), all_overrides(overrides, run_dir)
+    line.check_services(beside := tuple(services or ()))
+    told = {"path": file, "overrides": given, "services": beside, "disabled_plugins": line.disabled_plugins}
+    return {**told, **options}
+
+
 @contextmanager
 def only_data_on_stdout(wanted: bool) -> Iterator[None]:
     """With ``--json``, whatever a run prints goes to stderr, so that stdout is one JSON document."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from astuner.chat.history import Said
     from astuner.config import Config
     from astuner.config.schema import AgentSection, EndpointSection
-    from astuner.contracts.backbone import Backbone
+    from astuner.contracts.backbone import Backbone, Capabilities
     from astuner.contracts.messages import Message
     from astuner.contracts.places import Report, Tree
     from astuner.plugins.loader import PluginManager
@@ -145,6 +145,20 @@ class HelperModelsPart(ABC):
     @abstractmethod
     def begin(self) -> None:
         """The run starts over: what it used before no longer counts."""
+
+
+class DownloadsPart(ABC):
+    """``downloads``: what a run would download. Optional: without it, whoever loads that finds out. Made without
+    arguments."""
+
+    @abstractmethod
+    def require(self, config: Config, capabilities: Capabilities) -> None:
+        """Make sure that the models and the data set of an experiment are here, or that the hub can be asked for them.
+
+        :param capabilities: of the backbone; only one that honours all of ``astuner.model`` loads that model itself.
+        :raises astuner.contracts.errors.RunError: they are not and it cannot; says, for each, where it was written and
+            what is here.
+        """
 
 
 class EnvironmentsPart(ABC):
@@ -323,6 +337,7 @@ class OlderSpellingsPart:
 PARTS: Mapping[str, type] = {
     "agentscope": AgentScopePart,
     "debugger": DebuggerPart,
+    "downloads": DownloadsPart,
     "endpoint": EndpointPart,
     "environments": EnvironmentsPart,
     "episode_context": EpisodeContextPart,

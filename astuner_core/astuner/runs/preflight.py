@@ -18,19 +18,18 @@ from astuner.config.loaded import Mistakes
 from astuner.config.loading import read_config
 from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import ConfigError, EnvironmentFailed, RunError
-from astuner.plugins.registry import is_code
+from astuner.plugins import registry
 from astuner.rollout.credit import estimator_of, loss_of
 from astuner.rollout.parts import build, build_task_reader
 from astuner.rollout.runner import EpisodeRunner
-from astuner.runs.hub import require_downloads
 from astuner.runs.run import subscribers
-from astuner.runs.serving import make_backbone
 from astuner.runs.tasks import TaskSet, tasks_of
 
 if TYPE_CHECKING:
     from astuner.config import Config
     from astuner.contracts.backbone import Backbone
     from astuner.contracts.log_sink import LogSink
+    from astuner.contracts.parts import DownloadsPart
 
 
 class Preflight:
@@ -87,7 +86,7 @@ class Preflight:
         :param dry_run: nobody who would make them is asked; nor is anybody where a mistake was found before.
         """
         refused = bool(self.mistakes.told)
-        if refused and not self._only_look and is_code(self.config.astuner.task_reader.type or ""):
+        if refused and not self._only_look and registry.is_code(self.config.astuner.task_reader.type or ""):
             return None
         return self.mistakes.ask("astuner.task_reader", lambda: self._tasks(dry_run or refused))
 
@@ -102,8 +101,10 @@ class Preflight:
             self.mistakes.ask(f"astuner.trainer_common.algorithm.{key}", partial(find, self.config))
 
     def _fetchable(self, backbone: Backbone) -> None:
+        downloads: type[DownloadsPart] | None = registry.find_optional_part(self.config.plugins, "downloads")
         try:
-            require_downloads(self.config, backbone.capabilities)
+            if downloads is not None:
+                downloads().require(self.config, backbone.capabilities)
         except RunError as e:
             misspelt = "did you mean" in str(e)  # a name like one that is here is wrong anywhere
             if self._only_look and not misspelt:
@@ -173,3 +174,19 @@ class Preflight:
         if helpers := getattr(a, "helper_models", None):  # a package's keys
             without["helper_models"] = asked("helper_models", helpers)
         return replace(config, astuner=a.model_copy(update=without))
+
+
+def find_backbone(config: Config) -> tuple[Backbone, Sequence[str]]:
+    """The chosen backbone, and notes on keys that it has no use for.
+
+    :raises ConfigError: keys that were written and that it would ignore (the capability contract).
+    """
+    backbone = make_backbone(config)
+    return backbone, check_capabilities(config, backbone.capabilities)
+
+
+def make_backbone(config: Config) -> Backbone:
+    """The chosen backbone, whatever keys it would ignore."""
+    name = config.astuner.backbone
+    backbone: Backbone = build("backbone", name, config.backbone_section(name), BuildContext(config=config))
+    return backbone

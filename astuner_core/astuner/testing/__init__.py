@@ -16,25 +16,8 @@ neither torch nor transformers, and registers nothing with pytest.
 
 from __future__ import annotations
 
-from importlib import import_module
+from astuner import public_names
 
-from astuner import names_of
-
-_HOME = names_of(__file__)
+_HOME, __getattr__ = public_names(__name__, __file__)
 
 __all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'astuner.testing' has no attribute {name!r}")
-    try:
-        module = import_module(_HOME[name])
-    except ModuleNotFoundError as e:
-        if e.name != "astuner_testing":
-            raise
-        raise ImportError(
-            f"astuner.testing.{name} comes with a package of its own: pip install astuner-testing", name=e.name
-        ) from None
-    value = globals()[name] = getattr(module, name)
-    return value

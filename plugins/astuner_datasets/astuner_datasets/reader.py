@@ -13,13 +13,13 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from astuner import hub_downloads, hub_problem
 from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import DataError, MissingDependency
 from astuner.contracts.rows import BadRow, FieldMap
 from astuner.contracts.section import Section
 from astuner.contracts.task_reader import TaskReader
 from astuner.contracts.types import Split, Task
+from astuner_models.hub import hub_downloads, hub_problem
 
 _LEGACY = {
     "gsm8k": ("openai/gsm8k", "main"),

@@ -11,9 +11,9 @@ import pytest
 
 from astuner.contracts.errors import DataError, MissingDependency
 from astuner.contracts.types import Split
-from astuner.runs import hub
 from astuner.testing import check_task_reader
 from astuner_datasets.reader import HuggingFaceConfig, HuggingFaceTaskReader, hub_name, why_no_data_set
+from astuner_models import hub
 from tests.table import table
 
 with warnings.catch_warnings():

@@ -12,13 +12,14 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from astuner import debug_folder, describe_failure, load_tokenizer, serve_policies
+from astuner import debug_folder, describe_failure
 from astuner.contracts.backbone import Backbone, Capabilities, Served
 from astuner.contracts.errors import RunError
 from astuner.contracts.events import Note, TokenizersLoaded
 from astuner.contracts.messages import mapping_of
 from astuner.contracts.types import Episode, ExternalTurn, Turn
 from astuner_debug.engine import OpenAICompletionsEngine, running_vllm
+from astuner_models.serving import load_tokenizer, serve_policies
 
 if TYPE_CHECKING:
     from astuner.contracts.run import Run

@@ -19,8 +19,7 @@ from astuner.contracts.commands import (
     OverridesArgument,
     RunDirOption,
     WithOption,
-    all_overrides,
-    command_line,
+    asked,
     only_data_on_stdout,
     write_json,
 )
@@ -28,9 +27,10 @@ from astuner.contracts.errors import ConfigError, ContextOverflow
 from astuner.contracts.messages import text_of
 
 if TYPE_CHECKING:
-    from astuner import ChatCodec, Config, Serving
+    from astuner import ChatCodec, Config
     from astuner.contracts.backbone import Served
     from astuner.contracts.types import Generation, SamplingParams, Turn
+    from astuner_models.serving import Serving
 
 
 HELP = "/exit ends, /reset starts anew, /tokens shows the last answer token by token"
@@ -55,23 +55,14 @@ def chat(
     as_json: JsonOption = False,
 ) -> None:
     """Talk to the model of an experiment."""
-    from astuner import serve
+    from astuner_models.serving import serve
 
-    given = all_overrides(overrides, run_dir)
-    command_line(ctx).check_services(services or ())
+    # with a workflow a person is waiting, and may ask again
+    given = [*(overrides or ()), *["astuner.rollout.max_retries=0"] * workflow]
+    told = asked(ctx, file, given, run_dir, services, backbone=backbone, checkpoint=checkpoint)
     if as_json and message is None:
         raise ConfigError("--json prints one answer; say what to ask with --message TEXT")
-    if workflow:
-        given.append("astuner.rollout.max_retries=0")  # a person is waiting, and may ask again
-    served_as = serve(
-        file,
-        given,
-        backbone=backbone,
-        checkpoint=checkpoint,
-        services=tuple(services or ()),
-        disabled_plugins=command_line(ctx).disabled_plugins,
-    )
-    with only_data_on_stdout(as_json), served_as as models, _own_loop() as loop:
+    with only_data_on_stdout(as_json), serve(**told) as models, _own_loop() as loop:
         served, codec = models.policy(policy)
         if workflow:
             speaker: Model | Agent = Agent(models, temperature)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -46,7 +45,7 @@ def show(
     backbone: BackboneOption = None,
 ) -> None:
     """Print every setting of an experiment, defaults included and secrets removed."""
-    config = _load(ctx, file, overrides, backbone)
+    config = load_config(file, overrides or (), backbone=backbone, plugins=command_line(ctx).plugins)
     if native:
         if origin:
             raise typer.BadParameter("--native has no origins; leave one of the two out", param_hint="--origin")
@@ -95,10 +94,6 @@ def check(
         typer.echo(f"{file}{f' with the backbone {name!r}' if name else ''}: {verdict}")
     if mistakes:
         raise typer.Exit(1)
-
-
-def _load(ctx: typer.Context, file: Path, overrides: list[str] | None, backbone: str | None) -> Config:
-    return load_config(file, overrides or (), backbone=backbone, plugins=command_line(ctx).plugins)
 
 
 def _native(config: Config) -> Mapping[str, Any]:

@@ -15,8 +15,7 @@ from astuner.contracts.commands import (
     OverridesArgument,
     RunDirOption,
     WithOption,
-    all_overrides,
-    command_line,
+    asked,
     only_data_on_stdout,
     write_json,
 )
@@ -35,21 +34,11 @@ def measure(
     as_json: JsonOption = False,
 ) -> None:
     """Measure the success of a checkpoint on the validation tasks."""
-    from astuner import evaluate
+    from astuner_models.serving import evaluate
 
-    given, line = all_overrides(overrides, run_dir), command_line(ctx)
-    line.check_services(services or ())
+    given = asked(ctx, file, overrides, run_dir, services, backbone=backbone, checkpoint=checkpoint)
     with only_data_on_stdout(as_json):
-        result = evaluate(
-            file,
-            given,
-            backbone=backbone,
-            checkpoint=checkpoint,
-            tasks=tasks,
-            repeat=repeat,
-            services=tuple(services or ()),
-            disabled_plugins=line.disabled_plugins,
-        )
+        result = evaluate(**given, tasks=tasks, repeat=repeat)
     if as_json:
         write_json({"checkpoint": checkpoint, **asdict(result)})
     else:

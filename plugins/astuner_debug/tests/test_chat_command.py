@@ -47,7 +47,7 @@ def chat_with(monkeypatch):
             models = one_model(engine, ChatCodec(tokenizer))
             yield Serving(config=config, served=dict.fromkeys(models, served), models=models)
 
-        monkeypatch.setattr("astuner.serve", fake, raising=False)
+        monkeypatch.setattr("astuner_models.serving.serve", fake)
         return engine
 
     return serve
@@ -144,9 +144,9 @@ def acting_agent(tmp_path, monkeypatch):
 
 
 def _serve_fake(monkeypatch, config):
-    monkeypatch.setattr("astuner.runs.serving.load_config", lambda *_, **__: config)
-    monkeypatch.setattr("astuner.runs.serving.find_checkpoint", lambda *_: None)
-    monkeypatch.setattr("astuner.runs.serving.find_backbone", lambda *_: (FakeBackbone(config), ()))
+    monkeypatch.setattr("astuner_models.serving.load_config", lambda *_, **__: config)
+    monkeypatch.setattr("astuner_models.serving.find_checkpoint", lambda *_: None)
+    monkeypatch.setattr("astuner_models.serving.find_backbone", lambda *_: (FakeBackbone(config), ()))
 
 
 def test_chat_with_the_workflow_shows_every_turn_and_why_there_is_no_reward(astuner_command, little_agent):

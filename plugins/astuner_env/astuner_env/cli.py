@@ -20,6 +20,7 @@ import typer
 from astuner.contracts.commands import new_app, write_json
 from astuner.contracts.errors import ConfigError, EnvironmentFailed, RunError
 from astuner.contracts.hookspecs import EnvironmentProvider
+from astuner.contracts.interrupt import handled
 from astuner.contracts.service import variables_set
 from astuner_env.manager.capacity import IDLE_TTL
 
@@ -328,21 +329,18 @@ def ended_by_signals() -> Iterator[None]:
     one that comes just before a line is waited for would be handled after that line has come, which may be never.
     Invariant: here it is handled at once (an alarm that means nothing ends every wait, again and again).
     """
-    handled = False
+    ended = False
 
     def handle(number: int, _: object) -> None:
-        nonlocal handled
-        if not handled:  # else what was begun is being put away
-            handled = True
+        nonlocal ended
+        if not ended:  # else what was begun is being put away
+            ended = True
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
-    before = {number: signal.signal(number, handle) for number in ENDINGS}
-    before[signal.SIGALRM] = signal.signal(signal.SIGALRM, lambda *_: None)
-    signal.setitimer(signal.ITIMER_REAL, NUDGE_EVERY, NUDGE_EVERY)
-    try:
-        yield
-    finally:
-        handled = True
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with handled(ENDINGS, handle), handled([signal.SIGALRM], lambda *_: None):
+        signal.setitimer(signal.ITIMER_REAL, NUDGE_EVERY, NUDGE_EVERY)
+        try:
+            yield
+        finally:
+            ended = True
+            signal.setitimer(signal.ITIMER_REAL, 0)

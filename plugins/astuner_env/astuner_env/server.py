@@ -50,7 +50,7 @@ from astuner_env.manager.metrics import Metrics
 from astuner_env.manager.refusal import Refusal
 from astuner_env.manager.served import ServedEnvironment, is_name
 from astuner_gateway.endpoint.errors import ApiError
-from astuner_gateway.gate import read_body, worked_on
+from astuner_gateway.gate import read_body, when_closed, worked_on
 from astuner_gateway.listening import BACKLOG, bind, check_open, has_key, is_loopback, is_own_name, quiet_http_logger
 from astuner_http.strict_json import parse_json
 from astuner_sandbox.isolation.scratch import Root
@@ -134,7 +134,7 @@ async def serve(
     for number in _STOP:
         loop.add_signal_handler(number, stop, number.name)
     if stop_with_stdin:
-        _when_closed(sys.stdin.fileno(), lambda: stop("standard input closed"))
+        when_closed(sys.stdin.fileno(), lambda: stop("standard input closed"))
     try:
         async with running(environments, settings) as service:
             print(f"Starting server on {service.host}:{service.port}", flush=True)
@@ -196,18 +196,6 @@ async def running(environments: Sequence[ServedEnvironment], settings: ServiceSe
             await manager.stop()
             await runner.cleanup()
             log.info("stopped")
-
-
-def _when_closed(descriptor: int, then: Callable[[], None]) -> None:
-    """Call ``then`` when the other end of a pipe is gone; what comes through it is thrown away."""
-    loop = asyncio.get_running_loop()
-
-    def look() -> None:
-        if not os.read(descriptor, 4096):
-            loop.remove_reader(descriptor)
-            then()
-
-    loop.add_reader(descriptor, look)
 
 
 async def _repeat(work: Callable[[], Awaitable[None]], every: float) -> None:

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from astuner import AgentRegistry, find_checkpoint, load_config, policy_folder
+from astuner import AgentRegistry, load_config
 from astuner.contracts.errors import CheckpointError, ConfigError
+from astuner_models.serving import find_checkpoint, policy_folder
 from astuner_objectives.manifest import require_whole
 
 if TYPE_CHECKING:

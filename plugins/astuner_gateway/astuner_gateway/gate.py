@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import secrets
 import signal
 import socket
@@ -203,6 +204,18 @@ async def running(gate: Gate, listening: socket.socket, *, grace: float) -> Asyn
         yield
     finally:
         await runner.cleanup()
+
+
+def when_closed(descriptor: int, then: Callable[[], None]) -> None:
+    """Call ``then`` when the other end of a pipe is gone; what comes through it is thrown away."""
+    loop = asyncio.get_running_loop()
+
+    def look() -> None:
+        if not os.read(descriptor, 4096):
+            loop.remove_reader(descriptor)
+            then()
+
+    loop.add_reader(descriptor, look)
 
 
 async def serve_until_told(

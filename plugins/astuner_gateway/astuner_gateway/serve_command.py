@@ -18,8 +18,7 @@ from astuner.contracts.commands import (
     OverridesArgument,
     RunDirOption,
     WithOption,
-    all_overrides,
-    command_line,
+    asked,
     only_data_on_stdout,
 )
 from astuner.contracts.errors import ConfigError
@@ -75,16 +74,15 @@ def serve(
 
     Applications find the address and the key in the file that it names when it is ready. Ctrl-C ends it.
     """
-    from astuner import serve as serve_models
     from astuner_gateway import access_file
     from astuner_gateway.listening import bind, key_for, url_of
     from astuner_gateway.served.conversations import Conversations
     from astuner_gateway.served.handler import Handler
     from astuner_gateway.served.model import About, ServedAgent, ServedModel
     from astuner_gateway.served.spans import CompletionTracer, collector_at, feedback_url
+    from astuner_models.serving import serve as serve_models
 
-    given = all_overrides(overrides, run_dir)
-    command_line(ctx).check_services(services or ())
+    given = asked(ctx, file, overrides, run_dir, services, backbone=backbone, checkpoint=checkpoint)
     stdout, key = sys.stdout, key_for(host, key_env, host_at="--host", key_at="--key-env", prefix="sk-astuner")
     if trace is None and trace_headers_env is not None:
         raise ConfigError("--trace-headers-env is for the collector of --trace URL; add that")
@@ -92,16 +90,7 @@ def serve(
     with ExitStack() as stack:
         listening = stack.enter_context(closing(bind(host, port, listen=True)))  # before the model is loaded
         stack.enter_context(only_data_on_stdout(as_json))
-        models = stack.enter_context(
-            serve_models(
-                file,
-                given,
-                backbone=backbone,
-                checkpoint=checkpoint,
-                services=tuple(services or ()),
-                disabled_plugins=command_line(ctx).disabled_plugins,
-            )
-        )
+        models = stack.enter_context(serve_models(**given))
         policy = policy or next(iter(models.served))
         served, _ = models.policy(policy)
         about = About.of(models.config, policy, served.name, checkpoint)

@@ -8,17 +8,8 @@ The names stand in ``__init__.pyi`` and are imported when first touched, so that
 
 from __future__ import annotations
 
-from importlib import import_module
+from astuner import public_names
 
-from astuner import names_of
-
-_HOME = names_of(__file__)
+_HOME, __getattr__ = public_names(__name__, __file__)
 
 __all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'astuner_helpers' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOME[name]), name)
-    return value

@@ -12,12 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from astuner import PolicyModel, make_codec
+from astuner import PolicyModel
 from astuner.contracts.errors import CheckpointError
 from astuner.contracts.events import LogprobsComputed, Note, Saving, StepEnded, TokenizersLoaded
 from astuner_local.policy import LocalPolicy
 from astuner_local.trainer.checkpoint import WHOLE, Part, checkpoint_path, is_complete, prune, save_checkpoint
 from astuner_local.trainer.trainer import PolicyTrainer
+from astuner_models.serving import make_codec
 
 if TYPE_CHECKING:
     from astuner.contracts.run import Run

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from astuner import AgentRegistry, TrainerCommon, make_codec
+from astuner import AgentRegistry, TrainerCommon
 from astuner.contracts.errors import ConfigError
 from astuner_local.engine.kv_cache import bytes_per_token, default_token_budget
 from astuner_local.modeling import Dimensions, read_all_but_weights, resolve_device, resolve_dtype
 from astuner_local.settings import LocalSettings
+from astuner_models.serving import make_codec
 
 if TYPE_CHECKING:
     from astuner import Config

@@ -19,9 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from astuner import ModelSection, is_folder_name, require_model
+from astuner import ModelSection
 from astuner.contracts.errors import ConfigError, RunError
 from astuner_local.plugin import SHIPPED
+from astuner_models.hub import is_folder_name, require_model
 from astuner_objectives.manifest import require_whole
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -155,7 +156,7 @@ def read_all_but_weights(model_config: ModelSection, *, path: str | None = None)
 def load_model(model_config: ModelSection, *, path: str | None = None) -> LoadedModel:
     """Load weights and tokenizer of ``astuner.model`` (of `path` instead of its path, when given).
 
-    The tokenizer keeps its own chat template: ``chat_template`` is the codec's, see `astuner.runs.serving.make_codec`.
+    The tokenizer keeps its own chat template: ``chat_template`` is the codec's (`astuner_models.serving`).
 
     :raises ConfigError: the folder or the name does not exist, lacks weights, or its architecture is not supported.
     :raises RunError: the Hugging Face hub does not answer.

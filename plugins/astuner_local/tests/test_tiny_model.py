@@ -25,7 +25,6 @@ from astuner.chat.template import ChatTemplate
 from astuner_local.plugin import locate_model
 from astuner_local.tiny import make
 from astuner_local.tiny import tokenizer as bpe
-from astuner_local.tiny.make import play
 from astuner_local.tiny.problems import (
     LARGEST,
     OPERATORS,
@@ -38,6 +37,8 @@ from astuner_local.tiny.problems import (
 )
 from astuner_local.tiny.transcripts import SYSTEM_PROMPT, TOOLS, transcript
 from astuner_local.tiny.warmup import IGNORED, build_model, encode, warm_up
+
+from ._played import play
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "math_agent"
 MODEL = Path(str(locate_model("tiny-calculator")))
@@ -117,6 +118,13 @@ def test_the_example_data_is_what_the_script_makes(tmp_path):
     assert len(train) >= 1500
     assert len(held_out) >= 256
     assert not {(p.wording, p.a, p.b) for p in train} & {(p.wording, p.a, p.b) for p in held_out}
+
+
+def test_the_script_says_how_to_measure_what_it_made(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(make, "warm_up", lambda *_, **__: None)
+    make.main(["--out", str(tmp_path / "mine")])
+    assert capsys.readouterr().out.startswith(f"made {tmp_path / 'mine'}; measure it: astuner eval FILE ")
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {p.name for p in (tmp_path / "mine").iterdir()}
 
 
 def test_the_script_says_what_it_can_make(capsys):

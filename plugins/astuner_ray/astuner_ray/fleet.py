@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from astuner import EpisodeRunner, load_tokenizer, make_codec, one_model
+from astuner import EpisodeRunner, one_model
 from astuner.contracts.backbone import InferenceEngine
 from astuner.contracts.errors import RunError
 from astuner.contracts.types import Episode, SamplingParams, StopReason, WorkflowTask
+from astuner_models.serving import load_tokenizer, make_codec
 from astuner_ray.cluster import relocate
 
 CLOSE_SECONDS = 10.0

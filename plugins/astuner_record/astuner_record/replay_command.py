@@ -266,8 +266,8 @@ def _asking(how: _How) -> Iterator[Rejudge]:
 def _fork(
     how: _How, logged: LoggedEpisode, plan: Plan, backbone: str, checkpoint: str, times: int, out: Path | None
 ) -> _Answer:
-    from astuner import find_checkpoint
     from astuner.contracts.parts import AT_LEISURE
+    from astuner_models.serving import find_checkpoint
     from astuner_record.replay.fork import BY_HAND, OVERRIDES, about_plan, fork_row, forks_text, run_forks, write_forks
     from astuner_record.replay.recording import last_turn, real_models, tokenizers_only
 

@@ -6,17 +6,8 @@ stand in ``__init__.pyi`` and are loaded when touched, because a part of this pa
 
 from __future__ import annotations
 
-from importlib import import_module
+from astuner import public_names
 
-from astuner import names_of
-
-_HOME = names_of(__file__)
+_HOME, __getattr__ = public_names(__name__, __file__)
 
 __all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'astuner_sandbox' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOME[name]), name)
-    return value

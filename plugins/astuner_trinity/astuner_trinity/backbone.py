@@ -14,11 +14,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from astuner import load_tokenizer
 from astuner.contracts.backbone import Backbone, Capabilities, Served
 from astuner.contracts.errors import RunError
 from astuner.contracts.events import StalenessBounded, TokenizersLoaded
 from astuner.contracts.types import DEFAULT_POLICY
+from astuner_models.serving import load_tokenizer
 from astuner_ray import step_states
 from astuner_ray.cluster import ADDRESS_VARIABLE, Cluster, connected, worker_environ
 from astuner_ray.redirect import Redirect

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from omegaconf import DictConfig, OmegaConf
 
-from astuner import load_tokenizer
 from astuner.contracts.backbone import Backbone, Capabilities, InferenceEngine, Served
 from astuner.contracts.events import Note, StalenessBounded, StepEnded
+from astuner_models.serving import load_tokenizer
 from astuner_ray import step_states
 from astuner_ray.cluster import Cluster, connected, worker_environ
 from astuner_ray.fleet import Fleet

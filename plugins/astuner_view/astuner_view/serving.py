@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
 import sys
 from urllib.parse import quote
 
 from astuner.contracts.errors import ConfigError
-from astuner_gateway.gate import serve_until_told
+from astuner_gateway.gate import serve_until_told, when_closed
 from astuner_gateway.listening import bind, url_of
 from astuner_view.app import Viewer
 from astuner_view.runs import Runs
@@ -60,14 +59,7 @@ async def serve(
     over = asyncio.Event()
     viewer = Viewer(runs, host=host, port=listening.getsockname()[1], token=token, is_stopping=over.is_set)
     if stop_with_stdin:
-        loop, stdin = asyncio.get_running_loop(), sys.stdin.fileno()
-
-        def look() -> None:
-            if not os.read(stdin, 4096):
-                loop.remove_reader(stdin)
-                over.set()
-
-        loop.add_reader(stdin, look)
+        when_closed(sys.stdin.fileno(), over.set)
     try:
         await serve_until_told(viewer, listening, lambda: None, grace=3.0, over=over)
     finally:

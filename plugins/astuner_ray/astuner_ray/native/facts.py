@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from astuner import RunDir, planned_steps, read_tasks, require_model
+from astuner import RunDir, planned_steps, read_tasks
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.places import Place
+from astuner_models.hub import require_model
 from astuner_ray.native.keys import place_of, written
 
 if TYPE_CHECKING:

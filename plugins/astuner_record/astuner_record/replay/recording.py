@@ -16,22 +16,12 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from astuner import (
-    AgentRegistry,
-    Config,
-    ExternalSpeaker,
-    Models,
-    ModelTuner,
-    PolicyModel,
-    find_backbone,
-    load_tokenizer,
-    make_codec,
-    serve_policies,
-)
+from astuner import AgentRegistry, Config, ExternalSpeaker, Models, ModelTuner, PolicyModel, find_backbone
 from astuner.contracts.backbone import InferenceEngine
 from astuner.contracts.errors import ConfigError, ModelFailed
 from astuner.contracts.parts import ExternalModelPart, ExternalReply
 from astuner.contracts.types import Episode, ExternalTurn, Generation, SamplingParams, StopReason, Turn
+from astuner_models.serving import load_tokenizer, make_codec, serve_policies
 from astuner_record.episode_log.rows import json_text
 
 _CONTEXT = 12

@@ -27,8 +27,6 @@ from astuner import (
     PluginManager,
     PolicyModel,
     load_plugins,
-    load_tokenizer,
-    make_codec,
     read_tasks,
     sampling_for,
 )
@@ -44,6 +42,7 @@ from astuner.contracts.types import (
     WorkflowOutput,
     WorkflowTask,
 )
+from astuner_models.serving import load_tokenizer, make_codec
 from astuner_record.token_check.report import EpisodeFound, Report, VariantFound, facts_of, look_at
 from astuner_record.token_check.scripted import (
     CONTEXT,

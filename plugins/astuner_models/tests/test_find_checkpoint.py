@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from astuner import RunDir, write_jsonl
 from astuner.contracts.errors import CheckpointError
-from astuner.runs.run_dir import RunDir
-from astuner.runs.serving import find_checkpoint
-from astuner.support.json_lines import write_jsonl
 from astuner.testing import fake_config
+from astuner_models.serving import find_checkpoint
 from astuner_ray.step_states import publish
 
 

@@ -8,24 +8,33 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from astuner.chat.codec import ChatCodec
-from astuner.config import Config, load_config
-from astuner.config.capabilities import check_capabilities
+from astuner import (
+    AgentRegistry,
+    ChatCodec,
+    Config,
+    EpisodeRunner,
+    EpisodesHere,
+    Group,
+    Models,
+    PolicyModel,
+    RolloutPool,
+    RunDir,
+    evaluate_groups,
+    find_backbone,
+    load_config,
+    read_tasks,
+    run_services,
+    sampling_for,
+)
 from astuner.contracts.backbone import Backbone, Served
-from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import CheckpointError, ConfigError, MissingDependency
 from astuner.contracts.types import Split
-from astuner.rollout.metrics import Evaluation, evaluate_groups
-from astuner.rollout.models import AgentRegistry, EpisodesHere, Models, PolicyModel, sampling_for
-from astuner.rollout.parts import build
-from astuner.rollout.pool import Group, RolloutPool
-from astuner.rollout.runner import EpisodeRunner
-from astuner.runs.hub import require_downloads, require_model
-from astuner.runs.run_dir import RunDir
-from astuner.runs.services import run_services
-from astuner.runs.tasks import read_tasks
+from astuner_models.hub import Downloads, require_model
+
+if TYPE_CHECKING:
+    from astuner.rollout.metrics import Evaluation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +78,7 @@ def serve(
     folder = find_checkpoint(config, checkpoint)
     serving, _ = find_backbone(config)
     if folder is None:
-        require_downloads(config, serving.capabilities)
+        Downloads().require(config, serving.capabilities)
     with run_services(config, services), serve_policies(serving, config, folder) as (served, models):
         yield Serving(config=config, served=served, models=models)
 
@@ -164,22 +173,6 @@ def evaluate(
 
         limit = config.astuner.rollout.max_failed_share
         return evaluate_groups(asyncio.run(run_all()), repeat=n, max_failed_share=limit)
-
-
-def find_backbone(config: Config) -> tuple[Backbone, Sequence[str]]:
-    """The chosen backbone, and notes on keys that it has no use for.
-
-    :raises ConfigError: keys that were written and that it would ignore (the capability contract).
-    """
-    backbone = make_backbone(config)
-    return backbone, check_capabilities(config, backbone.capabilities)
-
-
-def make_backbone(config: Config) -> Backbone:
-    """The chosen backbone, whatever keys it would ignore."""
-    name = config.astuner.backbone
-    backbone: Backbone = build("backbone", name, config.backbone_section(name), BuildContext(config=config))
-    return backbone
 
 
 def load_tokenizer(model: str, revision: str | None = None) -> Any:

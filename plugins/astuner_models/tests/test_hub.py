@@ -11,7 +11,7 @@ from huggingface_hub import constants
 from astuner import load_config
 from astuner.contracts.backbone import Capabilities
 from astuner.contracts.errors import RunError
-from astuner.runs import hub
+from astuner_models import hub
 
 LOADS_MODELS = Capabilities(honours=frozenset({"model"}))
 NOBODY = "http://127.0.0.1:9"
@@ -41,7 +41,7 @@ def experiment(folder, model="Qwen/Qwen2.5-0.5B-Instruct"):
 
 def test_models_and_data_are_refused_together_each_with_its_place_and_what_is_here(tmp_path):
     with pytest.raises(RunError) as refused:
-        hub.require_downloads(experiment(tmp_path), LOADS_MODELS)
+        hub.Downloads().require(experiment(tmp_path), LOADS_MODELS)
     model, data = str(refused.value).splitlines()
     unreachable = f"which is not on this machine, and {NOBODY} cannot be reached (Connection refused)"
     assert model.startswith(f"{tmp_path}/e.yaml:2:11: astuner.model.path is Qwen/Qwen2.5-0.5B-Instruct, {unreachable}")
@@ -52,7 +52,7 @@ def test_models_and_data_are_refused_together_each_with_its_place_and_what_is_he
 
 def test_a_backbone_with_a_model_of_its_own_is_not_refused_one(tmp_path):
     with pytest.raises(RunError) as refused:
-        hub.require_downloads(experiment(tmp_path), Capabilities())
+        hub.Downloads().require(experiment(tmp_path), Capabilities())
     assert "model.path" not in str(refused.value)
 
 
@@ -63,7 +63,7 @@ def test_a_misspelt_name_gets_the_right_one():
 def test_what_was_downloaded_is_taken_from_the_cache_without_asking_again(tmp_path, monkeypatch):
     for folder in ("hub/models--Qwen--Qwen2.5-0.5B-Instruct/snapshots", "datasets/openai___gsm8k"):
         (tmp_path / folder).mkdir(parents=True)
-    hub.require_downloads(experiment(tmp_path), LOADS_MODELS)
+    hub.Downloads().require(experiment(tmp_path), LOADS_MODELS)
     assert constants.HF_HUB_OFFLINE  # or else its client would try for half a minute before it looks there
     assert "Models that are here: tiny-calculator, Qwen/Qwen2.5-0.5B-Instruct." in hub.why_no_model("another/model")
 

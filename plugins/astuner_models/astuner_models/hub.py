@@ -18,42 +18,38 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from astuner.contracts.errors import PluginError, RunError
-from astuner.plugins import registry
-from astuner.plugins.user_code import close_name
-from astuner.rollout.models import AgentRegistry
+from astuner import AgentRegistry, is_code, load_plugins
+from astuner.contracts.errors import PluginError, RunError, did_you_mean
+from astuner.contracts.parts import DownloadsPart
 
 if TYPE_CHECKING:
-    from astuner.config import Config
+    from astuner import Config, PluginManager
     from astuner.contracts.backbone import Capabilities
-    from astuner.plugins.loader import PluginManager
 
 PATIENCE = 3.0
 """Seconds that the hub has to take a connection, finding its address included."""
 
 
-def require_downloads(config: Config, capabilities: Capabilities) -> None:
-    """Make sure that the models and the data set of an experiment are here, or that the hub can be asked for them.
+class Downloads(DownloadsPart):
+    """The part ``downloads``."""
 
-    :param capabilities: of the backbone; only one that honours all of ``astuner.model`` loads that model itself.
-    :raises RunError: they are not and it cannot; says, for each, where it was written and what is here.
-    """
-    problems = []
-    if "model" in capabilities.honours:
-        for policy in AgentRegistry.of(config.astuner).policies:
-            own = policy in config.astuner.policies and config.astuner.policies[policy].path
-            key = f"astuner.policies.{policy}.path" if own else "astuner.model.path"
-            reason = why_no_model(config.locate_model(policy=policy), key, config.plugins)
-            problems.append((key, reason))
-    reader = config.astuner.task_reader.type
-    if reader and not registry.is_code(reader):
-        section = config.section("task reader", reader)
-        with contextlib.suppress(PluginError):  # which is said where the reader is made
-            key, reason = config.resolve("task reader", reader).missing(section, config.base_dir)
-            problems.append((f"astuner.task_reader.{reader}.{key}", reason))
-    said = [f"{config.origins.get(key, config.path)}: {reason}" for key, reason in problems if reason]
-    if said:
-        raise RunError("\n".join(dict.fromkeys(said)))
+    def require(self, config: Config, capabilities: Capabilities) -> None:
+        problems = []
+        if "model" in capabilities.honours:
+            for policy in AgentRegistry.of(config.astuner).policies:
+                own = policy in config.astuner.policies and config.astuner.policies[policy].path
+                key = f"astuner.policies.{policy}.path" if own else "astuner.model.path"
+                reason = why_no_model(config.locate_model(policy=policy), key, config.plugins)
+                problems.append((key, reason))
+        reader = config.astuner.task_reader.type
+        if reader and not is_code(reader):
+            section = config.section("task reader", reader)
+            with contextlib.suppress(PluginError):  # which is said where the reader is made
+                key, reason = config.resolve("task reader", reader).missing(section, config.base_dir)
+                problems.append((f"astuner.task_reader.{reader}.{key}", reason))
+        said = [f"{config.origins.get(key, config.path)}: {reason}" for key, reason in problems if reason]
+        if said:
+            raise RunError("\n".join(dict.fromkeys(said)))
 
 
 def is_folder_name(path: str) -> bool:
@@ -64,7 +60,7 @@ def is_folder_name(path: str) -> bool:
 def require_model(path: str) -> None:
     """Make sure that a model is here, or that the hub can be asked for it.
 
-    :raises RunError: as `require_downloads`.
+    :raises RunError: as `Downloads.require`.
     """
     if reason := why_no_model(path):
         raise RunError(reason)
@@ -81,12 +77,10 @@ def why_no_model(path: str, key: str = "astuner.model.path", plugins: PluginMana
     found = hub_downloads("model")
     if not (reason := hub_problem(path, found)):
         return ""
-    from astuner.plugins.loader import load_plugins
-
     shipped = [name for names in (plugins or load_plugins()).hook.list_models() for name in names]
     here = [*sorted(shipped), *found]
     return (
-        f"{key} is {path}, which is not on this machine, and {reason}{close_name(path, here)}. Models that are here: "
+        f"{key} is {path}, which is not on this machine, and {reason}{did_you_mean(path, here)}. Models that are here: "
         f"{', '.join(here) or 'none'}. Write one of them or a folder that holds config.json, *.safetensors and the "
         "tokenizer, or set HF_ENDPOINT to a mirror of the hub"
     )
