@@ -12,7 +12,7 @@ import yaml
 from astuner.contracts.errors import DataError
 
 _DEEPEST, _LONGEST = 50, 1 << 20
-"""Levels and characters of a ``resolved.yaml``; ours have about ten levels, and no aliases, which multiply."""
+"""Levels and bytes of a ``resolved.yaml``; ours have about ten levels, and no aliases, which multiply."""
 
 
 class _Resolved(yaml.SafeLoader):
@@ -33,16 +33,12 @@ def read_resolved(path: Path) -> Any:
     :raises FileNotFoundError: there is none.
     :raises DataError: it is nothing that a run wrote.
     """
-    if path.exists() and not path.is_file():
-        raise DataError(f"{path} is no file")
+    if path.exists() and not (path.is_file() and path.stat().st_size <= _LONGEST):
+        raise DataError(f"{path}: it is no file, or has more than {_LONGEST:,} bytes")
     try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(_LONGEST + 1)
-        if len(text) > _LONGEST:
-            raise yaml.YAMLError(f"it has more than {_LONGEST:,} characters")
-        return yaml.load(text, _Resolved)
+        return yaml.load(path.read_text(encoding="utf-8"), _Resolved)
     except (UnicodeDecodeError, yaml.YAMLError) as e:
-        raise DataError(f"{path} cannot be read: {e}") from None
+        raise DataError(f"{path}: {e}") from None
 
 
 def is_plain_file(path: Path) -> bool:
