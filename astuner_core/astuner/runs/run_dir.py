@@ -151,6 +151,7 @@ class RunDir:
     @staticmethod
     def write_atomically(path: Path, text: str) -> None:
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        temporary.unlink(missing_ok=True)  # in a folder of somebody else it may be a link
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
 

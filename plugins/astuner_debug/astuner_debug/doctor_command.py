@@ -56,11 +56,16 @@ def doctor(
     else:
         width = max(len(f.what) for f in findings)
         for f in findings:
-            typer.echo(f"{f.level:4}  {f.what:{width}}  {f.detail}")
+            _echo(f"{f.level:4}  {f.what:{width}}  {f.detail}")
             if f.fix:
-                typer.echo(f"{'':4}  {'':{width}}  type: {f.fix}")
+                _echo(f"{'':4}  {'':{width}}  type: {f.fix}")
     if any(f.level == "fail" for f in findings):
         raise typer.Exit(1)
+
+
+def _echo(line: str) -> None:
+    """A run's folder may be somebody else's: a terminal obeys nothing that stands in it."""
+    typer.echo("".join(c if c.isprintable() else "\ufffd" for c in line))
 
 
 def _python() -> Iterator[Finding]:

@@ -35,7 +35,7 @@ def of_run(path: Path) -> Iterator[Finding]:
 
 def _lines(folder: RunDir) -> Iterator[Finding]:
     for file in (folder.metrics, folder.failures, folder.alarms):
-        if file.exists():
+        if file.is_file():
             try:
                 rows = len(read_jsonl(file))
                 yield ok(what=file.name, detail=f"{rows} rows")
@@ -45,7 +45,7 @@ def _lines(folder: RunDir) -> Iterator[Finding]:
 
 def _documents(folder: RunDir) -> Iterator[Finding]:
     for file in (folder.origin, folder.certificate, folder.summary):
-        if file.exists():
+        if file.is_file():
             try:
                 json.loads(file.read_text(encoding="utf-8"))
                 yield ok(what=file.name, detail="can be read")
@@ -101,6 +101,8 @@ def _states(folder: RunDir) -> Iterator[Finding]:
 
 def _command(folder: RunDir) -> str:
     """What was typed to begin the run; empty where that is not known."""
+    if not folder.origin.is_file():
+        return ""
     try:
         return str(json.loads(folder.origin.read_text(encoding="utf-8"))["starts"][-1]["command"])
     except (OSError, ValueError, LookupError, TypeError, RecursionError):

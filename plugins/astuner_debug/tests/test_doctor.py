@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import sqlite3
 import subprocess
@@ -192,6 +193,18 @@ def test_what_of_a_run_is_damaged_is_said(tmp_path):
     }  # fmt: skip
     assert "metrics.jsonl:2: not JSON" in found["metrics.jsonl"].detail
     assert [f.level for f in of_run(tmp_path / "none")] == ["fail"]
+
+
+def test_a_terminal_obeys_nothing_in_a_folder_of_somebody_else(run_doctor, tmp_path):
+    path = run_folder(tmp_path / "run")
+    (path / "origin.json").write_text('{"starts": [{"command": "\\u001b]0;owned\\u0007 astuner run it.yaml"}]}')
+    os.mkfifo(path / "failures.jsonl")  # reading it would wait for ever
+    said = run_doctor(str(path)).out
+    assert "astuner run it.yaml" in said
+    assert "\x1b" not in said
+    (path / "origin.json").unlink()
+    os.mkfifo(path / "origin.json")
+    assert "failures.jsonl" not in run_doctor(str(path)).out
 
 
 def test_any_damage_to_a_run_is_a_finding(tmp_path):

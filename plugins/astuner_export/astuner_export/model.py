@@ -132,6 +132,9 @@ def _sources(config: Config, checkpoint: Path | None) -> dict[str, Path]:
         require_whole(folder)
         if why := problem(folder):
             raise CheckpointError(f"{folder} cannot be exported: {why}")
+        home = folder.resolve().parents[1]  # in Hugging Face's cache, files are links to the blobs there
+        if checkpoint and (strays := [f.name for f in folder.iterdir() if not f.resolve().is_relative_to(home)]):
+            raise CheckpointError(f"{folder} cannot be exported: {strays[0]} is a link out of it; put the file there")
         sources[policy] = folder.resolve()
     return sources
 

@@ -96,6 +96,15 @@ def test_a_checkpoint_in_which_a_bit_was_flipped_is_not_exported(run: Path) -> N
     assert names(export("e.yaml", to="out").models["default"]) == MODEL
 
 
+def test_a_checkpoint_brings_no_file_from_elsewhere(run: Path, tmp_path: Path) -> None:
+    """Somebody else's may link to a file of the person's, who then publishes the copy."""
+    (tmp_path / "id_rsa").write_text("a key")
+    (run / "checkpoints" / "step-000002" / "vocab.txt").symlink_to(tmp_path / "id_rsa")
+    with pytest.raises(CheckpointError, match=r"vocab\.txt is a link out of it"):
+        export("e.yaml", to="models/mine")
+    assert not Path("models").exists()
+
+
 def test_base_is_the_model_before_training_unless_it_has_a_name_only(run: Path) -> None:
     result = export("e.yaml", to="out", checkpoint="base")
     assert result.checkpoint is None

@@ -25,6 +25,7 @@ from astuner.contracts.commands import (
     write_json,
 )
 from astuner.contracts.errors import ConfigError, DataError
+from astuner_record.foreign import shown
 
 if TYPE_CHECKING:
     from astuner.contracts.parts import DebuggerPart
@@ -149,7 +150,7 @@ def replay(
     if as_json:
         write_json(answer.data)
     else:
-        typer.echo(answer.text)
+        typer.echo(shown(answer.text))
     if answer.error:
         typer.echo(f"astuner: {answer.error}", err=True)
     if answer.failed:

@@ -364,6 +364,14 @@ def test_what_the_log_does_not_take_is_said_with_its_column(tmp_path: Path) -> N
         assert names(read) == ["g-1"], "nothing of the other is left"
 
 
+def test_a_database_that_does_something_is_not_opened(tmp_path: Path) -> None:
+    write(tmp_path, (1, episode("g-0")))
+    with closing(sqlite3.connect(tmp_path / "episodes" / DATABASE)) as db:
+        db.execute("CREATE TRIGGER mine AFTER INSERT ON episodes BEGIN DELETE FROM data; END")
+    with pytest.raises(DataError, match="triggers or views"):
+        EpisodeLog(tmp_path)
+
+
 def test_rewinding_forgets_later_steps_and_can_be_repeated(tmp_path: Path) -> None:
     folder = tmp_path / "episodes"
     write(tmp_path, (1, episode("a-0")), (2, episode("b-0")), (1, episode("a-1")))

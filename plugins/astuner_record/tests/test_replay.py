@@ -609,6 +609,9 @@ def test_the_command_lists_episodes(recorded: Any, capsys: pytest.CaptureFixture
     assert "episode  step 7     train" in capsys.readouterr().out
     assert astuner("replay", run.dir.path, "--list", "--where", "reward<1") == 0
     assert "no episode meets every --where" in capsys.readouterr().out
+    run.write(replace(run.episode, workflow_task=workflow_task("\x1b]0;owned\x07 \u202egnp.exe", episode_id="odd")))
+    assert astuner("replay", run.dir.path, "--list") == 0
+    assert "\ufffd]0;owned\ufffd \ufffdgnp.exe" in capsys.readouterr().out  # a terminal obeys nothing a model wrote
 
 
 @pytest.mark.parametrize(

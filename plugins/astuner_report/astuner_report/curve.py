@@ -68,6 +68,7 @@ def draw_reward_curve(rows: Sequence[Mapping[str, Any]], path: Path) -> str:
     axes.grid(alpha=0.3)
     if curve.steps or curve.held_out:
         axes.legend(loc="best", frameon=False)
+    path.unlink(missing_ok=True)  # in a folder of somebody else it may be a link
     figure.savefig(path, dpi=120)
     return str(path)
 

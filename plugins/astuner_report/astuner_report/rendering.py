@@ -14,14 +14,11 @@ from typing import Any
 
 from markupsafe import Markup
 
+from astuner_record.foreign import shown
+
 MARKS = {"good": "✓", "warning": "!", "error": "✗"}
 """What a person must not miss begins with one of them."""
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!$&])")
-
-
-def shown(text: str) -> str:
-    """``text`` without what nobody can see: control characters, and those that turn the direction of writing."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
 def escaped(text: str) -> str:

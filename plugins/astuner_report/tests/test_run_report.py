@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import subprocess
 from collections.abc import Sequence
@@ -19,12 +20,12 @@ import yaml
 from astuner import RunDir
 from astuner.builtin.console import JsonlSink
 from astuner.cli import main
-from astuner.contracts.errors import Interrupted, RunError
+from astuner.contracts.errors import DataError, Interrupted, RunError
 from astuner.runs.launch import Plan, finish, told_if_cut_short
 from astuner.runs.run import RunWriter
 from astuner.support.json_lines import append_jsonl, write_jsonl
 from astuner_record.statistics import PairedTable, mcnemar_exact
-from astuner_report.curve import Curve, reward_curve_svg
+from astuner_report.curve import Curve, draw_reward_curve, reward_curve_svg
 from astuner_report.rendering import escaped
 from astuner_report.run_report import POLICY, origin, write_report
 from astuner_report.run_report.energy import EnergyMeter
@@ -106,6 +107,27 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.text += data
+
+
+def test_a_report_is_written_through_no_link(tmp_path: Path) -> None:
+    """Somebody else's run folder may hold links of the names that are written, to files of the person's."""
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    run_dir = a_run(tmp_path)
+    for name in ("report.html", "report.md", "reward_curve.svg", "reward_curve.png"):
+        for link in (run_dir.path / name, run_dir.path / f".{name}.{os.getpid()}.tmp"):
+            link.symlink_to(precious)
+    write_report(run_dir)
+    draw_reward_curve(run_dir.read_metrics(), run_dir.curve)
+    assert precious.read_text() == "mine"
+    assert "report" in run_dir.report_html.read_text()
+
+
+def test_settings_that_multiply_are_refused(tmp_path: Path) -> None:
+    run_dir = a_run(tmp_path)
+    run_dir.resolved.write_text("a: &a [x, x]\nastuner: {seed: *a}\n")
+    with pytest.raises(DataError, match="it has aliases"):
+        gather(run_dir)
 
 
 # ------------------------------------------------------------------------------------------------- before and after

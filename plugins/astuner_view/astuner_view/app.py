@@ -29,7 +29,8 @@ from astuner_gateway.gate import Gate, refusal
 from astuner_gateway.listening import check_open, is_key, keys_in
 from astuner_record.episode_log.reader import NO_FACETS, ORDERS, EpisodeLog
 from astuner_record.episode_log.rows import json_text
-from astuner_view.book import FILES, Book, Tail, is_plain_file
+from astuner_record.foreign import is_plain_file
+from astuner_view.book import FILES, Book, Tail
 from astuner_view.episodes import episode_json, listed_json, tokens_json
 from astuner_view.log_thread import LogReader, LogThread, count, counted
 from astuner_view.page import STATIC, TYPES, missing, static_file

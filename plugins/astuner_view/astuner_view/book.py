@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -16,19 +15,26 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import yaml
-
 from astuner import process_start_time
+from astuner.contracts.errors import DataError
+from astuner_record.foreign import is_plain_file, read_resolved
 from astuner_view.runs import RunPlace, about
 
 FILES = ("report.html", "report.md", "reward_curve.png", "reward_curve.svg", "resolved.yaml", "run.log")
 """What of a run folder is served as it is."""
-_PARSED: dict[str, Callable[[str], Any]] = {
-    "resolved.yaml": yaml.safe_load, "certificate.json": json.loads, "summary.json": json.loads,
+
+
+def _json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+_PARSED: dict[str, Callable[[Path], Any]] = {
+    "resolved.yaml": read_resolved, "certificate.json": _json, "summary.json": _json,
 }  # fmt: skip
 _LOOKED_AT = 256
 """Bytes before the place that are compared."""
-_DATED = ("metrics.jsonl", "run.log", "resolved.yaml", "summary.json", "alarms.jsonl")
+_LINES = ("metrics.jsonl", "alarms.jsonl")
+_DATED = ("run.log", "resolved.yaml", "summary.json", *_LINES)
 
 
 class Book:
@@ -142,32 +148,25 @@ class Book:
     def _content(self, name: str) -> Any:
         """What is in one of `_PARSED`; None where it is not there, and an error where it makes no sense."""
         path = self.place.path / name
-        seen = about(path)
-        return _parsed(path, *seen) if seen else None
+        return _parsed(path, *about(path)) if is_plain_file(path) else None
 
     def _problems(self) -> list[str]:
         contents = {name: self._content(name) for name in _PARSED}
         wrong = [f"{name} cannot be read: {e}" for name, e in contents.items() if isinstance(e, Exception)]
+        read = (path for path in map(self.place.path.joinpath, (*_PARSED, *_LINES)) if os.path.lexists(path))
+        wrong += [f"{path.name} is a link, or no file, and is not read" for path in read if not is_plain_file(path)]
         if self._bad:
             wrong.append(f"metrics.jsonl: {self._bad} lines are no JSON, and are skipped")
         return wrong
 
 
-def is_plain_file(path: Path) -> bool:
-    """Whether it is a file that stands there itself: no link to somewhere else."""
-    try:
-        return stat.S_ISREG(os.lstat(path).st_mode)
-    except OSError:
-        return False
-
-
 @lru_cache(maxsize=1024)
 def _parsed(path: Path, *_about: object) -> Any:
     try:
-        return _PARSED[path.name](path.read_text(encoding="utf-8"))
+        return _PARSED[path.name](path)
     except FileNotFoundError:  # it was there a moment ago
         return None
-    except (ValueError, yaml.YAMLError) as e:
+    except (ValueError, DataError) as e:
         return e
 
 
@@ -188,7 +187,7 @@ def _is_held(lock: Path) -> bool:
     The lock itself is not tried, for a run that starts at that moment would find it taken.
     """
     try:
-        pid = int(lock.read_text(encoding="utf-8").strip())
+        pid = int(lock.read_text(encoding="utf-8").strip()) if is_plain_file(lock) else 0
     except (OSError, ValueError):
         return False
     if pid <= 0 or process_start_time(pid) is None:
@@ -225,11 +224,9 @@ def read_since(path: Path, cursor: str = "") -> Tail:
 
     :raises OSError: the file cannot be read.
     """
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
+    if not is_plain_file(path):
         return Tail(rows=[], cursor="", reset=True)
-    with file:
+    with path.open("rb") as file:
         start = _start(file, cursor)
         file.seek(start or 0)
         data = file.read()

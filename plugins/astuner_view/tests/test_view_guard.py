@@ -150,6 +150,41 @@ def test_links_in_a_run_folder_lead_nowhere(tmp_path: Path, static: Path) -> Non
         assert client.of("links").ok["files"] == {"resolved.yaml": True}
 
 
+def test_files_that_are_links_or_never_end_are_named_and_hold_up_nobody(tmp_path: Path, static: Path) -> None:
+    secret = tmp_path / "secret.jsonl"
+    secret.write_text('{"step": 1, "key": "a password"}\n')
+    for name in ("metrics.jsonl", "alarms.jsonl", "certificate.json", "summary.json"):
+        for kind, target in (("link", secret), ("endless", "/dev/zero"), ("pipe", "")):
+            run = make_run(tmp_path / "root" / f"{name}-{kind}")
+            (run / name).unlink(missing_ok=True)
+            (run / name).symlink_to(target) if target else os.mkfifo(run / name)
+    locked = make_run(tmp_path / "root" / "locked")
+    os.mkfifo(locked.with_name(".locked.lock"))
+    with viewing(tmp_path / "root", static=static) as client:
+        runs = [run["id"] for run in client.get("/api/runs").ok["runs"]]
+        assert len(runs) == 13
+        for run in runs:
+            answers = [client.of(run), client.of(run, "metrics")]
+            assert b"a password" not in b"".join(answer.raw for answer in answers)
+            told = [p for p in answers[0].ok["problems"] if p.endswith(" is a link, or no file, and is not read")]
+            assert [p.partition(" ")[0] for p in told] == ([] if run == "locked" else [run.rpartition("-")[0]])
+
+
+def test_a_config_that_grows_as_it_is_read_is_a_problem_of_its_run_alone(tmp_path: Path, static: Path) -> None:
+    multiplied = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9))
+    for name, text in {
+        "aliases": f"a0: &a0 [x]\n{multiplied}astuner: {{trainer_common: {{total_steps: *a8}}}}\n",
+        "deep": "astuner: " + "[" * 100_000,
+        "long": "a: " + "x" * (2 << 20),
+    }.items():
+        (make_run(tmp_path / name) / "resolved.yaml").write_text(text)
+    make_run(tmp_path / "good")
+    with viewing(tmp_path, static=static) as client:
+        assert len(client.get("/api/runs").ok["runs"]) == 4
+        for name in ("aliases", "deep", "long"):
+            assert any(f"{name}/resolved.yaml: it " in p for p in client.of(name).ok["problems"])
+
+
 def test_without_the_build_it_says_how_to_make_it(root: Path, tmp_path: Path) -> None:
     with viewing(root, static=tmp_path) as client:
         page = client.get("/")

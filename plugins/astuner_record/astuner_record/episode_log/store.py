@@ -301,6 +301,8 @@ def check(db: sqlite3.Connection, path: Path) -> None:
             f"{path} has format {version} of the episode log, and this ASTuner reads formats up to {FORMAT}: "
             "pip install --upgrade astuner-record"
         )
+    if db.execute("SELECT 1 FROM sqlite_master WHERE type IN ('trigger', 'view')").fetchone():
+        raise DataError(f"{path} has triggers or views, which ASTuner makes none of: what they do is not looked at")
 
 
 def _version(db: sqlite3.Connection) -> int:

@@ -17,11 +17,10 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-import yaml
-
 from astuner import Config, PluginManager, RunDir, load_config
 from astuner.contracts.errors import DataError
 from astuner_record.episode_log import EpisodeLog, LoggedEpisode
+from astuner_record.foreign import read_resolved
 
 _WIDEST = 60
 """Characters of a query, or of an error, in a line."""
@@ -63,7 +62,7 @@ class RecordedRun:
     @property
     def backbone(self) -> str:
         """The one that the run had."""
-        data = yaml.safe_load(self.dir.resolved.read_text(encoding="utf-8")) or {}
+        data = read_resolved(self.dir.resolved) or {}
         return str((data.get("astuner") or {}).get("backbone", ""))
 
     def config(self, overrides: Sequence[str] = (), *, backbone: str, plugins: PluginManager | None = None) -> Config:

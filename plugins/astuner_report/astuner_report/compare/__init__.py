@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from astuner import RunDir
 from astuner.contracts.errors import ConfigError, DataError
 from astuner.contracts.places import Tree, dotted
@@ -25,6 +23,7 @@ from astuner.contracts.statistics import mean
 from astuner.contracts.types import Split, StopReason
 from astuner_record.episode_log import EpisodeLog
 from astuner_record.episode_log.reader import Listed
+from astuner_record.foreign import read_resolved
 from astuner_record.statistics import (
     PairedTable,
     bootstrap_interval,
@@ -266,10 +265,10 @@ def _differences(a: Sequence[Path], b: Sequence[Path]) -> list[dict[str, Any]]:
 def _settings(run: Path) -> dict[str, Any]:
     path = RunDir(run).resolved
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        data = read_resolved(path) or {}
     except FileNotFoundError:
         raise DataError(f"{run} is not a run folder: it has no {path.name}") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as e:
+    except OSError as e:
         raise DataError(f"{path} cannot be read: {e}") from None
     data.pop("resolved", None)  # says which file it was made from
     return {dotted(key): value for key, value in Tree(data).leaves()}

@@ -13,11 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from astuner import RunDir, read_jsonl
 from astuner.contracts.statistics import mean
 from astuner.contracts.updated import SOLVED, missed, no_signal, total
+from astuner_record.foreign import read_resolved
 from astuner_record.statistics import (
     Interval,
     PairedTable,
@@ -77,7 +76,7 @@ def gather(run_dir: RunDir, ledger: Mapping[str, int] | None = None) -> dict[str
 
     :param ledger: how the episodes ended; None: as in the folder's ``summary.json``, if it has one.
     """
-    settings = (yaml.safe_load(run_dir.resolved.read_text(encoding="utf-8")) or {}).get("astuner", {})
+    settings = (read_resolved(run_dir.resolved) or {}).get("astuner", {})
     rows = run_dir.read_metrics()
     starts = origin.read(run_dir)
     if ledger is None:
