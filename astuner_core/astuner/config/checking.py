@@ -17,7 +17,7 @@ from pydantic import AliasChoices, AliasPath, BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 import astuner
-from astuner.contracts.places import Key, Report, Tree, did_you_mean, dotted
+from astuner.contracts.places import MAX_PROBLEMS, Key, Report, Tree, did_you_mean, dotted
 from astuner.contracts.secrets import is_secret, without_user
 
 _WORDS = {
@@ -33,7 +33,7 @@ _WORDS = {
 _BOUNDS = {
     "ge": "≥ {}",
     "gt": "> {}",
-    "le": "≤ {}",
+    "le": "≤ {:,}",
     "lt": "< {}",
     "min_length": "of length ≥ {}",
     "pattern": "matching {}",
@@ -171,6 +171,8 @@ def what_is_right(model: type[Model], tree: Tree, prefix: Key, *, elsewhere: Col
 
 def unknown_key(key: Key, known: list[str], tree: Tree, report: Report) -> None:
     """Report a key that nothing reads, with the nearest one that something does."""
+    if len(report.problems) == MAX_PROBLEMS:
+        return
     if key not in tree.places and any(default[: len(key)] == key for default in report.defaults):
         return  # of a written-out config: what is not here any more, and nobody wrote
     parent = dotted(key[:-1])

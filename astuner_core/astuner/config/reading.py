@@ -1,24 +1,27 @@
 """Text to `Tree`: the YAML file and the ``key=value`` overrides.
 
-OmegaConf's own loader gives the values, so ``1e-6`` is a number here as it is there; `yaml.compose` gives the places.
-Whatever cannot be read as one mapping of keys is a `ConfigError` that names the line.
+OmegaConf's own loader gives the values, so ``1e-6`` is a number here as it is there, and the places. What is larger
+or deeper than any experiment, or cannot be read as one mapping of keys, is a `ConfigError` that names the line.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
+from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import OmegaConfBaseException
 
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.places import COMMAND_LINE, Key, Place, Report, Tree
 
-MAX_NODES = 100_000
-"""A file that expands to more is refused: nested aliases multiply, and no experiment has that many keys."""
+MAX_BYTES, MAX_NODES, MAX_DEPTH = 1 << 20, 10_000, 32
+"""Bytes of a file, keys and values in it (aliases expanded: nested ones multiply), and sections in each other."""
+_TOO_MUCH = f"more than {MAX_NODES:,} keys and values, or {MAX_DEPTH} sections in each other"
 _MERGE = "tag:yaml.org,2002:merge"
 
 
@@ -31,7 +34,11 @@ def read_file(path: Path, report: Report) -> Tree:
     """
     source = report.source
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise ConfigError(f"{source}: it is larger than {MAX_BYTES:,} bytes, and so no experiment")
+        text = data.decode("utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(f"{source}: no such file{_yaml_files_beside(path)}") from None
     except IsADirectoryError:
@@ -42,7 +49,8 @@ def read_file(path: Path, report: Report) -> Tree:
         line = e.object[: e.start].count(b"\n") + 1
         raise ConfigError(f"{source}:{line}:1: byte {e.start} is not UTF-8; save the file as UTF-8") from None
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        loader = _Loader(text)
+        node = loader.get_single_node()
     except yaml.MarkedYAMLError as e:
         raise ConfigError(_not_yaml(e, source)) from None
     except yaml.YAMLError as e:
@@ -55,10 +63,48 @@ def read_file(path: Path, report: Report) -> Tree:
     places.walk(node, ())
     report.raise_problems()
     try:
-        data = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
-    except (yaml.YAMLError, OmegaConfBaseException) as e:
+        return Tree(_plain(loader.construct_document(node)), places.found)
+    except yaml.MarkedYAMLError as e:
+        raise ConfigError(_not_yaml(e, source)) from None
+    except (OmegaConfBaseException, RecursionError) as e:
         raise ConfigError(f"{source}: not usable as configuration: {' '.join(str(e).split())}") from None
-    return Tree(_string_keys(data), places.found)
+
+
+class _Loader(get_yaml_loader()):  # type: ignore[misc]
+    """OmegaConf's, with limits and a place for every fault; ``12:30:45`` is a text, and no number of seconds."""
+
+    nodes = depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> Any:
+        mark = self.peek_event().start_mark
+        self.nodes, self.depth = self.nodes + 1, self.depth + 1
+        if self.nodes > MAX_NODES or self.depth > MAX_DEPTH:
+            raise yaml.MarkedYAMLError(problem=_TOO_MUCH, problem_mark=mark)
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def resolve(self, kind: type[yaml.Node], value: str, implicit: Any) -> Any:
+        plain = kind is yaml.ScalarNode and implicit[0] and ":" in value
+        return "tag:yaml.org,2002:str" if plain else super().resolve(kind, value, implicit)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            value = super().construct_object(node, deep)
+            if isinstance(value, (int, float)) and "inf" not in node.value.lower():
+                if not -(2**64) < value < 2**64 and (isinstance(value, int) or math.isinf(value)):
+                    raise ValueError("a number of more than 64 bits")
+            elif isinstance(value, str):
+                value.encode()
+            return value
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:  # of a !!tag's text, too
+            problem = f"{str(node.value)[:40]!r} cannot be read: {e}"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
+
+
+def _plain(data: Any) -> Any:
+    """``data`` with text for keys, if OmegaConf can hold it."""
+    return _string_keys(OmegaConf.to_container(OmegaConf.create({"value": data}), resolve=False))["value"]
 
 
 def _not_yaml(error: yaml.MarkedYAMLError, source: str) -> str:
@@ -87,8 +133,9 @@ def read_overrides(overrides: Sequence[str], roots: Sequence[str], report: Repor
     tree, place = Tree(), Place(COMMAND_LINE)
     for text in overrides:
         key, sep, value = text.partition("=")
+        text = text[:200]
         parts = tuple(key.strip().split("."))
-        if not sep or not all(parts):
+        if not sep or not all(parts) or len(parts) > MAX_DEPTH:
             report.problem(place, f"{text!r} is not an override; write astuner.rollout.num_repeat=8")
         elif parts[0] not in roots:
             report.problem(place, f"{text!r} does not start with a section; {_instead(key.strip(), value, report)}")
@@ -96,12 +143,13 @@ def read_overrides(overrides: Sequence[str], roots: Sequence[str], report: Repor
             report.problem(place, f"{text!r} would replace a whole root section; write one key, {key}.KEY=VALUE")
         else:
             try:
-                parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]), resolve=False)
-            except (yaml.YAMLError, OmegaConfBaseException) as e:
-                report.problem(place, f"{text!r}: the value is not YAML: {' '.join(str(e).split())}")
+                parsed = _plain(yaml.load(value, Loader=_Loader))
+            except (yaml.YAMLError, OmegaConfBaseException, RecursionError) as e:
+                why = getattr(e, "problem", "") or " ".join(str(e).split())
+                report.problem(place, f"{text!r}: the value is not YAML: {why}")
                 continue
             one = Tree()
-            one.put(parts, _string_keys(parsed)["value"])
+            one.put(parts, parsed)
             one.places = {leaf[:n]: place for leaf, _ in one.leaves() for n in range(1, len(leaf) + 1)}
             tree = tree.merged(one)
     return tree
@@ -128,8 +176,8 @@ class _Places:
     def walk(self, node: yaml.Node, key: Key) -> None:
         place = self._at(node)
         self._nodes += 1
-        if self._nodes > MAX_NODES:
-            raise ConfigError(f"{self.report.source}: more than {MAX_NODES} keys after expanding aliases")
+        if self._nodes > MAX_NODES or len(self._open) > MAX_DEPTH:
+            raise ConfigError(f"{place}: {_TOO_MUCH}, after expanding aliases")
         if id(node) in self._open:
             raise ConfigError(f"{place}: this alias contains itself")
         self._open.add(id(node))

@@ -134,6 +134,13 @@ def told(error: BaseException) -> str:
     return f"{type(error).__name__}: {safe_text(error)}"
 
 
+def one_line(error: BaseException) -> str:
+    """As `told`, of anybody's error: one short line that can be printed."""
+    said = "; ".join(line.strip() for line in safe_text(error).splitlines() if line.strip())
+    printable = "".join(c if c.isprintable() else repr(c)[1:-1] for c in said[:2000])
+    return f"{type(error).__name__}: {printable}" if printable else type(error).__name__
+
+
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
     """``"; did you mean X?"``, the end of a message; ``otherwise`` where nothing known is close."""
     close = difflib.get_close_matches(word, [name for name in known if not name.startswith("_")], n=1)

@@ -19,6 +19,8 @@ Key = tuple[str, ...]
 """A dotted key, split: ``("astuner", "rollout", "num_repeat")``."""
 
 COMMAND_LINE = "command line"
+MAX_PROBLEMS = 100
+"""More are not looked for: nobody reads them."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,7 @@ class Report:
 
     def problem(self, place: Place | None, message: str) -> None:
         entry = (place or Place(self.source), message)
-        if entry not in self.problems:
+        if entry not in self.problems and len(self.problems) < MAX_PROBLEMS:
             self.problems.append(entry)
 
     def note(self, message: str, place: Place | None = None) -> None:
