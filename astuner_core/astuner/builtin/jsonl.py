@@ -7,9 +7,10 @@ is named with its number and its fault: it stops the run, or is left out and cou
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NoReturn
+from typing import Any, BinaryIO, Literal
 
 from pydantic import Field
 
@@ -123,7 +124,7 @@ def _object(line: bytes, limit: int) -> object:
     if not line.strip():
         raise BadRow("the line is empty")
     try:
-        row = json.loads(line.decode("utf-8"), parse_constant=_not_json)
+        row = json.loads(line.decode("utf-8"), parse_constant=_number, parse_float=_number)
         if b"\\u" in line:
             json.dumps(row, ensure_ascii=False).encode()  # raises at half a surrogate pair, which no tokenizer takes
         return row
@@ -137,8 +138,10 @@ def _object(line: bytes, limit: int) -> object:
         raise BadRow(f"not JSON that can be read: {e}") from None
 
 
-def _not_json(constant: str) -> NoReturn:
-    raise BadRow(f"{constant} is not JSON; write null or a number")
+def _number(text: str) -> float:
+    if math.isfinite(found := float(text)):
+        return found
+    raise BadRow(f"{text[:40]} is not JSON, or too large a number; write null or a number")
 
 
 def _advice(e: Exception, path: Path) -> str:

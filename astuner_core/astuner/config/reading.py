@@ -6,7 +6,6 @@ or deeper than any experiment, or cannot be read as one mapping of keys, is a `C
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from astuner.contracts.places import COMMAND_LINE, Key, Place, Report, Tree
 MAX_BYTES, MAX_NODES, MAX_DEPTH = 1 << 20, 10_000, 32
 """Bytes of a file, keys and values in it (aliases expanded: nested ones multiply), and sections in each other."""
 _TOO_MUCH = f"more than {MAX_NODES:,} keys and values, or {MAX_DEPTH} sections in each other"
+_UNUSABLE = (yaml.YAMLError, OmegaConfBaseException, RecursionError)
 _MERGE = "tag:yaml.org,2002:merge"
 
 
@@ -51,23 +51,18 @@ def read_file(path: Path, report: Report) -> Tree:
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
+        if node is None:
+            raise ConfigError(f"{source}: the file is empty; `astuner new experiment NAME` writes one to start from")
+        if not isinstance(node, yaml.MappingNode):
+            raise ConfigError(f"{source}:{node.start_mark.line + 1}:1: expected `astuner:` and keys below it")
+        places = _Places(report)
+        places.walk(node, ())
+        report.raise_problems()
+        return Tree(_values(loader.construct_document(node)), places.found)
     except yaml.MarkedYAMLError as e:
         raise ConfigError(_not_yaml(e, source)) from None
-    except yaml.YAMLError as e:
+    except _UNUSABLE as e:
         raise ConfigError(f"{source}: not YAML: {' '.join(str(e).split())}") from None
-    if node is None:
-        raise ConfigError(f"{source}: the file is empty; `astuner new experiment NAME` writes one to start from")
-    if not isinstance(node, yaml.MappingNode):
-        raise ConfigError(f"{source}:{node.start_mark.line + 1}:1: expected `astuner:` and keys below it")
-    places = _Places(report)
-    places.walk(node, ())
-    report.raise_problems()
-    try:
-        return Tree(_plain(loader.construct_document(node)), places.found)
-    except yaml.MarkedYAMLError as e:
-        raise ConfigError(_not_yaml(e, source)) from None
-    except (OmegaConfBaseException, RecursionError) as e:
-        raise ConfigError(f"{source}: not usable as configuration: {' '.join(str(e).split())}") from None
 
 
 class _Loader(get_yaml_loader()):  # type: ignore[misc]
@@ -76,10 +71,9 @@ class _Loader(get_yaml_loader()):  # type: ignore[misc]
     nodes = depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> Any:
-        mark = self.peek_event().start_mark
         self.nodes, self.depth = self.nodes + 1, self.depth + 1
         if self.nodes > MAX_NODES or self.depth > MAX_DEPTH:
-            raise yaml.MarkedYAMLError(problem=_TOO_MUCH, problem_mark=mark)
+            raise yaml.MarkedYAMLError(problem=_TOO_MUCH, problem_mark=self.peek_event().start_mark)
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
@@ -91,20 +85,11 @@ class _Loader(get_yaml_loader()):  # type: ignore[misc]
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             value = super().construct_object(node, deep)
-            if isinstance(value, (int, float)) and "inf" not in node.value.lower():
-                if not -(2**64) < value < 2**64 and (isinstance(value, int) or math.isinf(value)):
-                    raise ValueError("a number of more than 64 bits")
-            elif isinstance(value, str):
-                value.encode()
-            return value
+            str(value).encode()  # raises at half a surrogate pair, and at a number of thousands of digits
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:  # of a !!tag's text, too
             problem = f"{str(node.value)[:40]!r} cannot be read: {e}"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
-
-
-def _plain(data: Any) -> Any:
-    """``data`` with text for keys, if OmegaConf can hold it."""
-    return _string_keys(OmegaConf.to_container(OmegaConf.create({"value": data}), resolve=False))["value"]
+        return value
 
 
 def _not_yaml(error: yaml.MarkedYAMLError, source: str) -> str:
@@ -143,8 +128,8 @@ def read_overrides(overrides: Sequence[str], roots: Sequence[str], report: Repor
             report.problem(place, f"{text!r} would replace a whole root section; write one key, {key}.KEY=VALUE")
         else:
             try:
-                parsed = _plain(yaml.load(value, Loader=_Loader))
-            except (yaml.YAMLError, OmegaConfBaseException, RecursionError) as e:
+                parsed = _values({"value": yaml.load(value, Loader=_Loader)})["value"]
+            except _UNUSABLE as e:
                 why = getattr(e, "problem", "") or " ".join(str(e).split())
                 report.problem(place, f"{text!r}: the value is not YAML: {why}")
                 continue
@@ -208,6 +193,11 @@ class _Places:
 
     def _at(self, node: yaml.Node) -> Place:
         return Place(self.report.source, node.start_mark.line + 1, node.start_mark.column + 1)
+
+
+def _values(data: Any) -> Any:
+    """``data`` as OmegaConf holds it, with text for keys."""
+    return _string_keys(OmegaConf.to_container(OmegaConf.create(data), resolve=False))
 
 
 def _string_keys(value: Any) -> Any:

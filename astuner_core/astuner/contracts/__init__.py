@@ -1,1 +1,3 @@
 """What flows through a run, and what plugins implement. Everything here is public; see `docs/plugins.md`."""
+
+from astuner.contracts import installed as installed

@@ -1,7 +1,10 @@
-"""The installed distributions, any of which may be broken in any way and never touches another.
+"""The installed distributions, any of which may be broken in any way without touching another.
 
-pydantic, transformers and others ask for everybody's as they are imported, and one that cannot be read would end them.
-So where this module is imported, what cannot be decoded is read as �, and entry points that cannot be read are none.
+`astuner.contracts` imports this first, for it changes `importlib.metadata` in the whole process: pydantic reads the
+entry points of every distribution as the first model is made, fsspec and OpenTelemetry as they are imported,
+transformers the METADATA of each, and none of them can be told to leave one out.  What others see: bytes that are no
+UTF-8 are read as � instead of raising, and entry points that cannot be parsed are none.  Nothing else of the standard
+library is touched, and a distribution that can be read is read as before.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ Metadata is the whole row, and where the row has a ``metadata`` object of its ow
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time
@@ -19,8 +18,6 @@ QUERY_FIELDS = ("main_query", "question", "problem", "query", "prompt")
 """Where the query is looked for, in this order, when the config names no field."""
 ID_FIELDS = ("task_id", "id")
 """Likewise for the task's label."""
-
-
 _MAX_DEPTH = 64
 
 
@@ -108,8 +105,8 @@ def _metadata(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _plain(value: Any, name: str, depth: int = 0) -> Any:
     """The value as JSON can hold it: Parquet also has dates and decimals, which become text."""
-    if depth > _MAX_DEPTH or (isinstance(value, float) and math.isinf(value)):
-        raise BadRow(f"field {name[:80]!r} is nested more than {_MAX_DEPTH} levels deep, or holds too large a number")
+    if depth > _MAX_DEPTH:
+        raise BadRow(f"field {name[:80]!r} is nested more than {_MAX_DEPTH} levels deep")
     if value is None or isinstance(value, (str, int, float)):
         return value
     if isinstance(value, (datetime, date, time, Decimal)):

@@ -29,7 +29,7 @@ from astuner import __version__
 from astuner.contracts import hookspecs, installed
 from astuner.contracts.errors import PluginError, UnknownName, one_line
 from astuner.contracts.hookspecs import KINDS, PROJECT, EnvironmentProvider, LossProvider, Provider
-from astuner.contracts.interrupt import handled
+from astuner.contracts.interrupt import StoppedAtOnce, handled
 from astuner.contracts.parts import PARTS
 from astuner.plugins.user_code import close_name
 
@@ -116,7 +116,7 @@ class PluginManager:
                 self._try(plugin, lambda: importlib.import_module(module))
             entry_points = list(filter(installed.readable, importlib.metadata.entry_points(group=PROJECT)))
             for place, error in installed.broken.items():
-                name = re.split(r"[/\\]", place)[-1].partition("-")[0]
+                name = Path(place).name.partition("-")[0]
                 if not self._is_disabled(plugin := Plugin(name, name, "", "")):
                     reason = f"{place} cannot be read ({one_line(error)}); install it anew, or remove that folder"
                     self._skip(plugin, PluginStatus.BROKEN, reason)
@@ -168,19 +168,13 @@ class PluginManager:
         return bool(off)
 
     def _try(self, plugin: Plugin, load: Callable[[], Any]) -> None:
-        pressed: list[int] = []
-
-        def press(number: int, frame: object) -> None:
-            pressed.append(number)
-            raise KeyboardInterrupt
-
-        numbers = [signal.SIGINT] if signal.getsignal(signal.SIGINT) is signal.default_int_handler else []
+        plain = [signal.SIGINT] if signal.getsignal(signal.SIGINT) is signal.default_int_handler else []
         try:
-            with handled(numbers, press), redirect_stdout(sys.stderr):  # what it prints is no answer of a command
+            with handled(plain, _stop), redirect_stdout(sys.stderr):  # what it prints is no answer of a command
                 self._add(plugin, load())
+        except StoppedAtOnce:
+            raise
         except BaseException as e:  # a plugin's import runs a stranger's code, which may raise anything
-            if pressed:  # the person's own Ctrl-C
-                raise
             if self._pm.has_plugin(plugin.name):
                 self._pm.unregister(name=plugin.name)
             self._skip(plugin, PluginStatus.BROKEN, one_line(e))
@@ -211,6 +205,10 @@ class PluginManager:
     def _skip(self, plugin: Plugin, status: PluginStatus, reason: str) -> None:
         plugin.status, plugin.reason, plugin.provides = status, reason, {}
         self.plugins.append(plugin)
+
+
+def _stop(number: int, frame: object) -> None:
+    raise StoppedAtOnce  # the person's own Ctrl-C, and no KeyboardInterrupt that a plugin raises
 
 
 def _described(module: ModuleType) -> tuple[Mapping[str, Sequence[Mapping[str, Provider]]], Aliases]:
