@@ -185,9 +185,11 @@ def _change(inside: Any, draw: random.Random) -> None:
     if draw.random() < 0.2:
         del inside[key]
     elif draw.random() < 0.2 and isinstance(inside, dict):
-        inside[draw.choice(("", "type", "role", "id", "stream", "params", "x" * 300, "\ud83d"))] = draw.choice(VALUES)
+        inside[draw.choice(("", "type", "role", "id", "stream", "params", "x" * 300, "\ud83d"))] = copy.deepcopy(
+            draw.choice(VALUES)
+        )
     else:
-        inside[key] = draw.choice(VALUES)
+        inside[key] = copy.deepcopy(draw.choice(VALUES))
     if not inside:
         inside.append(None) if isinstance(inside, list) else inside.update(x=None)
 
