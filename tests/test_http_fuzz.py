@@ -80,7 +80,7 @@ def servers(folder: Path) -> Iterator[dict[str, Server]]:
         good_run(folder / "runs/math")
         view = stack.enter_context(viewing(folder / "runs", static=folder / "static"))
         world = served("counter", f"{TOYS}:Counter", splits=("train", "dev"))
-        limits = {"max_instances": 64, "patience": 0.0, "idle_ttl": 1.0, "parent": folder}
+        limits = {"max_instances": 64, "patience": 0.0, "idle_ttl": 20.0, "parent": folder}
         env = stack.enter_context(Live([world], token=TOKEN, **limits))
         door = Door(folder)
         stack.callback(door.close)
@@ -254,7 +254,7 @@ async def fuzz(number: int, seed: int, there: dict[str, Server]) -> tuple[Counte
         statuses = [int(status) for status in re.findall(rb"(?:^|\n)HTTP/1\.[01] (\d{3}) ", answer)]
         counts.update(f"{name} {status}" for status in statuses or ["no answer"])
         full = name == "env" and statuses == [503] and b'"busy"' in answer
-        if (max(statuses, default=0 if not due else 999) >= 500 and not full) or b"Traceback" in answer:
+        if (max(statuses, default=0 if not due else 999) >= 500 and not full) or b"Traceback (most recent" in answer:
             wrong.append(f"{seed}/{i} {name}: {sent[:3000]!r}\n-> {answer[:1000]!r}")
 
     for begin in range(0, number, 500):

@@ -91,7 +91,8 @@ def test_all_mistakes_at_once_in_file_order(write):
         "exp.yaml:22:1: unknown section rolout; did you mean rollout? It belongs below astuner:",
         "command line: 'rollout.num_repeat=3' does not start with a section; write astuner.rollout.num_repeat=3",
         "command line: 'oops' is not an override; write astuner.rollout.num_repeat=8",
-        "command line: 'astuner.seed=[': the value is not YAML: expected the node content, but found '<stream end>'",
+        "command line: 'astuner.seed=[': the value is not YAML: while parsing a flow node expected the node content, "
+        "but found '<stream end>' in \"<unicode string>\", line 1, column 2: [ ^",
         "command line: unknown key astuner.rolout; did you mean rollout?",
     ]
 
@@ -295,9 +296,9 @@ def test_repeating_a_greedy_validation_is_told(write, key: str):
     [
         (
             "astuner: " + "[" * 40 + "]" * 40,
-            "exp.yaml:1:41: not YAML: more than 10,000 keys and values, or 32 sections",
+            "exp.yaml:1:42: not YAML: more than 10,000 keys and values, or 32 sections",
         ),
-        ("astuner: " + "{a: " * 1500 + "1" + "}" * 1500, "exp.yaml:1:131: not YAML: more than 10,000 keys and values"),
+        ("astuner: " + "{a: " * 1500 + "1" + "}" * 1500, "exp.yaml:1:135: not YAML: more than 10,000 keys and values"),
         ("astuner:\n" + "".join(f"  a{n}: 1\n" for n in range(30_000)), "exp.yaml:5000:"),
         ("astuner:\n  seed: 1 #" + "x" * 2**20, "exp.yaml: it is larger than 1,048,576 bytes"),
         (minimal("  seed: 1e400\n"), "exp.yaml:3:3: astuner.seed should be a finite number, got inf"),

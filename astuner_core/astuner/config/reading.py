@@ -22,6 +22,7 @@ MAX_BYTES, MAX_NODES, MAX_DEPTH = 1 << 20, 10_000, 32
 """Bytes of a file, keys and values in it (aliases expanded: nested ones multiply), and sections in each other."""
 _TOO_MUCH = f"more than {MAX_NODES:,} keys and values, or {MAX_DEPTH} sections in each other"
 _UNUSABLE = (yaml.YAMLError, OmegaConfBaseException, RecursionError)
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _MERGE = "tag:yaml.org,2002:merge"
 
 
@@ -58,7 +59,8 @@ def read_file(path: Path, report: Report) -> Tree:
         places = _Places(report)
         places.walk(node, ())
         report.raise_problems()
-        return Tree(_values(loader.construct_document(node)), places.found)
+        values = OmegaConf.to_container(OmegaConf.create(loader.construct_document(node)), resolve=False)
+        return Tree(_string_keys(values), places.found)
     except yaml.MarkedYAMLError as e:
         raise ConfigError(_not_yaml(e, source)) from None
     except _UNUSABLE as e:
@@ -68,21 +70,17 @@ def read_file(path: Path, report: Report) -> Tree:
 class _Loader(get_yaml_loader()):  # type: ignore[misc]
     """OmegaConf's, with limits and a place for every fault; ``12:30:45`` is a text, and no number of seconds."""
 
-    nodes = depth = 0
+    nodes = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> Any:
-        self.nodes, self.depth = self.nodes + 1, self.depth + 1
-        if self.nodes > MAX_NODES or self.depth > MAX_DEPTH:
+        self.nodes += 1
+        if self.nodes > MAX_NODES or len(self.marks) > MAX_DEPTH:
             raise yaml.MarkedYAMLError(problem=_TOO_MUCH, problem_mark=self.peek_event().start_mark)
-        node = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
-
-    def resolve(self, kind: type[yaml.Node], value: str, implicit: Any) -> Any:
-        plain = kind is yaml.ScalarNode and implicit[0] and ":" in value
-        return "tag:yaml.org,2002:str" if plain else super().resolve(kind, value, implicit)
+        return super().compose_node(parent, index)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        if node.tag in _NUMBERS and ":" in node.value:
+            node.tag = self.DEFAULT_SCALAR_TAG
         try:
             value = super().construct_object(node, deep)
             str(value).encode()  # raises at half a surrogate pair, and at a number of thousands of digits
@@ -118,7 +116,6 @@ def read_overrides(overrides: Sequence[str], roots: Sequence[str], report: Repor
     tree, place = Tree(), Place(COMMAND_LINE)
     for text in overrides:
         key, sep, value = text.partition("=")
-        text = text[:200]
         parts = tuple(key.strip().split("."))
         if not sep or not all(parts) or len(parts) > MAX_DEPTH:
             report.problem(place, f"{text!r} is not an override; write astuner.rollout.num_repeat=8")
@@ -128,13 +125,12 @@ def read_overrides(overrides: Sequence[str], roots: Sequence[str], report: Repor
             report.problem(place, f"{text!r} would replace a whole root section; write one key, {key}.KEY=VALUE")
         else:
             try:
-                parsed = _values({"value": yaml.load(value, Loader=_Loader)})["value"]
+                parsed = OmegaConf.to_container(OmegaConf.create({"value": yaml.load(value, _Loader)}), resolve=False)
             except _UNUSABLE as e:
-                why = getattr(e, "problem", "") or " ".join(str(e).split())
-                report.problem(place, f"{text!r}: the value is not YAML: {why}")
+                report.problem(place, f"{text!r}: the value is not YAML: {' '.join(str(e).split())}")
                 continue
             one = Tree()
-            one.put(parts, parsed)
+            one.put(parts, _string_keys(parsed)["value"])
             one.places = {leaf[:n]: place for leaf, _ in one.leaves() for n in range(1, len(leaf) + 1)}
             tree = tree.merged(one)
     return tree
@@ -193,11 +189,6 @@ class _Places:
 
     def _at(self, node: yaml.Node) -> Place:
         return Place(self.report.source, node.start_mark.line + 1, node.start_mark.column + 1)
-
-
-def _values(data: Any) -> Any:
-    """``data`` as OmegaConf holds it, with text for keys."""
-    return _string_keys(OmegaConf.to_container(OmegaConf.create(data), resolve=False))
 
 
 def _string_keys(value: Any) -> Any:

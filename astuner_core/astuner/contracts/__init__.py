@@ -1,3 +1,1 @@
 """What flows through a run, and what plugins implement. Everything here is public; see `docs/plugins.md`."""
-
-from astuner.contracts import installed as installed

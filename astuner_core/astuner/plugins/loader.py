@@ -11,7 +11,6 @@ import importlib
 import importlib.metadata
 import os
 import re
-import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
@@ -27,9 +26,9 @@ import pluggy
 import astuner
 from astuner import __version__
 from astuner.contracts import hookspecs, installed
-from astuner.contracts.errors import PluginError, UnknownName, one_line
+from astuner.contracts.errors import PluginError, UnknownName, told
 from astuner.contracts.hookspecs import KINDS, PROJECT, EnvironmentProvider, LossProvider, Provider
-from astuner.contracts.interrupt import StoppedAtOnce, handled
+from astuner.contracts.interrupt import Interrupt, StoppedAtOnce
 from astuner.contracts.parts import PARTS
 from astuner.plugins.user_code import close_name
 
@@ -114,11 +113,11 @@ class PluginManager:
             plugin = Plugin(name, CORE, __version__, module)
             if not self._is_disabled(plugin):
                 self._try(plugin, lambda: importlib.import_module(module))
-            entry_points = list(filter(installed.readable, importlib.metadata.entry_points(group=PROJECT)))
+            entry_points = installed.readable(PROJECT)
             for place, error in installed.broken.items():
                 name = Path(place).name.partition("-")[0]
                 if not self._is_disabled(plugin := Plugin(name, name, "", "")):
-                    reason = f"{place} cannot be read ({one_line(error)}); install it anew, or remove that folder"
+                    reason = f"{place} cannot be read ({told(error)}); install it anew, or remove that folder"
                     self._skip(plugin, PluginStatus.BROKEN, reason)
         taken = {plugin.name: {plugin.dist} for plugin in self.plugins}
         found = sorted(((ep, ep.dist) for ep in entry_points if ep.dist), key=lambda f: (f[0].name, f[1].name))
@@ -168,16 +167,16 @@ class PluginManager:
         return bool(off)
 
     def _try(self, plugin: Plugin, load: Callable[[], Any]) -> None:
-        plain = [signal.SIGINT] if signal.getsignal(signal.SIGINT) is signal.default_int_handler else []
         try:
-            with handled(plain, _stop), redirect_stdout(sys.stderr):  # what it prints is no answer of a command
+            # Its own KeyboardInterrupt is none of the person's, and what it prints is no answer of a command.
+            with Interrupt(requested=True).listening(), redirect_stdout(sys.stderr):
                 self._add(plugin, load())
         except StoppedAtOnce:
             raise
         except BaseException as e:  # a plugin's import runs a stranger's code, which may raise anything
             if self._pm.has_plugin(plugin.name):
                 self._pm.unregister(name=plugin.name)
-            self._skip(plugin, PluginStatus.BROKEN, one_line(e))
+            self._skip(plugin, PluginStatus.BROKEN, told(e))
 
     def _add(self, plugin: Plugin, module: ModuleType) -> None:
         described, aliases = _described(module)
@@ -205,10 +204,6 @@ class PluginManager:
     def _skip(self, plugin: Plugin, status: PluginStatus, reason: str) -> None:
         plugin.status, plugin.reason, plugin.provides = status, reason, {}
         self.plugins.append(plugin)
-
-
-def _stop(number: int, frame: object) -> None:
-    raise StoppedAtOnce  # the person's own Ctrl-C, and no KeyboardInterrupt that a plugin raises
 
 
 def _described(module: ModuleType) -> tuple[Mapping[str, Sequence[Mapping[str, Provider]]], Aliases]:

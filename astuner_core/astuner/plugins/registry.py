@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import astuner
-from astuner.contracts.errors import AmbiguousName, MissingDependency, PluginError, UnknownName, one_line
+from astuner.contracts.errors import AmbiguousName, MissingDependency, PluginError, UnknownName, told
 from astuner.contracts.hookspecs import KINDS, Provider
 from astuner.contracts.parts import PARTS, EnvironmentsPart, OlderSpellingsPart
 from astuner.plugins.loader import Plugin, PluginManager, PluginStatus
@@ -206,7 +206,7 @@ def import_target(target: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as e:  # a plugin's module may raise anything
-        raise PluginError(f"{target} cannot be imported: {one_line(e)}") from e
+        raise PluginError(f"{target} cannot be imported: {told(e)}") from e
     try:
         return getattr(module, attribute)
     except AttributeError:

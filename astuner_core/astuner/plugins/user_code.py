@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import astuner
-from astuner.contracts.errors import PluginError, UnknownName, did_you_mean, one_line
+from astuner.contracts.errors import PluginError, UnknownName, did_you_mean, told
 
 _HOME = Path(__file__).parents[1]
 _ASTUNER = (
@@ -157,10 +157,8 @@ def _installed(name: str, folders: list[Path], reference: str) -> ModuleType:
 
 def _module_file(folder: Path, name: str) -> Path | None:
     base = folder.joinpath(*name.split("."))
-    for file in (base.with_name(f"{base.name}.py"), base / "__init__.py"):
-        if os.path.isfile(file):
-            return file.resolve()
-    return None
+    files = (base.with_name(f"{base.name}.py"), base / "__init__.py")
+    return next((file.resolve() for file in files if os.path.isfile(file)), None)
 
 
 def _execute(spec: ModuleSpec | None, file: Path, folder: Path, reference: str) -> ModuleType:
@@ -196,7 +194,7 @@ def _failed(reference: str, folder: Path | None, error: BaseException) -> Plugin
     elif isinstance(error, ImportError) and (module := sys.modules.get(error.name or "")) is not None:
         named = re.match(r"cannot import name '(\w+)'", str(error))
         hint = close_name(named[1], dir(module)) if named else ""
-    return PluginError(f"{place}importing {reference!r} failed: {one_line(error)}{hint}")
+    return PluginError(f"{place}importing {reference!r} failed: {told(error)}{hint}")
 
 
 def _clash(reference: str, file: Path, loaded: ModuleType) -> str:
