@@ -1,14 +1,23 @@
-"""Distributions that are broken in every way that was thought of, on ``sys.path`` of a real ``astuner plugins``."""
+"""Distributions that are broken in every way that was thought of, on ``sys.path`` of a real ``astuner plugins``.
+
+``python -m astuner_core.tests.test_broken_distributions 1000 SEED`` breaks as many at random.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
+import tempfile
+import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
+
+from astuner_core.tests.test_mutated_files import mutated
 
 GOOD = '[judge.polite]\ntarget = "json:loads"\n'
 RAISES = "class E(BaseException):\n    def __str__(self):\n        raise self\nraise E"
@@ -143,3 +152,56 @@ def test_a_name_that_moved_is_found_beside_them(site: Path):
     environment = {**os.environ, "PYTHONPATH": str(site)}
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
     assert shown.stdout == "not there\n", shown.stderr
+
+
+HOOKS = """from astuner import Provider, hookimpl
+@hookimpl
+def register_judges():
+    return {"rude": Provider(target="json:loads", requires=("json",), aliases=("old",))}
+@hookimpl
+def register_aliases():
+    return {("judge", "polite"): ["older"]}
+"""
+AT_ONCE = 50
+
+
+def fuzz(number: int, seed: int, folder: Path) -> tuple[Counter[str], list[str], float]:
+    """What became of so many mutated plugins; what went wrong; and the longest time that a command took for
+    `AT_ONCE` of them."""
+    counts, wrong, slowest = Counter[str](), list[str](), 0.0
+    for batch in range(0, number, AT_ONCE):
+        site = folder / f"site-{batch}"
+        site.mkdir()
+        plant(site, "whole")
+        for i in range(batch, min(number, batch + AT_ONCE)):
+            draw, name = random.Random(f"{seed}/{i}"), f"mutated{i}"
+            info = plant(site, name, module=HOOKS, tables=f'{GOOD}requires = ["json"]\n[aliases]\njudge.x = ["y"]\n')
+            module = site / f"planted_{name}"
+            for file in draw.sample(
+                [info / "METADATA", info / "entry_points.txt", *sorted(module.iterdir())], draw.choice((1, 1, 2))
+            ):
+                file.write_bytes(mutated(file.read_text(), draw))
+        began = time.perf_counter()
+        shown = astuner(site, "plugins", "--json")
+        slowest = max(slowest, time.perf_counter() - began)
+        try:
+            found = json.loads(shown.stdout)
+            counts.update(plugin["status"] for plugin in found if "astuner" not in plugin["dist"])
+            states = {plugin["name"]: plugin["status"] for plugin in found}
+            assert (shown.returncode, states["core"], states["whole"]) == (0, "loaded", "loaded"), states
+            assert "Traceback" not in shown.stderr
+        except (AssertionError, ValueError, KeyError) as e:
+            wrong.append(f"{site}: {e!r}\n{shown.stderr[-3000:]}")
+    return counts, wrong, slowest
+
+
+@pytest.mark.slow
+def test_no_mutated_plugin_stops_the_others(tmp_path: Path):
+    counts, wrong, _ = fuzz(AT_ONCE, 19, tmp_path)
+    assert not wrong, "\n\n".join(wrong)
+    assert counts["loaded"] > 1 < counts["broken"], counts
+
+
+if __name__ == "__main__":
+    how, failed, longest = fuzz(int(sys.argv[1]), int(sys.argv[2]), Path(tempfile.mkdtemp()))
+    print(dict(how), *failed[:5], f"slowest {longest:.1f} s for {AT_ONCE}, {len(failed)} wrong", sep="\n\n")

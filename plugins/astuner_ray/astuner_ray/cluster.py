@@ -49,7 +49,7 @@ _FOLDER = "astuner-ray-"
 _LONGEST_FOLDER = 40
 """Ray appends ``/session_<time>_<pid>/sockets/plasma_store``, 67 characters; a socket's path has at most 107."""
 _GIB = 2**30
-_SLOW = "it has 30 s for that: free processors, memory and /dev/shm, which `astuner doctor` shows, and type it again"
+_SLOW = "it has 30 s for that: on a busy machine free processors, memory or /dev/shm, and type the command again"
 
 
 @dataclass(frozen=True, kw_only=True)
