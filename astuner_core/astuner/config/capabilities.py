@@ -168,16 +168,15 @@ def check_capabilities(config: Config, capabilities: Capabilities) -> tuple[str,
     """
     manager, backbone = config.plugins, config.astuner.backbone
     report = Report(str(config.path))
-    notes: list[str] = []
     data = Tree(config.as_dict())
     for root, _, key in (name.partition(".") for name in sorted(config.written)):
         value = data.get((root, *key.split(".")))
         if root != "astuner" or _is_added(key, manager) or honours(capabilities, key, value):
             continue
         if _is_below(key, DEBUG):
-            notes.append(f"astuner.{DEBUG} is for the {DEBUG} backbone and is not used by {backbone!r}")
+            report.note(f"astuner.{DEBUG} is for the {DEBUG} backbone and is not used by {backbone!r}")
         elif not capabilities.trains and _longest(key, TRAINING):
-            notes.append(f"the backbone {backbone!r} does not train, so training keys are not used")
+            report.note(f"the backbone {backbone!r} does not train, so training keys are not used")
         else:
             text = _refusal(backbone, capabilities, key, value, manager)
             report.problem(config.origins[f"astuner.{key}"], text)
@@ -194,7 +193,7 @@ def check_capabilities(config: Config, capabilities: Capabilities) -> tuple[str,
             text += f", or use --backbone {' or '.join(able)}" if able else ""
             report.problem(config.place("astuner.agents"), text)
     report.raise_problems()
-    return tuple(dict.fromkeys(notes))
+    return tuple(report.notes)
 
 
 def honours(capabilities: Capabilities, key: str, value: Any) -> bool:

@@ -22,7 +22,6 @@ MAX_BYTES, MAX_NODES, MAX_DEPTH = 1 << 20, 10_000, 32
 """Bytes of a file, keys and values in it (aliases expanded: nested ones multiply), and sections in each other."""
 _TOO_MUCH = f"more than {MAX_NODES:,} keys and values, or {MAX_DEPTH} sections in each other"
 _UNUSABLE = (yaml.YAMLError, OmegaConfBaseException, RecursionError)
-_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _MERGE = "tag:yaml.org,2002:merge"
 
 
@@ -79,7 +78,7 @@ class _Loader(get_yaml_loader()):  # type: ignore[misc]
         return super().compose_node(parent, index)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        if node.tag in _NUMBERS and ":" in node.value:
+        if node.tag.endswith((":int", ":float")) and ":" in node.value:
             node.tag = self.DEFAULT_SCALAR_TAG
         try:
             value = super().construct_object(node, deep)
