@@ -172,7 +172,7 @@ def check_installed(kind: str, name: str, provider: Provider) -> None:
     for dist in provider.conflicts:
         try:
             version = importlib.metadata.version(dist)
-        except importlib.metadata.PackageNotFoundError:
+        except (importlib.metadata.PackageNotFoundError, UnicodeDecodeError):
             continue
         own = f"python3 -m venv .venv-{name} && . .venv-{name}/bin/activate"
         install = f", then in it: {provider.install}" if provider.install else ""

@@ -116,7 +116,7 @@ def _versions() -> dict[str, str]:
     for name in ("astuner-core", *sorted(plugins - {"astuner-core"}), *_PACKAGES):
         try:
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
+        except (importlib.metadata.PackageNotFoundError, UnicodeDecodeError):
             continue
     return found
 
