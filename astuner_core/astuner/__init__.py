@@ -60,9 +60,9 @@ def older_modules() -> Iterator[Any]:
     It is a finder of modules (`importlib.abc.MetaPathFinder`), and its ``find_name(module, name)`` gives what a name in
     a module was before, or None.
     """
-    from importlib.metadata import entry_points
+    from astuner.contracts.installed import readable
 
-    for entry in entry_points(group="astuner.older_modules"):
+    for entry in readable("astuner.older_modules"):
         yield entry.load()
 
 

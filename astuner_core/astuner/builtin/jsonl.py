@@ -7,9 +7,10 @@ is named with its number and its fault: it stops the run, or is left out and cou
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NoReturn
+from typing import Any, BinaryIO, Literal
 
 from pydantic import Field
 
@@ -85,8 +86,8 @@ class JsonlTaskReader(TaskReader):
                         continue
                     tasks += 1
                     yield task
-        except OSError as e:
-            why = f"{e.strerror or e}; {_advice(e, path)}"
+        except (OSError, ValueError) as e:  # a path may hold what no path can
+            why = f"{getattr(e, 'strerror', None) or e}; {_advice(e, path)}"
             raise DataError(f"cannot read the {split.value} tasks in {path}: {why}") from e
         if not tasks:
             raise DataError(f"{path} has no task: {self._why_empty(path)}")
@@ -123,7 +124,10 @@ def _object(line: bytes, limit: int) -> object:
     if not line.strip():
         raise BadRow("the line is empty")
     try:
-        return json.loads(line.decode("utf-8"), parse_constant=_not_json)
+        row = json.loads(line.decode("utf-8"), parse_constant=_number, parse_float=_number)
+        if b"\\u" in line:
+            json.dumps(row, ensure_ascii=False).encode()  # raises at half a surrogate pair, which no tokenizer takes
+        return row
     except UnicodeDecodeError as e:
         raise BadRow(f"byte {e.start + 1} of the line ({line[e.start]:#04x}) is not UTF-8") from None
     except json.JSONDecodeError as e:
@@ -134,11 +138,13 @@ def _object(line: bytes, limit: int) -> object:
         raise BadRow(f"not JSON that can be read: {e}") from None
 
 
-def _not_json(constant: str) -> NoReturn:
-    raise BadRow(f"{constant} is not JSON; write null or a number")
+def _number(text: str) -> float:
+    if math.isfinite(found := float(text)):
+        return found
+    raise BadRow(f"{text[:40]} is not JSON, or too large a number; write null or a number")
 
 
-def _advice(e: OSError, path: Path) -> str:
+def _advice(e: Exception, path: Path) -> str:
     if isinstance(e, FileNotFoundError):
         close = close_name(path.name, (file.name for file in path.parent.glob("*")))
         return f"correct file_path (relative paths start at the experiment file){close}"

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import cached_property
-from importlib import import_module
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -121,8 +120,9 @@ def _command_of_plugin(ctx: Any, name: str) -> Any:
 
 def _command(target: str, name: str) -> Any:
     """What ``target`` is, a `typer.Typer` or a function, as a command of this name."""
-    module, _, attribute = target.partition(":")
-    found = getattr(import_module(module), attribute)
+    from astuner.plugins import registry
+
+    found = registry.import_target(target)
     if not isinstance(found, typer.Typer):
         function, found = found, new_app()
         found.command()(function)

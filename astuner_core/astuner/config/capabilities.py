@@ -18,8 +18,8 @@ from astuner.config.checking import TABLES
 from astuner.config.loaded import Config
 from astuner.config.schema import AgentSection, AstunerSection, Rollout
 from astuner.contracts.backbone import Capabilities
-from astuner.contracts.errors import ConfigError, PluginError
-from astuner.contracts.places import Place, Report, Tree, did_you_mean
+from astuner.contracts.errors import PluginError
+from astuner.contracts.places import Report, Tree, did_you_mean
 from astuner.contracts.types import DEFAULT_POLICY
 from astuner.plugins import registry
 from astuner.plugins.loader import PluginManager
@@ -167,23 +167,22 @@ def check_capabilities(config: Config, capabilities: Capabilities) -> tuple[str,
         combinations of keys with which nothing could be trained.
     """
     manager, backbone = config.plugins, config.astuner.backbone
-    problems: list[tuple[Place, str]] = []
-    notes: list[str] = []
+    report = Report(str(config.path))
     data = Tree(config.as_dict())
     for root, _, key in (name.partition(".") for name in sorted(config.written)):
         value = data.get((root, *key.split(".")))
         if root != "astuner" or _is_added(key, manager) or honours(capabilities, key, value):
             continue
         if _is_below(key, DEBUG):
-            notes.append(f"astuner.{DEBUG} is for the {DEBUG} backbone and is not used by {backbone!r}")
+            report.note(f"astuner.{DEBUG} is for the {DEBUG} backbone and is not used by {backbone!r}")
         elif not capabilities.trains and _longest(key, TRAINING):
-            notes.append(f"the backbone {backbone!r} does not train, so training keys are not used")
+            report.note(f"the backbone {backbone!r} does not train, so training keys are not used")
         else:
             text = _refusal(backbone, capabilities, key, value, manager)
-            problems.append((config.origins[f"astuner.{key}"], text))
+            report.problem(config.origins[f"astuner.{key}"], text)
     if capabilities.trains:
         for key, message in broken_by_training(config):
-            problems.append((config.place(f"astuner.{key}"), f"astuner.{key} {message}"))
+            report.problem(config.place(f"astuner.{key}"), f"astuner.{key} {message}")
         policies = policies_of(config.astuner.agents)
         if not capabilities.policies and len(policies) > 1:
             able = [name for name, other in _backbones(manager) if other.policies and name != backbone]
@@ -192,11 +191,9 @@ def check_capabilities(config: Config, capabilities: Capabilities) -> tuple[str,
                 f"{backbone!r} has one; give all of them the same policy"
             )
             text += f", or use --backbone {' or '.join(able)}" if able else ""
-            problems.append((config.place("astuner.agents"), text))
-    if problems:
-        problems.sort(key=lambda p: (not p[0].line, p[0].line, p[0].column))
-        raise ConfigError([f"{place}: {message}" for place, message in problems])
-    return tuple(dict.fromkeys(notes))
+            report.problem(config.place("astuner.agents"), text)
+    report.raise_problems()
+    return tuple(report.notes)
 
 
 def honours(capabilities: Capabilities, key: str, value: Any) -> bool:

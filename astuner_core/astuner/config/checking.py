@@ -7,7 +7,7 @@ where a plugin's model would ignore them.  What a field expects is said in a per
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -31,10 +31,10 @@ _WORDS = {
     Any: "anything",
 }
 _BOUNDS = {
-    "ge": "≥ {}",
-    "gt": "> {}",
-    "le": "≤ {}",
-    "lt": "< {}",
+    "ge": "≥ {:,}",
+    "gt": "> {:,}",
+    "le": "≤ {:,}",
+    "lt": "< {:,}",
     "min_length": "of length ≥ {}",
     "pattern": "matching {}",
 }
@@ -100,10 +100,14 @@ def describe_field(info: FieldInfo) -> str:
     """``"whole number ≥ 1"``, ``"one of: stop, skip"``, ``"section"``."""
     if section_of(info) is not None:
         return "section"
-    words = " or ".join(_word(member) for member in _members(info.annotation))
+    return _bounded(" or ".join(_word(member) for member in _members(info.annotation)), info.metadata)
+
+
+def _bounded(words: str, rules: Iterable[Any]) -> str:
+    rules = [inner for rule in rules for inner in (rule.metadata if isinstance(rule, FieldInfo) else [rule])]
     bounds = [
         text.format(value)
-        for rule in info.metadata
+        for rule in rules
         for name, text in _BOUNDS.items()
         if (value := getattr(rule, name, None)) is not None
     ]
@@ -119,7 +123,7 @@ def _word(annotation: Any) -> str:
     if origin is Literal:
         return f"one of: {', '.join(str(a) for a in arguments)}"
     if origin is Annotated:
-        return _word(arguments[0])
+        return _bounded(_word(arguments[0]), arguments[1:])
     if origin is list:
         return f"list of {_word(arguments[0])}"
     if origin is tuple:

@@ -114,7 +114,7 @@ class Config:
         """What a policy's ``model.path`` means: a folder (from the experiment file's), a shipped model's, or a name."""
         path = self.model_of(policy).path
         folder = self.base_dir / Path(path).expanduser()
-        if folder.is_dir():
+        if os.path.isdir(folder):
             return str(folder.resolve())
         found: str | None = self.plugins.hook.locate_model(path=path)
         return found or path

@@ -242,7 +242,8 @@ def _unwrap(path: Path, file: Tree, report: Report) -> tuple[Path, Tree, Tree]:
     if not isinstance(about, dict) or not isinstance(about.get("file"), str):
         report.problem(None, f"{RESOLVED}: is written by ASTuner and names the experiment's file; remove it")
         return path, file, rest
-    written, implied = set(about.get("written") or ()), set(about.get("implied") or ())
+    lists = [found if isinstance(found := about.get(name), list) else [] for name in ("written", "implied")]
+    written, implied = (set(map(str, names)) for names in lists)
     for key, value in list(file.leaves()):
         if dotted(key) not in written:
             file.remove(key)

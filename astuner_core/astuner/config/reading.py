@@ -1,7 +1,7 @@
 """Text to `Tree`: the YAML file and the ``key=value`` overrides.
 
-OmegaConf's own loader gives the values, so ``1e-6`` is a number here as it is there; `yaml.compose` gives the places.
-Whatever cannot be read as one mapping of keys is a `ConfigError` that names the line.
+OmegaConf's own loader gives the values, so ``1e-6`` is a number here as it is there, and the places. What is larger
+or deeper than any experiment, or cannot be read as one mapping of keys, is a `ConfigError` that names the line.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
+from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import OmegaConfBaseException
 
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.places import COMMAND_LINE, Key, Place, Report, Tree
 
-MAX_NODES = 100_000
-"""A file that expands to more is refused: nested aliases multiply, and no experiment has that many keys."""
+MAX_BYTES, MAX_NODES, MAX_DEPTH = 1 << 20, 10_000, 32
+"""Bytes of a file, keys and values in it (aliases expanded: nested ones multiply), and sections in each other."""
+_TOO_MUCH = f"more than {MAX_NODES:,} keys and values, or {MAX_DEPTH} sections in each other"
+_UNUSABLE = (yaml.YAMLError, OmegaConfBaseException, RecursionError)
 _MERGE = "tag:yaml.org,2002:merge"
 
 
@@ -31,7 +34,11 @@ def read_file(path: Path, report: Report) -> Tree:
     """
     source = report.source
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise ConfigError(f"{source}: it is larger than {MAX_BYTES:,} bytes, and so no experiment")
+        text = data.decode("utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(f"{source}: no such file{_yaml_files_beside(path)}") from None
     except IsADirectoryError:
@@ -42,23 +49,44 @@ def read_file(path: Path, report: Report) -> Tree:
         line = e.object[: e.start].count(b"\n") + 1
         raise ConfigError(f"{source}:{line}:1: byte {e.start} is not UTF-8; save the file as UTF-8") from None
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            raise ConfigError(f"{source}: the file is empty; `astuner new experiment NAME` writes one to start from")
+        if not isinstance(node, yaml.MappingNode):
+            raise ConfigError(f"{source}:{node.start_mark.line + 1}:1: expected `astuner:` and keys below it")
+        places = _Places(report)
+        places.walk(node, ())
+        report.raise_problems()
+        values = OmegaConf.to_container(OmegaConf.create(loader.construct_document(node)), resolve=False)
+        return Tree(_string_keys(values), places.found)
     except yaml.MarkedYAMLError as e:
         raise ConfigError(_not_yaml(e, source)) from None
-    except yaml.YAMLError as e:
+    except _UNUSABLE as e:
         raise ConfigError(f"{source}: not YAML: {' '.join(str(e).split())}") from None
-    if node is None:
-        raise ConfigError(f"{source}: the file is empty; `astuner new experiment NAME` writes one to start from")
-    if not isinstance(node, yaml.MappingNode):
-        raise ConfigError(f"{source}:{node.start_mark.line + 1}:1: expected `astuner:` and keys below it")
-    places = _Places(report)
-    places.walk(node, ())
-    report.raise_problems()
-    try:
-        data = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
-    except (yaml.YAMLError, OmegaConfBaseException) as e:
-        raise ConfigError(f"{source}: not usable as configuration: {' '.join(str(e).split())}") from None
-    return Tree(_string_keys(data), places.found)
+
+
+class _Loader(get_yaml_loader()):  # type: ignore[misc]
+    """OmegaConf's, with limits and a place for every fault; ``12:30:45`` is a text, and no number of seconds."""
+
+    nodes = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> Any:
+        self.nodes += 1
+        if self.nodes > MAX_NODES or len(self.marks) > MAX_DEPTH:
+            raise yaml.MarkedYAMLError(problem=_TOO_MUCH, problem_mark=self.peek_event().start_mark)
+        return super().compose_node(parent, index)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        if node.tag.endswith((":int", ":float")) and ":" in node.value:
+            node.tag = self.DEFAULT_SCALAR_TAG
+        try:
+            value = super().construct_object(node, deep)
+            str(value).encode()  # raises at half a surrogate pair, and at a number of thousands of digits
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:  # of a !!tag's text, too
+            problem = f"{str(node.value)[:40]!r} cannot be read: {e}"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
+        return value
 
 
 def _not_yaml(error: yaml.MarkedYAMLError, source: str) -> str:
@@ -88,7 +116,7 @@ def read_overrides(overrides: Sequence[str], roots: Sequence[str], report: Repor
     for text in overrides:
         key, sep, value = text.partition("=")
         parts = tuple(key.strip().split("."))
-        if not sep or not all(parts):
+        if not sep or not all(parts) or len(parts) > MAX_DEPTH:
             report.problem(place, f"{text!r} is not an override; write astuner.rollout.num_repeat=8")
         elif parts[0] not in roots:
             report.problem(place, f"{text!r} does not start with a section; {_instead(key.strip(), value, report)}")
@@ -96,8 +124,8 @@ def read_overrides(overrides: Sequence[str], roots: Sequence[str], report: Repor
             report.problem(place, f"{text!r} would replace a whole root section; write one key, {key}.KEY=VALUE")
         else:
             try:
-                parsed = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]), resolve=False)
-            except (yaml.YAMLError, OmegaConfBaseException) as e:
+                parsed = OmegaConf.to_container(OmegaConf.create({"value": yaml.load(value, _Loader)}), resolve=False)
+            except _UNUSABLE as e:
                 report.problem(place, f"{text!r}: the value is not YAML: {' '.join(str(e).split())}")
                 continue
             one = Tree()
@@ -128,8 +156,8 @@ class _Places:
     def walk(self, node: yaml.Node, key: Key) -> None:
         place = self._at(node)
         self._nodes += 1
-        if self._nodes > MAX_NODES:
-            raise ConfigError(f"{self.report.source}: more than {MAX_NODES} keys after expanding aliases")
+        if self._nodes > MAX_NODES or len(self._open) > MAX_DEPTH:
+            raise ConfigError(f"{place}: {_TOO_MUCH}, after expanding aliases")
         if id(node) in self._open:
             raise ConfigError(f"{place}: this alias contains itself")
         self._open.add(id(node))

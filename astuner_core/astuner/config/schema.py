@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, create_model
+from pydantic import BaseModel, Field, StringConstraints, create_model
 from pydantic.fields import FieldInfo
 
 import astuner
@@ -23,11 +23,18 @@ from astuner.contracts.types import LARGEST_REWARD
 from astuner.plugins import registry
 from astuner.plugins.loader import PluginManager, load_plugins
 
+MOST = 10**9
+"""What is counted, waited for or multiplied into a loss ends here, for engines keep it in 32 bits."""
+AT_ONCE = 100_000
+"""What is in memory at once ends here: groups of a step, episodes of a group, adapters' ranks, GPUs."""
+Share = Annotated[float, Field(ge=0, lt=1)]
+Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+
 
 class LoraSection(Section):
-    rank: int = Field(0, ge=0)
+    rank: int = Field(0, ge=0, le=AT_ONCE)
     """Rank of the adapters; 0 trains all weights."""
-    alpha: float = Field(32.0, gt=0)
+    alpha: float = Field(32.0, gt=0, le=MOST)
     """Adapters are scaled by alpha / rank."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout on the adapters' input; anything but 0 makes rollout and trainer disagree, so leave it."""
@@ -36,7 +43,7 @@ class LoraSection(Section):
 
 
 class ModelSection(Section):
-    path: str = Field(min_length=1)
+    path: Text
     """A Hugging Face name, a local folder, or a name that a plugin locates (`tiny-calculator`, the demo's own)."""
     revision: str | None = None
     """Branch, tag or commit of a Hugging Face name."""
@@ -55,7 +62,7 @@ class ModelSection(Section):
 class Policy(Section):
     """What a policy of its own differs in from `astuner.model`."""
 
-    path: str | None = Field(None, min_length=1)
+    path: Text | None = None
     """Another model to start from; None starts from `astuner.model.path`."""
     lora: LoraSection | None = None
     """Other adapters; None takes `astuner.model.lora`."""
@@ -64,7 +71,7 @@ class Policy(Section):
 class AgentSection(Section):
     """One agent, or one role that several agents have."""
 
-    policy: str = Field("default", min_length=1)
+    policy: Text = "default"
     """The policy that speaks for it; agents with the same policy share its weights."""
     train: bool = True
     """Whether what it says is trained; false: it speaks with the policy as it is, and enters no sample."""
@@ -76,9 +83,9 @@ class AgentSection(Section):
     """The external server, e.g. `https://api.openai.com/v1` (chat completions)."""
     api_key_env: str | None = None
     """The environment variable that holds its key; none is sent if this is null."""
-    temperature: float | None = Field(None, ge=0)
+    temperature: float | None = Field(None, ge=0, le=100)
     """The external model's temperature; null leaves it to the server."""
-    timeout: float = Field(120.0, gt=0)
+    timeout: float = Field(120.0, gt=0, le=MOST)
     """Seconds one answer of the external model may take."""
 
 
@@ -89,40 +96,40 @@ class EndpointSection(Section):
     """Its port; 0 takes a free one."""
     token_env: str | None = None
     """The environment variable with a token (16 characters or more) that is made part of every key."""
-    reconnect_timeout: float = Field(10.0, ge=0)
+    reconnect_timeout: float = Field(10.0, ge=0, le=MOST)
     """Seconds a generation goes on after its client went away, in case it comes back for it; then it is cancelled."""
 
 
 class Data(Section):
-    train_batch_size: int = Field(8, ge=1)
+    train_batch_size: int = Field(8, ge=1, le=AT_ONCE)
     """Tasks per step; each becomes a group of `rollout.num_repeat` episodes."""
-    max_prompt_length: int | None = Field(None, ge=1)
+    max_prompt_length: int | None = Field(None, ge=1, le=MOST)
     """Longest first prompt in tokens; a longer task is refused with its id. None: whatever fits the context."""
-    max_response_length: int | None = Field(None, ge=1)
+    max_response_length: int | None = Field(None, ge=1, le=MOST)
     """Most tokens an episode may add after its first prompt (tool results included). None: the context decides."""
     shuffle: bool = True
     """Shuffle the training tasks anew in every epoch (seeded)."""
     on_bad_line: Literal["stop", "skip"] = "stop"
     """What a task that cannot be read does: stop the run, or be skipped and counted."""
-    max_validation_tasks: int | None = Field(None, ge=1)
+    max_validation_tasks: int | None = Field(None, ge=1, le=MOST)
     """Validate on the first N validation tasks only; None takes all."""
 
 
 class ValKwargs(Section):
-    temperature: float = Field(0.0, ge=0)
+    temperature: float = Field(0.0, ge=0, le=100)
     """Sampling temperature while validating; 0 is greedy."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus sampling while validating."""
-    top_k: int = Field(-1, ge=-1)
+    top_k: int = Field(-1, ge=-1, le=MOST)
     """Top-k sampling while validating; -1 is off."""
-    num_repeat: int = Field(1, ge=1)
+    num_repeat: int = Field(1, ge=1, le=AT_ONCE)
     """Episodes per validation task; needs a temperature above 0 to say anything."""
 
 
 class MultiTurn(Section):
-    max_sample_per_task: int = Field(30, ge=1)
+    max_sample_per_task: int = Field(30, ge=1, le=AT_ONCE)
     """Most samples of an episode: each agent's longest path first, then those that add most; the rest is counted."""
-    max_steps: int | None = Field(None, ge=1)
+    max_steps: int | None = Field(None, ge=1, le=MOST)
     """Most model calls of one agent in an episode; the next one ends it as truncated (see `truncated_reward`)."""
     expected_steps: int = Field(1, ge=1)
     """How many samples an episode usually gives; every backbone counts them itself, so only 1 is taken."""
@@ -134,37 +141,37 @@ Reward = Annotated[float, Field(ge=-LARGEST_REWARD, le=LARGEST_REWARD)]
 class Rollout(OpenSection):
     workflow: str = ""
     """The workflow: a registered name, `module->Class` or `path/to/file.py->Class`."""
-    temperature: float = Field(1.0, ge=0)
+    temperature: float = Field(1.0, ge=0, le=100)
     """Sampling temperature while training; log-probabilities are of this distribution."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus sampling while training; below 1 the trainer cannot reproduce the log-probabilities exactly."""
-    top_k: int = Field(-1, ge=-1)
+    top_k: int = Field(-1, ge=-1, le=MOST)
     """Top-k sampling while training; -1 is off, anything else as for `top_p`."""
     val_kwargs: ValKwargs = ValKwargs()
     """Sampling while validating."""
-    num_repeat: int = Field(8, ge=1)
+    num_repeat: int = Field(8, ge=1, le=AT_ONCE)
     """Episodes per task: the GRPO group size."""
-    max_env_worker: int = Field(64, ge=1)
+    max_env_worker: int = Field(64, ge=1, le=AT_ONCE)
     """Episodes that run at once."""
-    max_num_seqs: int | None = Field(None, ge=1)
+    max_num_seqs: int | None = Field(None, ge=1, le=AT_ONCE)
     """Sequences the engine decodes at once; None lets the engine choose."""
-    tensor_model_parallel_size: int = Field(1, ge=1)
+    tensor_model_parallel_size: int = Field(1, ge=1, le=AT_ONCE)
     """GPUs that share one rollout engine."""
     name: str | None = None
     """The rollout engine, where the backbone offers several."""
-    max_model_len: int | None = Field(None, ge=8)
+    max_model_len: int | None = Field(None, ge=8, le=MOST)
     """Context of the model in tokens, prompt and responses together; None takes the model's own."""
-    max_response_length_in_one_turn: int = Field(1024, ge=1)
+    max_response_length_in_one_turn: int = Field(1024, ge=1, le=MOST)
     """Most tokens of one model call."""
     multi_turn: MultiTurn = MultiTurn()
     """Limits over the turns of an episode."""
-    episode_timeout: float = Field(600.0, gt=0)
+    episode_timeout: float = Field(600.0, gt=0, le=MOST)
     """Seconds an episode may take; then it is cancelled, counted, and not scored."""
-    max_retries: int = Field(2, ge=0)
+    max_retries: int = Field(2, ge=0, le=MOST)
     """How often an episode starts over after the engine or environment failed, and a failed judge is asked again."""
-    oversample: float = Field(1.0, ge=1)
+    oversample: float = Field(1.0, ge=1, le=AT_ONCE)
     """Draw this many times `train_batch_size` groups, train on the first to finish, cancel the stragglers."""
-    min_group_size: int = Field(2, ge=1)
+    min_group_size: int = Field(2, ge=1, le=AT_ONCE)
     """A group with fewer scored episodes is dropped and counted; at most `num_repeat`, and 1 if that is 1."""
     max_failed_share: float = Field(0.5, gt=0, le=1)
     """A step or validation in which more than this share of the episodes fails stops the run: something is broken."""
@@ -193,9 +200,9 @@ class EnvService(Section):
     """Where the environment service listens; empty: in the variable `ASTUNER_ENV_URL`, which `--with NAME` sets."""
     token_env: str = TOKEN_VARIABLE
     """The environment variable that holds its token; nothing is sent while that is not set."""
-    timeout: float = Field(300.0, gt=0)
+    timeout: float = Field(300.0, gt=0, le=MOST)
     """Seconds one request may take, or an environment in this process to start."""
-    busy_timeout: float = Field(600.0, ge=0)
+    busy_timeout: float = Field(600.0, ge=0, le=MOST)
     """Seconds to wait for room in a service that is full."""
     params: dict[str, Any] = Field({})
     """What every instance and its list of tasks are made with; the environment says what it knows."""
@@ -213,7 +220,7 @@ class TaskReader(OpenSection):
 class TaskJudge(OpenSection):
     judge: str | None = None
     """The judge: a registered name, `module->Class` or `path/to/file.py->Class`; none if the workflow sets rewards."""
-    judge_timeout: float = Field(60.0, gt=0)
+    judge_timeout: float = Field(60.0, gt=0, le=MOST)
     """Seconds one verdict may take; then the episode counts as a judge failure. How long the judge's questions queue
     for a helper model's `rpm`, `tpm` or `concurrency` is not counted."""
 
@@ -224,9 +231,9 @@ class AlgorithmSection(Section):
     loss: str = "grpo"
     """The policy loss: `grpo`, `dr_grpo`, `dapo`, `gspo`, `cispo`, `rloo`, `reinforce_plus_plus`, or one of your own
     (`losses.py->mine`). A name that implies an estimator, clipping or aggregation sets those not written."""
-    clip_ratio_low: float = Field(0.2, ge=0)
+    clip_ratio_low: float = Field(0.2, ge=0, le=MOST)
     """The importance ratio is clipped below at 1 - this."""
-    clip_ratio_high: float = Field(0.2, ge=0)
+    clip_ratio_high: float = Field(0.2, ge=0, le=MOST)
     """The importance ratio is clipped above at 1 + this (0.28 is DAPO's clip-higher)."""
     loss_agg_mode: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = (
         "seq-mean-token-mean"
@@ -240,34 +247,34 @@ class AlgorithmSection(Section):
     """Leave out samples whose advantage is 0: without a KL or entropy term they carry no gradient."""
     dynamic_sampling: bool = False
     """DAPO: draw groups until `train_batch_size` of them have different rewards (at most `max_draws` batches)."""
-    max_draws: int = Field(4, ge=1)
+    max_draws: int = Field(4, ge=1, le=AT_ONCE)
     """Dynamic sampling gives up after this many batches of draws in a step."""
     use_kl_in_reward: bool = False
     """Subtract KL to the reference model from the reward (needs `kl_loss_coef`)."""
     rollout_is: Literal["none", "token-truncate", "token-mask", "sequence-truncate", "sequence-mask"] = "none"
     """Importance-ratio correction between rollout engine and trainer (Yao et al. 2025, truncated IS)."""
-    rollout_is_threshold: float = Field(2.0, gt=0)
+    rollout_is_threshold: float = Field(2.0, gt=0, le=MOST)
     """Where that ratio is truncated, or beyond which tokens or sequences are masked."""
 
 
 class Optim(Section):
     optimizer: Literal["adamw", "muon"] = "adamw"
     """`muon` orthogonalises the update of 2-D hidden weights (AdamW for the rest); better for tiny models."""
-    lr: float = Field(1e-6, ge=0)
+    lr: float = Field(1e-6, ge=0, le=1)
     """Peak learning rate."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Share, Share] = (0.9, 0.95)
     """AdamW's moment decays."""
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(0.0, ge=0, le=1)
     """Decoupled weight decay."""
     momentum: float = Field(0.9, ge=0, lt=1)
     """Muon's momentum."""
     lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
     """Shape after the warm-up; `linear` and `cosine` end at `min_lr_ratio`."""
-    lr_warmup_steps: int = Field(0, ge=0)
+    lr_warmup_steps: int = Field(0, ge=0, le=MOST)
     """Optimizer steps over which the rate rises linearly from 0."""
     min_lr_ratio: float = Field(0.0, ge=0, le=1)
     """The schedule's end, as a share of `lr`."""
-    grad_clip: float = Field(1.0, gt=0)
+    grad_clip: float = Field(1.0, gt=0, le=MOST)
     """Gradients are scaled down to this global norm."""
 
 
@@ -279,25 +286,25 @@ class FsdpConfig(Section):
 
 
 class TrainerCommon(Section):
-    total_epochs: int = Field(1, ge=1)
+    total_epochs: int = Field(1, ge=1, le=MOST)
     """Passes over the training tasks."""
-    total_steps: int | None = Field(None, ge=1)
+    total_steps: int | None = Field(None, ge=1, le=MOST)
     """Steps of the run, over as many epochs as that takes; with `total_epochs` written too, the smaller of the two."""
-    save_freq: int = Field(50, ge=1)
+    save_freq: int = Field(50, ge=1, le=MOST)
     """Checkpoint every n steps; the last step is always saved."""
-    resume_freq: int = Field(1, ge=1)
+    resume_freq: int = Field(1, ge=1, le=MOST)
     """Every n steps, replace the state that `--resume` continues from; raise it where saving is slow."""
-    save_episodes: int = Field(16, ge=-1)
+    save_episodes: int = Field(16, ge=-1, le=MOST)
     """Episodes per step written out in readable form; -1 writes all."""
     save_tokens: bool = True
     """Write every episode with its tokens and logprobs, compactly: the episode log, which `astuner export` reads."""
-    max_checkpoints: int | None = Field(3, ge=1)
+    max_checkpoints: int | None = Field(3, ge=1, le=MOST)
     """Keep the newest n checkpoints, and the one that did best in its validation; None keeps all."""
-    test_freq: int = Field(50, ge=1)
+    test_freq: int = Field(50, ge=1, le=MOST)
     """Validate every n steps."""
     val_before_train: bool = True
     """Validate before the first step too, so that there is a before and an after."""
-    val_pass_n: int = Field(1, ge=1)
+    val_pass_n: int = Field(1, ge=1, le=AT_ONCE)
     """Episodes per validation task (pass@n); same as `rollout.val_kwargs.num_repeat`."""
     watts: float | None = Field(None, gt=0)
     """What the machine draws while it trains, for the report's energy where the machine does not count it itself."""
@@ -305,38 +312,38 @@ class TrainerCommon(Section):
     """Log sinks, by name; the run folder's own files are always written."""
     algorithm: AlgorithmSection = AlgorithmSection()
     """Advantages and loss."""
-    mini_batch_num: int = Field(1, ge=1)
+    mini_batch_num: int = Field(1, ge=1, le=AT_ONCE)
     """Optimizer steps per batch of episodes."""
-    ppo_epochs: int = Field(1, ge=1)
+    ppo_epochs: int = Field(1, ge=1, le=AT_ONCE)
     """Passes over a batch of episodes."""
-    micro_batch_tokens: int | None = Field(None, ge=1)
+    micro_batch_tokens: int | None = Field(None, ge=1, le=MOST)
     """Tokens per forward and backward pass (gradient accumulation); None: what fits a quarter of the free memory."""
     optim: Optim = Optim()
     """Optimizer and schedule."""
     use_kl_loss: bool = False
     """Add KL to the reference model (the starting weights) to the loss."""
-    kl_loss_coef: float = Field(0.001, ge=0)
+    kl_loss_coef: float = Field(0.001, ge=0, le=MOST)
     """Its weight, in the loss or (use_kl_in_reward) in the reward."""
     kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] = "k3"
     """The estimator (Schulman 2020): k1 = log ratio, k2 = half its square, k3 = `low_var_kl`, unbiased and positive."""
-    entropy_coeff: float = 0.0
+    entropy_coeff: float = Field(0.0, ge=-MOST, le=MOST)
     """Weight of the entropy bonus."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more compute."""
-    nnodes: int = Field(1, ge=1)
+    nnodes: int = Field(1, ge=1, le=AT_ONCE)
     """Machines."""
-    n_gpus_per_node: int | None = Field(None, ge=0)
+    n_gpus_per_node: int | None = Field(None, ge=0, le=AT_ONCE)
     """GPUs per machine; None takes what there is."""
-    ulysses_sequence_parallel_size: int = Field(1, ge=1)
+    ulysses_sequence_parallel_size: int = Field(1, ge=1, le=AT_ONCE)
     """GPUs that share one sequence (verl, Trinity)."""
     fsdp_config: FsdpConfig = FsdpConfig()
     """Where parameters and optimizer state live (verl, Trinity)."""
 
 
 class DebugSection(Section):
-    debug_max_parallel: int = Field(1, ge=1)
+    debug_max_parallel: int = Field(1, ge=1, le=AT_ONCE)
     """Episodes at once; 1 keeps breakpoints readable."""
-    debug_first_n_tasks: int = Field(2, ge=1)
+    debug_first_n_tasks: int = Field(2, ge=1, le=MOST)
     """How many training tasks to try, one episode each."""
     engine: Literal["local", "openai", "vllm"] = "local"
     """Where tokens come from: the local engine, a running OpenAI-compatible server, or a vLLM started here."""
@@ -346,11 +353,11 @@ class DebugSection(Section):
     """The environment variable that holds the server's key."""
     debug_vllm_port: int = Field(18000, ge=1, le=65535)
     """Port of the vLLM started here (on loopback)."""
-    debug_vllm_seed: int = 12345
+    debug_vllm_seed: int = Field(12345, ge=0, le=2**32 - 1)
     """Its seed."""
-    debug_tensor_parallel_size: int = Field(1, ge=1)
+    debug_tensor_parallel_size: int = Field(1, ge=1, le=AT_ONCE)
     """Its tensor parallelism."""
-    startup_timeout: float = Field(1800.0, gt=0)
+    startup_timeout: float = Field(1800.0, gt=0, le=MOST)
     """Seconds it may take to answer."""
 
 
@@ -363,7 +370,7 @@ class AstunerSection(Section):
     """Run folders are made below this folder."""
     backbone: str = "debug"
     """What runs it; `--backbone` wins."""
-    seed: int = 0
+    seed: int = Field(0, ge=0, le=2**32 - 1)
     """Seeds shuffling, sampling and initial adapters."""
     model: ModelSection
     """The model inside the agent."""

@@ -130,8 +130,10 @@ shown = partial(safe_text, spell=repr)
 
 
 def told(error: BaseException) -> str:
-    """``Kind: message`` of what user code raised, as `safe_text`."""
-    return f"{type(error).__name__}: {safe_text(error)}"
+    """``Kind: message`` of what user code raised, as `safe_text`, in one line that can be printed."""
+    lines = f"{type(error).__name__}: {safe_text(error)}".splitlines()
+    said = "; ".join(line.strip() for line in lines if line.strip())
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in said).removesuffix(":")
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:

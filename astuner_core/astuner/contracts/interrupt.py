@@ -42,10 +42,10 @@ def let_the_person_stop(error: BaseException) -> None:
 
 
 class Interrupt:
-    """Whether the person asked to stop, and what to do about it right now."""
+    """Whether the person asked to stop, and what to do right now; made as ``requested``, the next is the second one."""
 
-    def __init__(self) -> None:
-        self.requested = False
+    def __init__(self, requested: bool = False) -> None:
+        self.requested = requested
         self._now: Callable[[], None] | None = None
 
     @contextmanager

@@ -19,6 +19,8 @@ Key = tuple[str, ...]
 """A dotted key, split: ``("astuner", "rollout", "num_repeat")``."""
 
 COMMAND_LINE = "command line"
+MAX_PROBLEMS = 100
+"""With so many, no more are looked for."""
 
 
 @dataclass(frozen=True)
@@ -138,9 +140,12 @@ class Report:
     """What is said of every key that nothing reads, besides what is close."""
 
     def problem(self, place: Place | None, message: str) -> None:
+        """:raises ConfigError: there are `MAX_PROBLEMS` of them."""
         entry = (place or Place(self.source), message)
         if entry not in self.problems:
             self.problems.append(entry)
+        if len(self.problems) == MAX_PROBLEMS:
+            self.raise_problems()
 
     def note(self, message: str, place: Place | None = None) -> None:
         text = f"{place}: {message}" if place else message

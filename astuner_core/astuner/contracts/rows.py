@@ -18,6 +18,7 @@ QUERY_FIELDS = ("main_query", "question", "problem", "query", "prompt")
 """Where the query is looked for, in this order, when the config names no field."""
 ID_FIELDS = ("task_id", "id")
 """Likewise for the task's label."""
+_MAX_DEPTH = 64
 
 
 class BadRow(ValueError):
@@ -80,7 +81,7 @@ def _messages(row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     messages = row.get("init_messages")
     if messages is None:
         return ()
-    if not isinstance(messages, list) or not all(isinstance(m, Mapping) and m.get("role") for m in messages):
+    if not isinstance(messages, list) or not all(isinstance(m, Mapping) and _text(m, "role") for m in messages):
         raise BadRow("init_messages is not a list of messages with a role")
     return tuple(messages)
 
@@ -102,16 +103,18 @@ def _metadata(row: Mapping[str, Any]) -> dict[str, Any]:
     return {str(name): _plain(value, str(name)) for name, value in merged.items()}
 
 
-def _plain(value: Any, name: str) -> Any:
+def _plain(value: Any, name: str, depth: int = 0) -> Any:
     """The value as JSON can hold it: Parquet also has dates and decimals, which become text."""
+    if depth > _MAX_DEPTH:
+        raise BadRow(f"field {name[:80]!r} is nested more than {_MAX_DEPTH} levels deep")
     if value is None or isinstance(value, (str, int, float)):
         return value
     if isinstance(value, (datetime, date, time, Decimal)):
         return str(value)
     if isinstance(value, Mapping):
-        return {str(k): _plain(v, name) for k, v in value.items()}
+        return {str(k): _plain(v, name, depth + 1) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(v, name) for v in value]
+        return [_plain(v, name, depth + 1) for v in value]
     raise BadRow(f"field {name!r} holds {_kind(value)}, which is not JSON; remove that column")
 
 

@@ -6,6 +6,8 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
+from astuner.contracts import installed as installed  # before the first model is made
+
 
 class Section(BaseModel):
     """A group of keys. Unknown keys are errors; the sentence under a field is its documentation."""

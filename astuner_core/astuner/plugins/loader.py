@@ -13,6 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import lru_cache
@@ -24,9 +25,10 @@ import pluggy
 
 import astuner
 from astuner import __version__
-from astuner.contracts import hookspecs
-from astuner.contracts.errors import PluginError, UnknownName
+from astuner.contracts import hookspecs, installed
+from astuner.contracts.errors import PluginError, UnknownName, told
 from astuner.contracts.hookspecs import KINDS, PROJECT, EnvironmentProvider, LossProvider, Provider
+from astuner.contracts.interrupt import Interrupt, StoppedAtOnce
 from astuner.contracts.parts import PARTS
 from astuner.plugins.user_code import close_name
 
@@ -111,7 +113,12 @@ class PluginManager:
             plugin = Plugin(name, CORE, __version__, module)
             if not self._is_disabled(plugin):
                 self._try(plugin, lambda: importlib.import_module(module))
-            entry_points = importlib.metadata.entry_points(group=PROJECT)
+            entry_points = installed.readable(PROJECT)
+            for place, error in installed.broken.items():
+                name = Path(place).name.partition("-")[0]
+                if not self._is_disabled(plugin := Plugin(name, name, "", "")):
+                    reason = f"{place} cannot be read ({told(error)}); install it anew, or remove that folder"
+                    self._skip(plugin, PluginStatus.BROKEN, reason)
         taken = {plugin.name: {plugin.dist} for plugin in self.plugins}
         found = sorted(((ep, ep.dist) for ep in entry_points if ep.dist), key=lambda f: (f[0].name, f[1].name))
         for ep, dist in found:
@@ -129,7 +136,7 @@ class PluginManager:
                 self._skip(plugin, PluginStatus.INCOMPATIBLE, reason)
             else:
                 self._try(plugin, ep.load)
-        for aliases in (*self._aliases, *self._pm.hook.register_aliases()):
+        for aliases in self._aliases:
             self._add_aliases(aliases)
         return self
 
@@ -161,11 +168,15 @@ class PluginManager:
 
     def _try(self, plugin: Plugin, load: Callable[[], Any]) -> None:
         try:
-            self._add(plugin, load())
-        except (Exception, SystemExit) as e:  # a plugin's import runs a stranger's code, which may raise anything
+            # Its own KeyboardInterrupt is none of the person's, and what it prints is no answer of a command.
+            with Interrupt(requested=True).listening(), redirect_stdout(sys.stderr):
+                self._add(plugin, load())
+        except StoppedAtOnce:
+            raise
+        except BaseException as e:  # a plugin's import runs a stranger's code, which may raise anything
             if self._pm.has_plugin(plugin.name):
                 self._pm.unregister(name=plugin.name)
-            self._skip(plugin, PluginStatus.BROKEN, _one_line(e))
+            self._skip(plugin, PluginStatus.BROKEN, told(e))
 
     def _add(self, plugin: Plugin, module: ModuleType) -> None:
         described, aliases = _described(module)
@@ -178,7 +189,9 @@ class PluginManager:
             for offered in (*described.get(kind, ()), *self._pm.subset_hook_caller(hook, others)()):
                 _check(hook, offered)
                 plugin.provides.setdefault(kind, {}).update(offered)
-        self._aliases.append(aliases)
+        all_aliases = [aliases, *self._pm.subset_hook_caller("register_aliases", others)()]
+        _ = ["".join(more) for each in all_aliases for (_, _), more in each.items()]  # raises unless they are texts
+        self._aliases += all_aliases
         plugin.module = module
         self.plugins.append(plugin)
 
@@ -237,6 +250,7 @@ def _check(hook: str, offered: object) -> None:
         if hook == KINDS["part"] and name not in PARTS:  # nothing would ever ask for it
             hint = close_name(name, PARTS) or f"; there are {', '.join(PARTS)}"
             raise PluginError(f"{hook}() names {name!r}, which is no part of the core{hint}")
+        "".join((*provider.requires, *provider.conflicts, *provider.aliases))  # raises unless they are texts
         for what, target in (("target", provider.target), ("config", provider.config or "a:b")):
             module, _, attribute = target.partition(":")
             if not module or not attribute.isidentifier():
@@ -259,11 +273,6 @@ def _incompatible(dist: importlib.metadata.Distribution) -> str:
         if canonicalize_name(need.name) == CORE and not need.specifier.contains(__version__, prereleases=True):
             return f"needs {CORE}{need.specifier}, but {__version__} is installed"
     return ""
-
-
-def _one_line(e: BaseException) -> str:
-    lines = [line.strip() for line in str(e).splitlines() if line.strip()]
-    return f"{type(e).__name__}: {'; '.join(lines)}" if lines else type(e).__name__
 
 
 if not TYPE_CHECKING:

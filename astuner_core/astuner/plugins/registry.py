@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import astuner
-from astuner.contracts.errors import AmbiguousName, MissingDependency, PluginError, UnknownName
+from astuner.contracts.errors import AmbiguousName, MissingDependency, PluginError, UnknownName, told
 from astuner.contracts.hookspecs import KINDS, Provider
 from astuner.contracts.parts import PARTS, EnvironmentsPart, OlderSpellingsPart
 from astuner.plugins.loader import Plugin, PluginManager, PluginStatus
@@ -172,7 +172,7 @@ def check_installed(kind: str, name: str, provider: Provider) -> None:
     for dist in provider.conflicts:
         try:
             version = importlib.metadata.version(dist)
-        except importlib.metadata.PackageNotFoundError:
+        except (importlib.metadata.PackageNotFoundError, UnicodeDecodeError):
             continue
         own = f"python3 -m venv .venv-{name} && . .venv-{name}/bin/activate"
         install = f", then in it: {provider.install}" if provider.install else ""
@@ -193,7 +193,7 @@ def missing_modules(provider: Provider) -> list[str]:
 def _is_there(module: str) -> bool:
     try:
         return module in sys.modules or importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # what it is in is not there either
+    except (Exception, SystemExit):  # what it is in is not there either, or cannot be imported
         return False
 
 
@@ -205,8 +205,8 @@ def import_target(target: str) -> Any:
     module_name, _, attribute = target.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as e:
-        raise PluginError(f"{target} cannot be imported: {type(e).__name__}: {e}") from e
+    except (Exception, SystemExit) as e:  # a plugin's module may raise anything
+        raise PluginError(f"{target} cannot be imported: {told(e)}") from e
     try:
         return getattr(module, attribute)
     except AttributeError:

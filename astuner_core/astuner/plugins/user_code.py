@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import astuner
-from astuner.contracts.errors import PluginError, UnknownName, did_you_mean
+from astuner.contracts.errors import PluginError, UnknownName, did_you_mean, told
 
 _HOME = Path(__file__).parents[1]
 _ASTUNER = (
@@ -62,7 +62,7 @@ def find_user_file(reference: str, base_dir: Path | None = None) -> Path | None:
     where, _, _ = reference.replace("->", ":").rpartition(":")
     folders = _folders(base_dir)
     if where.endswith(".py"):
-        return next((path for path in _candidates(where, folders) if path.is_file()), None)
+        return next((path for path in _candidates(where, folders) if os.path.isfile(path)), None)
     return next((file for folder in folders if (file := _module_file(folder, where)) is not None), None)
 
 
@@ -106,7 +106,7 @@ def _defined_in(module: ModuleType) -> list[str]:
 
 def _from_file(where: str, folders: list[Path], reference: str) -> ModuleType:
     tried = _candidates(where, folders)
-    path = next((p for p in tried if p.is_file()), None)
+    path = next((p for p in tried if os.path.isfile(p)), None)
     if path is None:
         beside = [file.name for folder in tried for file in folder.parent.glob("*.py")]
         looked = " or ".join(map(str, tried))
@@ -157,10 +157,8 @@ def _installed(name: str, folders: list[Path], reference: str) -> ModuleType:
 
 def _module_file(folder: Path, name: str) -> Path | None:
     base = folder.joinpath(*name.split("."))
-    for file in (base.with_name(f"{base.name}.py"), base / "__init__.py"):
-        if file.is_file():
-            return file.resolve()
-    return None
+    files = (base.with_name(f"{base.name}.py"), base / "__init__.py")
+    return next((file.resolve() for file in files if os.path.isfile(file)), None)
 
 
 def _execute(spec: ModuleSpec | None, file: Path, folder: Path, reference: str) -> ModuleType:
@@ -196,7 +194,7 @@ def _failed(reference: str, folder: Path | None, error: BaseException) -> Plugin
     elif isinstance(error, ImportError) and (module := sys.modules.get(error.name or "")) is not None:
         named = re.match(r"cannot import name '(\w+)'", str(error))
         hint = close_name(named[1], dir(module)) if named else ""
-    return PluginError(f"{place}importing {reference!r} failed: {type(error).__name__}: {error}{hint}")
+    return PluginError(f"{place}importing {reference!r} failed: {told(error)}{hint}")
 
 
 def _clash(reference: str, file: Path, loaded: ModuleType) -> str:

@@ -151,7 +151,7 @@ def _rename(tree: Tree, old: Key, new: Key, report: Report) -> None:
 
 
 def _revalue(tree: Tree, key: Key, values: Mapping[Any, Any], report: Report) -> None:
-    if tree.has(key) and (old := tree.get(key)) in values:
+    if tree.has(key) and not isinstance(old := tree.get(key), (dict, list)) and old in values:
         report.note(f"{dotted(key)}: {old} is now {values[old]}", tree.place(key))
         tree.put(key, values[old], tree.place(key))
 

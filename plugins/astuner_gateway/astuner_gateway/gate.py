@@ -135,7 +135,7 @@ async def read_body(request: web.BaseRequest, *encodings: str) -> bytes:
     except web.HTTPRequestEntityTooLarge:
         most = request.client_max_size >> 20
         raise ApiError(413, f"the request has more than {most} MiB", code="request_too_large") from None
-    except (web.RequestPayloadError, web.HTTPBadRequest) as e:
+    except (web.RequestPayloadError, web.HTTPBadRequest, ConnectionResetError) as e:
         raise ApiError(400, f"the request's body cannot be read: {e}", code="incomplete") from None
     except asyncio.TimeoutError:
         raise ApiError(400, f"the request's body did not come within {BODY_TIMEOUT:g} s", code="incomplete") from None

@@ -49,6 +49,7 @@ _FOLDER = "astuner-ray-"
 _LONGEST_FOLDER = 40
 """Ray appends ``/session_<time>_<pid>/sockets/plasma_store``, 67 characters; a socket's path has at most 107."""
 _GIB = 2**30
+_SLOW = "it has 30 s for that: on a busy machine free processors, memory or /dev/shm, and type the command again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +125,7 @@ def connected(
             folder = private_folder()
             stack.callback(shutil.rmtree, folder, ignore_errors=True)  # its processes may still write there
             stack.callback(ray.shutdown)
-            with _explained("Ray could not be started", log):
+            with _explained("Ray could not be started", log, _SLOW):
                 ray.init(
                     address="local",  # never one that happens to run on this machine
                     num_cpus=max(os.cpu_count() or 1, _cpus_for(logical_gpus)),
@@ -267,15 +268,12 @@ def _look(ray: Any, *, own: bool) -> Cluster:
 
 
 @contextlib.contextmanager
-def _explained(what: str, log: Path, advice: str = "") -> Iterator[None]:
-    """Ray's many ways to say that it cannot start or connect, as one error."""
-    import ray.exceptions
-
+def _explained(what: str, log: Path, advice: str) -> Iterator[None]:
+    """Ray's many ways to say that it cannot start or connect, as one error: a node too slow is a plain `Exception`."""
     try:
         yield
-    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as e:
-        advice = f"; {advice}" if advice else ""
-        raise RunError(f"{what}: {type(e).__name__}: {str(e).strip()}{advice}; see {log}") from e
+    except Exception as e:
+        raise RunError(f"{what}: {type(e).__name__}: {str(e).strip()}; {advice}; see {log}") from e
 
 
 @contextlib.contextmanager

@@ -185,6 +185,17 @@ def test_an_address_where_nothing_answers_is_an_error_before_anything_is_started
         ray_service.RayService().start()
 
 
+def test_a_ray_that_is_too_slow_to_start_is_an_error_that_says_what_to_do(tmp_path):
+    """Ray raises a plain `Exception` then (``ray/_private/node.py``)."""
+    with (
+        pytest.raises(
+            RunError, match=r"could not be started: .*timed out during startup; .*type the command again; see .*log"
+        ),
+        ray_cluster._explained("Ray could not be started", tmp_path / "run.log", ray_cluster._SLOW),
+    ):
+        raise Exception("The current node timed out during startup")
+
+
 def test_the_seeds_spelling_means_these_services():
     from astuner.cli import normalise
     from astuner.plugins.loader import load_plugins

@@ -24,6 +24,7 @@ import yaml
 
 from astuner import RunDir
 from astuner.contracts.diagnosis import nvidia_smi
+from astuner.contracts.installed import readable
 from astuner.contracts.secrets import redact, without_user
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "peft", "vllm", "sglang", "ray", "verl", "trinity-rft", "numpy")
@@ -111,11 +112,11 @@ def _git(folder: Path, *arguments: str) -> str | None:
 def _versions() -> dict[str, str]:
     """Of Python, ASTuner and its plugins, and what matters of the others."""
     found = {"python": platform.python_version()}
-    plugins = {entry.dist.name for entry in importlib.metadata.entry_points(group="astuner") if entry.dist}
+    plugins = {entry.dist.name for entry in readable("astuner") if entry.dist}
     for name in ("astuner-core", *sorted(plugins - {"astuner-core"}), *_PACKAGES):
         try:
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
+        except (importlib.metadata.PackageNotFoundError, UnicodeDecodeError):
             continue
     return found
 
