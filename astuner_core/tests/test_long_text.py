@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from astuner.chat.codec import ChatCodec
-from astuner.chat.template import _UNSETTLED, LONG
+from astuner.chat.template import _UNSETTLED, LONG, fastest
 from astuner.config.schema import AstunerSection
-from astuner.contracts.errors import ContextOverflow, PromptTooLong
+from astuner.contracts.errors import ContextOverflow, PromptTooLong, UnsupportedRequest
 from astuner.contracts.types import SamplingParams
 from astuner.rollout.model_tuner import ModelTuner
 from astuner.rollout.models import one_model
@@ -34,10 +34,12 @@ class Heard:
     """Episodes of one model, and what its tokenizer is asked, by which thread.
 
     :param meanwhile: called in between.
+    :param tokens: more of the tokenizer.
     """
 
-    def __init__(self, meanwhile: Callable[[str], object] = lambda text: None, **codec: Any) -> None:
+    def __init__(self, meanwhile: Callable[[str], object] = lambda text: None, *tokens: Any, **codec: Any) -> None:
         self.tokenizer = make_tokenizer(special_tokens=("<|im_start|>", "<|im_end|>", RULE))
+        self.tokenizer.add_tokens(list(tokens))
         self.codec = ChatCodec(self.tokenizer, **codec)
         self.asked: list[tuple[int, threading.Thread]] = []
         encode = self.codec.template._encode
@@ -74,6 +76,7 @@ class Heard:
         [{"role": "user", "content": [{"type": "text", "text": "A log.\n" * 500_000}]}],
         [{"role": "user", "content": "A log.\n" * 1_000}, {"role": "assistant", "content": "?"}] * 300 + [ASK],
         [{"role": "system", "content": "A log.\n" * 500_000}, ASK],
+        [{"role": "user", "content": " " * 4_000_000}],
         [ASK, {"role": "assistant", "content": "A log.\n" * 500_000}, ASK],
         [ASK, {"role": "user", "content": "\ud83d" * 3_000_000}],
     ],
@@ -142,6 +145,40 @@ def test_white_space_that_the_template_strips_does_not_count() -> None:
     text = " " * 500_000 + "A log." + "\n" * 500_000
     reply = asyncio.run(heard.tuner().chat([{"role": "user", "content": text}]))
     assert reply.prompt_tokens < 100
+
+
+def test_white_space_that_a_token_swallows_does_not_count() -> None:
+    from tokenizers import AddedToken
+
+    heard = Heard(lambda text: None, AddedToken("<end>", lstrip=True))
+    messages = [{"role": "system", "content": " " * 500_000 + "<end>"}, {"role": "user", "content": "A log."}]
+    assert asyncio.run(heard.tuner().chat(messages)).prompt_tokens < 100
+
+
+def test_a_tokenizer_that_panics_ends_the_episode_and_nothing_else() -> None:
+    class PanicException(BaseException):
+        """As Rust's."""
+
+    class Panics:
+        truncation = padding = None
+
+        def encode_batch_fast(self, texts: list[str], **options: Any) -> Any:
+            if "boom" in texts[0]:
+                raise PanicException("retry-limit-in-match over")
+            return backend.encode_batch_fast(texts, **options)
+
+        decode = staticmethod(lambda *ids, **options: backend.decode(*ids, **options))
+
+    class Panicking:
+        def __getattr__(self, name: str) -> Any:
+            return Panics() if name == "backend_tokenizer" else getattr(tokenizer, name)
+
+    tokenizer = make_tokenizer()
+    backend = tokenizer.backend_tokenizer
+    encode, _ = fastest(Panicking())
+    assert encode("all is well") == tokenizer.encode("all is well")
+    with pytest.raises(UnsupportedRequest, match="does not take a text of 4 characters: retry-limit"):
+        encode("boom")
 
 
 def test_other_episodes_go_on_while_a_long_text_is_tokenised() -> None:
@@ -214,5 +251,5 @@ TEXTS = st.builds(lambda piece, n, rest: piece * n + "".join(rest), PIECES, st.i
 def test_what_follows_a_text_changes_no_more_than_its_last_tokens(text: str, rest: str) -> None:
     rest = rest.encode("utf-8", "ignore").decode()
     for name, tokenizer in _trained().items():
-        beginning, whole = (len(tokenizer.encode(each).ids) for each in (text.rstrip(), text + rest))
+        beginning, whole = (len(tokenizer.encode(each).ids) for each in (text, text + rest))
         assert beginning - whole <= _UNSETTLED // 2, name

@@ -175,8 +175,9 @@ class Conversation:
         )
 
     async def _aside(self, most: int | None, messages: Sequence[Message], work: Callable[[], Any]) -> Any:
-        """What ``work`` makes of ``messages`` (normalised) and tools: in a thread and if it may fit, where it is long."""
-        if most is None or ((plain := packed(messages)) is not None and len(plain) <= LONG):
+        """What ``work`` makes of ``messages`` (normalised) and tools; of long ones in a thread, if they may fit."""
+        long = any(len(m.get("content", "")) > LONG for m in messages)
+        if most is None or (not long and (plain := packed(messages)) is not None and len(plain) <= LONG):
             return work()
         return await in_daemon_thread(self._codec.template.if_it_fits, most, messages, work)
 

@@ -364,6 +364,7 @@ class ChatTemplate:
         self._encode, self._decode = fastest(tokenizer)
         self._template = chat_template
         self._lock, self._one_long = threading.Lock(), threading.Lock()
+        self._swallows = any(token.lstrip for token in getattr(tokenizer, "added_tokens_decoder", {}).values())
         self._whole_ids = _remembering(lambda messages, tools: self.encode(self._complete(messages, tools)))
         self._behind_ids = _remembering(self._encode_behind)
         self._families = known_families(plugins)
@@ -525,7 +526,8 @@ class ChatTemplate:
             return text
         size = max(LONG, _CHARACTERS * most)
         while size < len(text):
-            n = len(self.encode(text[:size].rstrip())) - _UNSETTLED
+            beginning = text[:size].rstrip() if self._swallows else text[:size]
+            n = len(self.encode(beginning)) - _UNSETTLED
             if n > most:
                 raise ContextOverflow(f"its prompt has more than {n} tokens, and the context only {most}")
             size *= 2
@@ -736,7 +738,12 @@ def fastest(tokenizer: Any) -> tuple[Callable[[str], list[int]], Callable[[list[
     def encode_directly(text: str) -> list[int]:
         if backend.truncation is not None or backend.padding is not None:  # somebody else's call left them behind
             return encode(text)
-        ids: list[int] = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        try:
+            ids: list[int] = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        except BaseException as e:  # Rust's panic, which is no `Exception` and has no name to import
+            if type(e).__name__ != "PanicException":
+                raise
+            raise UnsupportedRequest(f"the tokenizer does not take a text of {len(text)} characters: {e}") from e
         return ids
 
     def decode_directly(ids: list[int]) -> str:
