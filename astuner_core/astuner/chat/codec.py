@@ -11,19 +11,21 @@ token that the model did not write is part of the prompt, never of a response.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from astuner.chat.history import History, Place, Said, branch_reason
 from astuner.chat.reply import assistant_message
-from astuner.chat.template import ChatTemplate
+from astuner.chat.template import LONG, ChatTemplate
 from astuner.contracts.errors import ConfigError, UnsupportedRequest
-from astuner.contracts.messages import Message, mapping_of, normalise, role_of
+from astuner.contracts.messages import Message, mapping_of, normalise, packed, role_of
 from astuner.contracts.parts import LooserHistoryPart
 from astuner.contracts.types import Generation, gravest
 from astuner.plugins import registry
 from astuner.plugins.loader import PluginManager, load_plugins
+from astuner.support.threads import in_daemon_thread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,18 +104,30 @@ class Conversation:
         self._history = History()
         self._relaxed = codec.looser() if codec.looser else None
 
-    def encode(
+    def encode(self, messages: Sequence[Message], tools: Any = None, *, callable_tools: Any = None) -> EncodedPrompt:
+        """`encode_within`, of whatever length, for who has no event loop."""
+        try:
+            self.encode_within(None, messages, tools, callable_tools=callable_tools).send(None)
+        except StopIteration as e:
+            encoded: EncodedPrompt = e.value
+            return encoded
+        raise AssertionError("without a limit it waits for nothing")
+
+    async def encode_within(
         self,
+        most: int | None,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         callable_tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> EncodedPrompt:
-        """The token ids that ask the model to answer ``messages``.
+        """The token ids that ask the model to answer ``messages``. A thread makes them of what is long.
 
+        :param most: the engine's context. None: anything is encoded, and here.
         :param tools: OpenAI-style tool descriptions.
         :param callable_tools: those whose calls are read from the reply; all by default, none with
             ``tool_choice="none"``. The prompt is the same.
+        :raises astuner.contracts.errors.ContextOverflow: something long has more tokens, as its beginning shows.
         :raises UnsupportedRequest: a message cannot be rendered.
         :raises astuner.contracts.errors.ConfigError: tools are given, and the chat template has no place for them.
         """
@@ -132,36 +146,40 @@ class Conversation:
         place = self._history.find(root, messages)
         said, new_from, overlooked = place.said, place.new_from, ""
         if self._relaxed and any(role_of(m) == "assistant" for m in messages[new_from:]):
+            await self._aside(most, [normalise(m) for m in messages[new_from:]], lambda: None)
             found = self._relaxed.find(messages, offered)
             if found is not None and found.new_from > new_from:
                 said, new_from, overlooked = found
         readable = tuple(offered if callable_tools is None or not offered else map(mapping_of, callable_tools))
         heard = (messages, offered) if self._relaxed else None
+        encoded = partial(EncodedPrompt, place=place, callable_tools=readable, heard=heard)
         if said is not None:
             new = tuple(normalise(m) for m in messages[new_from:])
-            added = self._continuation(said, new, system=role_of(messages[0]) == "system", tools=bool(offered))
+            system, shown = role_of(messages[0]) == "system", bool(offered)
+            added = await self._aside(most, new, lambda: self._continuation(said, new, system=system, tools=shown))
             if added is not None:
-                return EncodedPrompt(
+                return encoded(
                     prompt_ids=[*said.generation.prompt_ids, *said.generation.response_ids, *added],
                     continues=said.turn,
                     approximation=gravest([overlooked, said.approximation]),
                     request=new,
                     tools=tuple(offered) if overlooked == "tools" else (),
-                    place=place,
-                    callable_tools=readable,
-                    heard=heard,
                 )
         whole = tuple(normalise(m) for m in messages)
-        return EncodedPrompt(
-            prompt_ids=template.whole_ids(whole, offered),
+        return encoded(
+            prompt_ids=await self._aside(most, (*whole, *offered), lambda: template.whole_ids(whole, offered)),
             continues=None,
             branch_reason="template_not_incremental" if said else branch_reason(self._history, root, place, messages),
             request=whole,
             tools=tuple(offered),
-            place=place,
-            callable_tools=readable,
-            heard=heard,
         )
+
+    async def _aside(self, most: int | None, messages: Sequence[Message], work: Callable[[], Any]) -> Any:
+        """What ``work`` makes of ``messages`` (normalised) and tools; of long ones in a thread, if they may fit."""
+        long = any(len(m.get("content", "")) > LONG for m in messages)
+        if most is None or (not long and (plain := packed(messages)) is not None and len(plain) <= LONG):
+            return work()
+        return await in_daemon_thread(self._codec.template.if_it_fits, most, messages, work)
 
     def _continuation(self, said: Said, new: Sequence[Message], *, system: bool, tools: bool) -> list[int] | None:
         """The ids behind a recorded reply when ``new`` follow; None where the template cannot say."""

@@ -19,6 +19,7 @@ Invariant: where `continues` holds, prompt + reply + `continuation_ids` is the t
 
 from __future__ import annotations
 
+import contextvars
 import inspect
 import json
 import marshal
@@ -41,12 +42,21 @@ from astuner.chat.reply import (
     read_tagged,
 )
 from astuner.contracts.chat_family import CallStyle, Family, Read, ReadReply, Tools
-from astuner.contracts.errors import ConfigError, UnsupportedRequest
+from astuner.contracts.errors import ConfigError, ContextOverflow, UnsupportedRequest
 from astuner.contracts.messages import Message, normalise, packed, parse_arguments
 from astuner.plugins.loader import PluginManager
 
 REMEMBERED = 512
 """Renderings kept of each kind; a batch has far fewer different first prompts than episodes."""
+LONG = 32 << 10
+"""Bytes of messages, or characters, that are long: to tokenise them takes 15 ms, and a thread for it 0.1 ms."""
+_CHARACTERS = 8
+"""Of the beginning by which a long text is measured, for each token of the context; prose and code have 3 to 5."""
+_UNSETTLED = 256
+"""Tokens at the end of a beginning that the whole may not have. Seen were 2 with byte pairs (Qwen's among them), 7 with
+a unigram model, and 99 where a long word becomes one unknown token."""
+_MOST: contextvars.ContextVar[int | None] = contextvars.ContextVar("astuner_most_tokens", default=None)
+"""Tokens that a text may have which is encoded here."""
 _TAIL = 64
 """Tokens of a prompt's end that the readers of whole replies look at."""
 _OPENING = 16
@@ -353,7 +363,8 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._encode, self._decode = fastest(tokenizer)
         self._template = chat_template
-        self._lock = threading.Lock()  # a fast tokenizer that two threads use at once raises "Already borrowed"
+        self._lock, self._one_long = threading.Lock(), threading.Lock()
+        self._swallows = any(token.lstrip for token in getattr(tokenizer, "added_tokens_decoder", {}).values())
         self._whole_ids = _remembering(lambda messages, tools: self.encode(self._complete(messages, tools)))
         self._behind_ids = _remembering(self._encode_behind)
         self._families = known_families(plugins)
@@ -496,6 +507,32 @@ class ChatTemplate:
             raise UnsupportedRequest(f"the chat template does not write {_shown(lost[0])} behind the reply")
         return text
 
+    def if_it_fits(self, most: int, messages: Sequence[Message], work: Callable[[], Any]) -> Any:
+        """What ``work`` makes of long ``messages`` (normalised) and tools, in this thread alone, one at a time.
+
+        They are measured before they are copied and rendered: what users and tools say stands in every rendering
+        (`_left_out`), but for white space around it.
+
+        :raises ContextOverflow: a text has more tokens than ``most``.
+        """
+        _MOST.set(most)
+        with self._one_long:
+            self._measured("".join(m["content"].strip() for m in messages if m.get("role") in ("user", "tool")))
+            return work()
+
+    def _measured(self, text: str) -> str:
+        """``text``; a long one that cannot fit is refused by its beginning, at the cost of what may fit."""
+        if (most := _MOST.get()) is None:
+            return text
+        size = max(LONG, _CHARACTERS * most)
+        while size < len(text):
+            beginning = text[:size].rstrip() if self._swallows else text[:size]
+            n = len(self.encode(beginning)) - _UNSETTLED
+            if n > most:
+                raise ContextOverflow(f"its prompt has more than {n} tokens, and the context only {most}")
+            size *= 2
+        return text
+
     def whole_ids(self, messages: Sequence[Message], tools: Tools) -> list[int]:
         """Token ids of a whole conversation. Remembered: all attempts of a group begin with the same one.
 
@@ -518,7 +555,7 @@ class ChatTemplate:
                 f"the chat template of {self._name} leaves out {_shown(lost[0])}; send what it says in another "
                 f"message, or {_HINT}"
             )
-        return text
+        return self._measured(text)
 
     def continuation_ids(
         self, messages: Sequence[Message], *, last: int | None, calls: Sequence[Any] = ()
@@ -534,7 +571,7 @@ class ChatTemplate:
 
     def _encode_behind(self, messages: Sequence[Message], named: Sequence[tuple[str | None, str]]) -> list[int]:
         calls = [{"id": label, "function": {"name": name}} for label, name in named]
-        return self.encode(self.continuation(messages, calls=calls))
+        return self.encode(self._measured(self.continuation(messages, calls=calls)))
 
     def read(self, text: str, tools: Tools, *, prompt_ids: Sequence[int]) -> Read:
         """Take a reply apart (without its end token).
@@ -577,15 +614,14 @@ class ChatTemplate:
             text.encode()
         except UnicodeEncodeError:  # lone surrogates, e.g. from a tool's undecodable output: no tokenizer takes them
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        ids = self._encode(text)
         with self._lock:
-            ids: list[int] = self._encode(text)
             self.tokens_encoded += len(ids)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ``ids``, every special token visible; bytes that are no UTF-8 become U+FFFD."""
-        with self._lock:
-            return self._decode(list(ids))
+        return self._decode(list(ids))
 
     @property
     def eos_token_id(self) -> int | None:
@@ -676,18 +712,23 @@ def fastest(tokenizer: Any) -> tuple[Callable[[str], list[int]], Callable[[list[
 
     A Hugging Face tokenizer asks its Rust backend for offsets and masks too, which takes nearly as long as the ids, and
     nobody here needs them; what it is to decode it looks through first, for tensors.  The backend is asked directly
-    where that gives the same, which is tried on load.
+    where that gives the same, which is tried on load. It answers several threads at once; a tokenizer may be set up
+    differently by each call, and then raises "Already borrowed".
 
     Invariant: what is returned encodes as ``tokenizer.encode(text, add_special_tokens=False)`` does, and decodes as
     ``tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)``.
     """
 
+    lock = threading.Lock()
+
     def encode(text: str) -> list[int]:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False, verbose=False)
+        with lock:
+            ids: list[int] = tokenizer.encode(text, add_special_tokens=False, verbose=False)
         return ids
 
     def decode(ids: list[int]) -> str:
-        text: str = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        with lock:
+            text: str = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
@@ -697,7 +738,12 @@ def fastest(tokenizer: Any) -> tuple[Callable[[str], list[int]], Callable[[list[
     def encode_directly(text: str) -> list[int]:
         if backend.truncation is not None or backend.padding is not None:  # somebody else's call left them behind
             return encode(text)
-        ids: list[int] = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        try:
+            ids: list[int] = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        except BaseException as e:  # Rust's panic, which is no `Exception` and has no name to import
+            if type(e).__name__ != "PanicException":
+                raise
+            raise UnsupportedRequest(f"the tokenizer does not take a text of {len(text)} characters: {e}") from e
         return ids
 
     def decode_directly(ids: list[int]) -> str:

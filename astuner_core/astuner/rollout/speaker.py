@@ -124,7 +124,12 @@ class PolicySpeaker:
             tools.append(structured_tool(schema))
         may_call = _reads_tools(request.tool_choice, request.tools)
         callable_tools = tools if may_call else tools[len(request.tools) :]
-        encoded = self._conversation.encode(request.messages, tools, callable_tools=callable_tools)
+        try:
+            encoded = await self._conversation.encode_within(
+                self._engine.max_model_len, request.messages, tools, callable_tools=callable_tools
+            )
+        except ContextOverflow as e:
+            raise self._too_long(str(e)) from e
         sampling = self._fit(encoded, request)
         generation = await self._generate(encoded, sampling)
         self._episode.check_open()

@@ -36,7 +36,7 @@ def parse_json(raw: bytes, *, halves: bool = False) -> dict[str, Any]:
     _check_depth(found)
     if not halves and _SURROGATE.search(raw):
         try:
-            json.dumps(found, ensure_ascii=False).encode("utf-8")
+            _encode(found)
         except UnicodeEncodeError:
             raise ValueError("a text in it has half of a surrogate pair, which is no character") from None
     return found
@@ -54,6 +54,15 @@ def _check_depth(found: Any) -> None:
         if not level:
             return
     raise _too_deep()
+
+
+def _encode(found: Any) -> None:
+    """Text by text, since a call holds up all threads until it returns."""
+    if isinstance(found, str):
+        found.encode("utf-8")
+    elif isinstance(found, (dict, list)):
+        for item in (*found, *found.values()) if isinstance(found, dict) else found:
+            _encode(item)
 
 
 def _refuse(constant: str) -> None:

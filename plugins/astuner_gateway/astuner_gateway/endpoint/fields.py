@@ -103,7 +103,7 @@ def _equal(value: Any, other: Any) -> bool:
 
 def shown(value: Any) -> str:
     """A value for a message, shortened."""
-    text = json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value[:80] if isinstance(value, str) else value, ensure_ascii=False)
     return text if len(text) <= 80 else text[:77] + "…"
 
 

@@ -91,8 +91,8 @@ class Handler(ModelGate):
     ) -> web.StreamResponse:
         raw = await read_body(request)
         model = getattr(holder.tuner, "model_name", DEFAULT_MODEL)
-        chat = await worked_on(raw, lambda raw: dialect.read(parse(raw), model))
-        identity = Identity(holder.digest, dialect.route, hashlib.sha256(raw).digest())
+        chat, digest = await worked_on(raw, lambda raw: (dialect.read(parse(raw), model), hashlib.sha256(raw).digest()))
+        identity = Identity(holder.digest, dialect.route, digest)
         count = request.headers.get("x-stainless-retry-count", "")
         made: list[int] = []
 

@@ -368,14 +368,15 @@ class ListeningConversation(Conversation):
         self._requests: dict[int, tuple[EncodedPrompt, list[dict[str, Any]], list[Mapping[str, Any]]]] = {}
         """By the identity of the prompt, which is kept with it so that no other takes it over."""
 
-    def encode(
+    async def encode_within(
         self,
+        most: int | None,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         callable_tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> EncodedPrompt:
-        encoded = super().encode(messages, tools, callable_tools=callable_tools)
+        encoded = await super().encode_within(most, messages, tools, callable_tools=callable_tools)
         offered = [] if self._codec.disable_tool_calls else list(deepcopy(tools or ()))
         self._ear.offered[tuple(encoded.prompt_ids)] = encoded.callable_tools
         self._requests[id(encoded)] = encoded, [normalise(mapping_of(m)) for m in messages], offered
