@@ -47,7 +47,7 @@ class LeftBehind(Subscriber):
     direct = True
 
     def __init__(self, context: RunContext) -> None:
-        here, self._began = os.getpid(), time.time()
+        here, self._began = os.getpid(), 0.0
         self._mark = f"{here} {process_start_time(here)} {context.run_dir}"
         self._again = f"; go on with: astuner run {context.config.path} --resume" if context.trains else ""
         self._beside: subprocess.Popen[bytes] | None = None
@@ -63,6 +63,7 @@ class LeftBehind(Subscriber):
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C in the terminal is for the run
             )
+            self._began = psutil.Process(self._beside.pid).create_time()
             atexit.register(self._beside.kill)  # whatever ends Python in order has something to say
             os.environ[RUN_VARIABLE] = self._mark
         elif self._beside is not None and self._beside.stdin is not None:
@@ -119,10 +120,8 @@ def _end_what_is_left(mark: str, pipe: int, below: Collection[psutil.Process] = 
     :param pipe: the inode of the one of which the run's forks have an end.
     :param below: what descends from the run.
     """
-    found = [p for p in psutil.process_iter() if p in below or _run_of(p) == mark or _holds(p.pid, pipe)]
-    _, left = psutil.wait_procs(
-        [p for p in found if p.pid != os.getpid()], timeout=_GRACE / 2
-    )  # Ray's own take a moment
+    left = [p for p in psutil.process_iter() if p in below or _run_of(p) == mark or _holds(p.pid, pipe)]
+    _, left = psutil.wait_procs([p for p in left if p.pid != os.getpid()], timeout=_GRACE / 2)  # Ray's take a moment
     told = {p: line for p in left if (line := command_line(p)) and "multiprocessing.resource_tracker" not in line}
     left = list(told)  # without Python's own, which ends with its process
     for end in (psutil.Process.terminate, psutil.Process.kill):
