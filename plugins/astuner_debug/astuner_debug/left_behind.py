@@ -30,6 +30,8 @@ RUN_VARIABLE = "ASTUNER_RUN"
 """Of a run: its process's pid and start time, and its folder."""
 _GRACE = 2.0
 """Seconds in which what is left may end in order."""
+_END_THEMSELVES = ("multiprocessing.resource_tracker", "debugpy/adapter")
+"""What Python and debugpy start beside a process, and need as long as it lives."""
 _BESIDE = """
 import os, select, sys
 sys.path = [folder for folder in sys.path if folder]  # without the one that the run was started in
@@ -122,8 +124,8 @@ def _end_what_is_left(mark: str, pipe: int, below: Collection[psutil.Process] = 
     """
     left = [p for p in psutil.process_iter() if p in below or _run_of(p) == mark or _holds(p.pid, pipe)]
     _, left = psutil.wait_procs([p for p in left if p.pid != os.getpid()], timeout=_GRACE / 2)  # Ray's take a moment
-    told = {p: line for p in left if (line := command_line(p)) and "multiprocessing.resource_tracker" not in line}
-    left = list(told)  # without Python's own, which ends with its process
+    told = {p: line for p in left if (line := command_line(p)) and not any(name in line for name in _END_THEMSELVES)}
+    left = list(told)
     for end in (psutil.Process.terminate, psutil.Process.kill):
         for process in left:
             with suppress(psutil.Error):
