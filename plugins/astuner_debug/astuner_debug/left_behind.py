@@ -124,14 +124,17 @@ def _end_what_is_left(mark: str, pipe: int, below: Collection[psutil.Process] = 
     """
     left = [p for p in psutil.process_iter() if p in below or _run_of(p) == mark or _holds(p.pid, pipe)]
     _, left = psutil.wait_procs([p for p in left if p.pid != os.getpid()], timeout=_GRACE / 2)  # Ray's take a moment
-    told = {p: line for p in left if (line := command_line(p)) and not any(name in line for name in _END_THEMSELVES)}
-    left = list(told)
+    told: dict[str, list[psutil.Process]] = {}
+    for process in sorted(left, key=lambda p: p.pid):
+        if (line := command_line(process)) and not any(name in line for name in _END_THEMSELVES):
+            told.setdefault(line, []).append(process)
+    left = list(itertools.chain(*told.values()))
     for end in (psutil.Process.terminate, psutil.Process.kill):
         for process in left:
             with suppress(psutil.Error):
                 end(process)
         _, left = psutil.wait_procs(left, timeout=_GRACE)
-    return safe_text("; ".join(f"{process.pid} {line}" for process, line in told.items()))
+    return safe_text("; ".join(f"{line} (pid {', '.join(str(p.pid) for p in of)})" for line, of in told.items()))
 
 
 def _run_of(process: psutil.Process) -> str:

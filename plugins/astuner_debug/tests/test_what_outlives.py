@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -126,7 +127,7 @@ def test_what_agents_start_ends_with_the_run_and_is_named(folder: Path) -> None:
     log = (folder / "run.debug" / "run.log").read_text()
     (line,) = (line for line in log.splitlines() if "still there when the run was over, and ended: " in line)
     for pid in (folder / "pids").read_text().split():
-        assert f" {pid} " in line
+        assert re.search(rf"\b{pid}\b", line)
     assert line.split(" ", 2)[2] in ended.stderr
     assert "planted" not in log
 
