@@ -51,7 +51,7 @@ class LeftBehind(Subscriber):
     def __init__(self, context: RunContext) -> None:
         here, self._began = os.getpid(), 0.0
         self._mark = f"{here} {process_start_time(here)} {context.run_dir}"
-        self._again = f"; go on with: astuner run {context.config.path} --resume" if context.trains else ""
+        self._again = "; the same command with --resume goes on" if context.trains else ""
         self._beside: subprocess.Popen[bytes] | None = None
 
     def wants(self, event: Event) -> bool:

@@ -206,7 +206,7 @@ class Fleet:
 
         async with seat.lock:
             if seat.actor is dead:  # many episodes see the same death
-                self._note(f"an episode worker died ({why}); its {seat.running} episodes start over in others")
+                self._note(f"an episode worker died, and its episodes ({seat.running}) start over: {why}")
                 ray.kill(dead)  # a node that cannot be reached may run it still
                 seat.actor = self._start()
 

@@ -74,6 +74,6 @@ def test_a_worker_that_dies_is_told_of_once_and_its_episodes_count_it(tmp_path: 
     assert sorted(e.retries for e in found) == [1, 2, 2]
     assert lost.stop_reason is StopReason.WORKER_LOST
     assert notes[0] == (
-        "an episode worker died (The actor is dead because its process was killed); its 3 episodes start over in others"
+        "an episode worker died, and its episodes (3) start over: The actor is dead because its process was killed"
     )
     assert len(notes) == 1 + 3
