@@ -76,7 +76,6 @@ class LeftBehind(Subscriber):
             with self._beside as beside:
                 beside.wait()
                 below = [p for p in psutil.Process().children(recursive=True) if p.create_time() > self._began]
-                below = [p for p in below if _session(p.pid) == os.getsid(0)]
                 if ended := _end_what_is_left(self._mark, os.fstat(self._beside.stdin.fileno()).st_ino, below):
                     self.remark(f"still there when the run was over, and ended: {ended}")
 
@@ -122,8 +121,8 @@ def _end_what_is_left(mark: str, pipe: int, below: Collection[psutil.Process] = 
     :param pipe: the inode of the one of which the run's forks have an end.
     :param below: what descends from the run.
     """
-    left = [p for p in psutil.process_iter() if p in below or _run_of(p) == mark or _holds(p.pid, pipe)]
-    _, left = psutil.wait_procs([p for p in left if p.pid != os.getpid()], timeout=_GRACE / 2)  # Ray's take a moment
+    left = [p for p in psutil.process_iter() if p.pid != os.getpid() and _is_of(p, mark, pipe, below)]
+    _, left = psutil.wait_procs(left, timeout=_GRACE / 2)  # Ray's take a moment
     told: dict[str, list[psutil.Process]] = {}
     for process in sorted(left, key=lambda p: p.pid):
         if (line := command_line(process)) and not any(name in line for name in _END_THEMSELVES):
@@ -144,14 +143,11 @@ def _run_of(process: psutil.Process) -> str:
     return ""
 
 
-def _session(pid: int) -> int | None:
-    with suppress(OSError):
-        return os.getsid(pid)
-    return None
-
-
-def _holds(pid: int, pipe: int) -> bool:
-    """Whether a process has an end of this pipe; where there is no ``/proc``, none has."""
-    with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as found:
-        return any(os.readlink(entry.path) == f"pipe:[{pipe}]" for entry in found)
+def _is_of(process: psutil.Process, mark: str, pipe: int, below: Collection[psutil.Process]) -> bool:
+    """Whether a process is one of those that `_end_what_is_left` ends."""
+    with suppress(psutil.Error, OSError):  # another person's, or gone, or there is no /proc
+        if _run_of(process) == mark or (process in below and os.getsid(process.pid) == os.getsid(0)):
+            return True
+        with os.scandir(f"/proc/{process.pid}/fd") as found:
+            return any(os.readlink(entry.path) == f"pipe:[{pipe}]" for entry in found)
     return False
