@@ -96,8 +96,8 @@ def left_behind(run_dir: Path | None = None) -> list[RecordedProcess]:
     """What runs that are gone have left; of one run folder when given."""
     found = []
     for process in psutil.process_iter():
-        if mark := _run_of(process):
-            pid, started, folder = mark.split(" ", 2)
+        with suppress(psutil.Error, ValueError):  # it has gone, or the variable is not of ours
+            pid, started, folder = _run_of(process).split(" ", 2)
             if not is_same_process(int(pid), started) and (run_dir is None or folder == str(run_dir.absolute())):
                 what, began = f"left by a run: {command_line(process)}", str(process.create_time())
                 found.append(RecordedProcess(pid=process.pid, started=began, what=what, run_dir=folder))

@@ -164,6 +164,7 @@ def test_what_a_killed_run_left_is_found_by_astuner_kill(folder: Path, capsys: p
         [sys.executable, "-c", "import time; time.sleep(600)"],
         env={**os.environ, RUN_VARIABLE: f"{os.getpid()} 1.0 {folder / 'run'}"},
     )
+    other = subprocess.Popen(["sleep", "600"], env={**os.environ, RUN_VARIABLE: "1"})  # of somebody who calls it so
     try:
         for more, says in ((["--dry-run"], "would end"), (["--run-dir", str(folder / "run")], "ended")):
             with pytest.raises(SystemExit):
@@ -172,6 +173,8 @@ def test_what_a_killed_run_left_is_found_by_astuner_kill(folder: Path, capsys: p
             assert f"{says:13}  {left.pid:8}  left by a run: {sys.executable} -c" in out
             assert out.rstrip().endswith(str(folder / "run"))
         assert left.wait(timeout=60) == -signal.SIGTERM
+        assert other.poll() is None
     finally:
-        left.kill()
-        left.wait()
+        for process in (left, other):
+            process.kill()
+            process.wait()
