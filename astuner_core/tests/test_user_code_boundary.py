@@ -30,7 +30,7 @@ from tests.table import table
 TOKENIZER = make_tokenizer()
 SAMPLING = SamplingParams(max_tokens=50)
 CODE = """
-import asyncio, sys
+import asyncio, os, sys
 from astuner import Environment, Judge, JudgeOutput, Workflow, WorkflowOutput
 from astuner.contracts.judge import GroupJudge
 from astuner.contracts.environment import Evaluation, StepResult
@@ -157,6 +157,7 @@ RAISES = [
     ("raise asyncio.CancelledError", ""),
     ("class Panic(BaseException): pass\n        raise Panic('rust')", "Panic: rust"),
     ("raise BaseExceptionGroup('g', [SystemExit(1)])" if sys.version_info >= (3, 11) else "raise SystemExit", ""),
+    ("os._exit(0)", "Exited: os._exit(0) would end the run"),
     ("return Shy()", ""),
 ]
 

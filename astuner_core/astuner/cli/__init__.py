@@ -9,6 +9,7 @@ provider of a plugin; its module is imported when the command is run, not when i
 
 from __future__ import annotations
 
+import faulthandler
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -183,6 +184,8 @@ def normalise(arguments: Sequence[str]) -> list[str]:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; raises `SystemExit` with 0, 1 (it failed), 2 (asked wrongly) or 130 (Ctrl-C)."""
     collect_rarely()
+    if not faulthandler.is_enabled():
+        faulthandler.enable(2)  # a crash in C says which line of an agent led to it
     try:
         app(args=normalise(sys.argv[1:] if arguments is None else arguments), prog_name="astuner")
     except AstunerError as e:

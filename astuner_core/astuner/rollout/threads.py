@@ -30,6 +30,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import os
 import signal
 import sys
 import threading
@@ -38,7 +39,7 @@ import types
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from astuner.contracts.errors import EpisodeError, shown, told
 from astuner.contracts.interrupt import let_the_person_stop
@@ -122,6 +123,22 @@ USER_CODE: contextvars.ContextVar[bool] = contextvars.ContextVar("astuner_user_c
 
 class OutOfTime(Exception):
     """The code took longer than it may, even if it is done; its cause is what the code raised, if it did."""
+
+
+class Exited(BaseException):
+    """User code called `os._exit`, which would have ended the run and everybody's episodes without a word."""
+
+
+def _guard_exit(leave: Callable[[int], NoReturn] = os._exit) -> None:
+    """Have `os._exit` raise `Exited` where user code calls it in this process; a fork of it may leave."""
+    here = os.getpid()
+
+    def guarded(status: int) -> NoReturn:
+        if os.getpid() == here and (USER_CODE.get() or is_own(sys._getframe(1).f_code.co_filename)):
+            raise Exited(f"os._exit({status}) would end the run")
+        leave(status)
+
+    os._exit = guarded
 
 
 class Misbehaved(Exception):
@@ -220,6 +237,7 @@ class TimeLimits:
 
     def __init__(self) -> None:
         self._running: set[Clock] = set()
+        _guard_exit()
 
     async def run(self, work: Coroutine[Any, Any, T], seconds: float, *, late: Callable[[], None] = lambda: None) -> T:
         """What ``work`` returns, if it takes at most ``seconds``, not counting how long it queues.

@@ -13,9 +13,11 @@ import multiprocessing
 import os
 import pdb
 import re
+import signal
 import socket
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +26,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from astuner.contracts.errors import ConfigError
+from astuner.contracts.interrupt import Interrupt
 from astuner.contracts.parts import AT_LEISURE, DebuggerPart
 from astuner.contracts.service import variables_set
 
@@ -38,6 +41,8 @@ NAMESPACE = b"astuner-breakpoints"
 """Of Ray's key-value store, in which a worker leaves its stops for the run."""
 LOOPBACK = "127.0.0.1"
 _TAG = re.compile(r"[\w.-]+")
+_LONGEST = 86400.0
+"""Seconds in which somebody has to come, as the time limits of episodes have it."""
 _LOOK = 0.5
 """Seconds between looks at what workers say."""
 
@@ -131,10 +136,11 @@ class Breakpoints(DebuggerPart):
         with _lock:  # two threads may come to two tags at once
             port = _listening()
         _say(replace(here, port=port))
-        import debugpy
         import pydevd  # debugpy's own, importable since it listens
 
-        debugpy.wait_for_client()
+        if not _somebody_came():
+            (_current.note if _current else _to_stderr)(f"nobody came to breakpoint {tag}, so it is passed")
+            return
         # as `debugpy.breakpoint` does it, which knows no other frame than the one that calls it
         pydevd.settrace(suspend=True, trace_only_current_thread=True, patch_multiprocessing=False, stop_at_frame=frame)
 
@@ -168,6 +174,24 @@ def _listening() -> int:
     debugpy.configure(subProcess=False)  # what an agent starts is its own business
     port: int = debugpy.listen((LOOPBACK, 0))[1]
     return port
+
+
+def _somebody_came() -> bool:
+    """Wait for a debugger, for `_LONGEST` and until the person asks the run to stop."""
+    import pydevd
+
+    enough, deadline = threading.Event(), time.monotonic() + _LONGEST
+
+    def look() -> None:
+        interrupt = getattr(signal.getsignal(signal.SIGINT), "__self__", None)  # it listens in the run's own process
+        while not enough.wait(_LOOK) and time.monotonic() < deadline:
+            if isinstance(interrupt, Interrupt) and interrupt.requested:
+                break
+        enough.set()
+
+    threading.Thread(target=look, name="astuner breakpoint", daemon=True).start()
+    pydevd._wait_for_attach(cancel=enough)  # as `debugpy.wait_for_client`, of which one thread can cancel another's
+    return bool(pydevd._is_attached())
 
 
 def _say(stop: Stop) -> None:

@@ -1,4 +1,4 @@
-"""``astuner kill``: end what this user's runs started, by recorded pid and start time."""
+"""``astuner kill``: end what this user's runs started, by pid and start time, as recorded or as found to be left."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import typer
 from astuner import RecordedProcess, forget_process, is_same_process, recorded_processes
 from astuner.contracts.commands import write_json
 from astuner.contracts.errors import ConfigError
+from astuner_debug.left_behind import left_behind
 
 Outcome = Literal["ended", "killed", "gone", "not permitted"]
 
@@ -26,7 +27,7 @@ def kill(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """End what your ASTuner runs started, and only that."""
-    found = recorded_processes(run_dir)
+    found = [*recorded_processes(run_dir), *left_behind(run_dir)]
     rows: Sequence[tuple[RecordedProcess, str]]
     if which := bool(found) and not dry_run and not everything and run_dir is None:
         rows = [(p, "running") for p in found]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -147,6 +149,36 @@ def test_without_a_terminal_a_debugger_attaches_and_stops_at_the_line(folder: Pa
     assert "breakpoint HERE at" in log  # also where a person looks who started it in the background
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["async", "plain"])
+def test_a_run_that_waits_for_a_debugger_is_ended_by_the_first_signal(folder: Path, how: str) -> None:
+    plain = AGENT.replace("async def", "def").replace("await model_tuner.chat", "model_tuner.chat_sync")
+    (folder / "agent.py").write_text(plain if how == "plain" else AGENT)
+    command = [sys.executable, "run.py", "--db", "HERE"]
+    with subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stderr is not None
+        for line in run.stderr:
+            if "waits for a debugger" in line:
+                run.send_signal(signal.SIGTERM)
+                break
+        said = run.stderr.read()
+    assert run.returncode == 130, said
+    assert said.rstrip().endswith("continue with --resume")
+
+
+def test_nobody_has_to_come(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    pydevd: Any = ModuleType("pydevd")
+    pydevd._wait_for_attach = lambda cancel: cancel.wait()
+    pydevd._is_attached = lambda: False
+    monkeypatch.setitem(sys.modules, "pydevd", pydevd)
+    monkeypatch.setattr(breakpoints, "_listening", lambda: 4000)
+    monkeypatch.setattr(breakpoints, "on_terminal", lambda: False)
+    monkeypatch.setattr(breakpoints, "_LONGEST", 0.0)
+    with Breakpoints(["A"]).active():
+        bp("A")
+    assert "nobody came to breakpoint A, so it is passed" in capfd.readouterr().err
+
+
 def _read_until(terminal: int, words: str, said: str) -> str:
     """What the run has written so far, once ``words`` come in what is new."""
     at, deadline = len(said), time.monotonic() + 90
@@ -261,8 +293,6 @@ class Store:
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     """Where workers and run meet, without Ray (with it, by hand: docs/debugging.md)."""
-    from types import ModuleType
-
     kv = Store()
     ray, experimental, errors = (ModuleType(f"ray{name}") for name in ("", ".experimental", ".exceptions"))
     ray.is_initialized = lambda: True  # type: ignore[attr-defined]

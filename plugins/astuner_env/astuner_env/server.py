@@ -43,7 +43,7 @@ from aiohttp import HttpVersion11, web
 
 from astuner import in_daemon_thread
 from astuner.contracts.errors import ConfigError
-from astuner_env.env_service.server import TOKEN_VARIABLE
+from astuner_env.env_service.server import FOLDERS, TOKEN_VARIABLE
 from astuner_env.manager.capacity import IDLE_TTL, capacity, tree_bytes
 from astuner_env.manager.manager import Instance, Manager
 from astuner_env.manager.metrics import Metrics
@@ -158,7 +158,7 @@ async def running(environments: Sequence[ServedEnvironment], settings: ServiceSe
     if settings.max_instances is not None:
         room, why = settings.max_instances, "as it was asked for"
     bound = bind(host, settings.port)
-    with contextlib.closing(bound), contextlib.closing(Root("astuner-env-", settings.parent)) as root:
+    with contextlib.closing(bound), contextlib.closing(Root(FOLDERS, settings.parent)) as root:
         manager = Manager(
             environments,
             root,

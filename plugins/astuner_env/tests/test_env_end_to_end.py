@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from astuner.support import processes
+from astuner_env.env_service.server import EnvServer
 
 MODEL = Path(__file__).parents[3] / "examples" / "frozen_lake" / "tiny_skater"
 
@@ -244,6 +246,22 @@ def test_a_run_that_is_killed_takes_its_service_along(here: Path) -> None:
     while left_over(here):
         assert time.monotonic() < deadline, left_over(here)
         time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_a_service_that_is_killed_leaves_no_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(here))
+    service = EnvServer([f"toy={here / 'toy.py'}->Toy"])
+    service.start(log=here / "log")
+    deadline = time.monotonic() + 120
+    while not service.is_ready():
+        assert time.monotonic() < deadline, service.said()
+        time.sleep(0.05)
+    (recorded,) = processes.recorded_processes()
+    os.kill(recorded.pid, signal.SIGKILL)
+    assert list(here.glob("astuner-env-*"))
+    service.stop()
+    assert not list(here.glob("astuner-env-*"))
 
 
 @pytest.mark.slow

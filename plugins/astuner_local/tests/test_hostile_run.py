@@ -9,15 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from astuner import run
+from astuner import process_start_time, run
 from astuner_record.episode_log import EpisodeLog
 
 from .conftest import EXAMPLE
 
 CODE = f"""
 import asyncio
+import os
 import runpy
+import subprocess
 import sys
+from pathlib import Path
 from astuner import Judge, JudgeOutput, WorkflowOutput
 from astuner.contracts.types import Split
 
@@ -43,11 +46,13 @@ BAD = [
     lambda: leave(KeyboardInterrupt), lambda: leave(GeneratorExit), lambda: leave(Mute),
     lambda: child(SystemExit(0)), lambda: several(KeyboardInterrupt),
     lambda: WorkflowOutput(reward=1e308), lambda: WorkflowOutput(reward=1.0, is_success="no"),
-    lambda: judged(KeyboardInterrupt),
+    lambda: judged(KeyboardInterrupt), lambda: os._exit(0),
 ]
 
 class Flow(runpy.run_path({str(EXAMPLE.with_name("workflow.py"))!r})["MathAgentWorkflow"]):
     async def execute(self, workflow_task, model_tuner):
+        with Path(__file__).with_name("pids").open("a") as file:
+            file.write(subprocess.check_output(["sh", "-c", "sleep 600 >&- & echo $!"], text=True))
         output = await super().execute(workflow_task, model_tuner)
         if workflow_task.attempt < 3 or workflow_task.split is not Split.TRAIN:
             return output
@@ -89,12 +94,15 @@ def test_what_is_hostile_costs_itself_and_the_others_are_counted(
         episodes = [one.episode for one in log.read_all() if one.episode.workflow_task.split.value == "train"]
     assert len({e.workflow_task.episode_id for e in episodes}) == len(episodes)
     ended = Counter(e.stop_reason.value for e in episodes)
-    assert (ended["workflow_failed"], ended["judge_failed"]) == (7, 1)
+    assert (ended["workflow_failed"], ended["judge_failed"]) == (8, 1)
     assert ended == Counter({k: n for k, n in ledger.items() if k in ended})
     scored = [e for e in episodes if e.verdict is not None]
-    assert len(scored) == len(episodes) - 8
+    assert len(scored) == len(episodes) - 9
     assert all(e.reward == e.workflow_task.attempt % 2 for e in scored)
     told = [e.output.metadata for e in episodes if e.output is not None and "huge" in e.output.metadata]
     assert len(told) > 1
     assert all(one["huge"] == "<an integer of 16,610 bits>" for one in told)
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    assert len(pids) >= len(episodes)
+    assert [pid for pid in pids if process_start_time(pid) is not None] == []
     assert all(one["mute"] == "<Mute, whose text cannot be made: SystemExit>" for one in told)

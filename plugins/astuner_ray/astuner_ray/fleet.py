@@ -11,7 +11,7 @@ import asyncio
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from astuner import EpisodeRunner, one_model
@@ -93,17 +93,19 @@ class Fleet:
         workers: int,
         environ: Mapping[str, str],
         model: str,
+        note: Callable[[str], None],
         here: bool = False,
     ) -> None:
         """Start ``workers`` actors.
 
         :param connect: makes a worker's engine, in the worker.
         :param model: the model's folder, or its Hugging Face name: for its tokenizer.
+        :param note: tells the person that a worker died.
         :param here: on the machine of the caller; otherwise they are spread over the cluster's.
         :raises RunError: a worker cannot be made there.
         """
         rollout = runner.config.astuner.rollout
-        self._max_retries = rollout.max_retries
+        self._max_retries, self._note = rollout.max_retries, note
         self._arguments = (runner, dict(environ), model, connect)
         self._options = {
             "num_cpus": 0,  # what an agent's own code needs is small; GPUs and trainers hold the machine
@@ -119,7 +121,8 @@ class Fleet:
         :raises AstunerError: what an episode cannot catch, e.g. a mistake in the config.
         """
         try:
-            episode: Episode = await self._somewhere("run", workflow_task, sampling)
+            episode: Episode
+            episode, lost = await self._somewhere("run", workflow_task, sampling)
         except _Lost as e:
             return Episode(
                 workflow_task=workflow_task,
@@ -130,7 +133,7 @@ class Fleet:
                 error=str(e),
                 retries=self._max_retries,
             )
-        return episode
+        return replace(episode, retries=episode.retries + lost)
 
     async def judge_group(self, episodes: Sequence[Episode]) -> Sequence[Episode]:
         """Attempts at one task that `run` left open, with their verdicts; asked of another worker if one dies.
@@ -138,13 +141,14 @@ class Fleet:
         :raises AstunerError: as `run`.
         """
         try:
-            judged: Sequence[Episode] = await self._somewhere("judge_group", episodes)
+            judged: Sequence[Episode]
+            judged, _ = await self._somewhere("judge_group", episodes)
         except _Lost as e:
             return [episode.closed(StopReason.JUDGE_FAILED, str(e)) for episode in episodes]
         return judged
 
-    async def _somewhere(self, method: str, *arguments: Any) -> Any:
-        """What a worker's ``method`` returns, in the worker that has least to do.
+    async def _somewhere(self, method: str, *arguments: Any) -> tuple[Any, int]:
+        """What a worker's ``method`` returns, in the worker that has least to do; how many died of it before.
 
         :raises _Lost: worker after worker died.
         """
@@ -156,10 +160,10 @@ class Fleet:
             actor = seat.actor
             seat.running += 1
             try:
-                return await _finished(getattr(actor, method).remote(*arguments))
+                return await _finished(getattr(actor, method).remote(*arguments)), lost
             except RayError as e:  # it died, was evicted for its memory, or its node is gone
                 why, lost = f"the worker that ran it died: {last_words(e)}", lost + 1
-                await self._replace(seat, actor)
+                await self._replace(seat, actor, last_words(e))
             finally:
                 seat.running -= 1
         raise _Lost(f"{why} ({lost} times)")
@@ -197,11 +201,12 @@ class Fleet:
 
         return ray.remote(EpisodeWorker).options(**self._options).remote(*self._arguments)
 
-    async def _replace(self, seat: _Seat, dead: Any) -> None:
+    async def _replace(self, seat: _Seat, dead: Any, why: str) -> None:
         import ray
 
         async with seat.lock:
             if seat.actor is dead:  # many episodes see the same death
+                self._note(f"an episode worker died, and its episodes ({seat.running}) start over: {why}")
                 ray.kill(dead)  # a node that cannot be reached may run it still
                 seat.actor = self._start()
 

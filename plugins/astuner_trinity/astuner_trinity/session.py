@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from astuner import Draw, Ending, EpisodeRunner, Group
 from astuner.contracts.errors import RunError
-from astuner.contracts.events import EpisodeEnded, LogprobsComputed, Saving, StepEnded
+from astuner.contracts.events import EpisodeEnded, LogprobsComputed, Note, Saving, StepEnded
 from astuner.contracts.run import Run
 from astuner.contracts.types import Episode, Sample, Split
 from astuner_ray import step_states
@@ -180,6 +180,10 @@ class Session:
     def failed(self, what: str) -> None:
         """Something failed that Trinity only writes into a log file."""
         raise RunError(what)
+
+    def noted(self, text: str) -> None:
+        """Something a person should read."""
+        self.training.publish(Note(text=text))
 
     def rolled_out(self, step: int) -> None:
         """All groups of a step have ended, as Trinity sees it."""

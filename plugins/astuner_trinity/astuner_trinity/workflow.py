@@ -108,7 +108,10 @@ async def _here(model: Any, auxiliary: list[Any]) -> tuple[Parts, Fleet]:
             engine = partial(connect, model.api_address, model.api_key, model.model, parts.max_model_len)
 
             def start() -> Fleet:  # waits for its worker
-                return Fleet(parts.runner, engine, workers=1, environ=environ, model=parts.model, here=True)
+                def note(text: str) -> None:
+                    mailbox.tell(Session.noted, text)
+
+                return Fleet(parts.runner, engine, workers=1, environ=environ, model=parts.model, note=note, here=True)
 
             _made = parts, await in_daemon_thread(start)
         return _made

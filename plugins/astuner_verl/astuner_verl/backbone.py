@@ -109,6 +109,7 @@ class VerlBackbone(Backbone):
                     workers=told.actor_rollout_ref.rollout.agent.num_workers,
                     environ=environ,
                     model=facts.model,
+                    note=lambda text: run.publish(Note(text=text)),
                 )
 
             session = Session(run, told, redirect, done=done, updates=saved.get("updates", 0))

@@ -11,6 +11,7 @@ import re
 import secrets
 import subprocess
 import sys
+import tempfile
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,10 @@ from astuner import TOKEN_VARIABLE as TOKEN_VARIABLE
 from astuner.contracts.errors import ConfigError, RunError
 from astuner_env.env_service.client import URL_VARIABLE, EnvClient
 from astuner_gateway.beside import ProcessService
+from astuner_sandbox.isolation.scratch import remove_abandoned
 
+FOLDERS = "astuner-env-"
+"""How the names of services' folders begin, and no others."""
 _ANNOUNCED = re.compile(r"Starting server on (\S+?):(\d+)(?!\d)")
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _ANYWHERE = {"0.0.0.0", "::", "[::]", ""}
@@ -74,6 +78,11 @@ class EnvServer(ProcessService):
             options = {"told": f"{self._token}\n".encode()}
         environ = {**variables, "PYTHONUNBUFFERED": "1"}
         self.launch(command, log, run_dir=self._run_dir, cwd=folder, env=environ, **options)
+
+    def stop(self) -> None:
+        """As `ProcessService.stop`; what it left in the folder for temporary files, if it was killed, goes too."""
+        super().stop()
+        remove_abandoned(FOLDERS, Path(tempfile.gettempdir()))
 
     def is_ready(self) -> bool:
         """Whether it says where it listens, and answers there.
