@@ -455,7 +455,7 @@ def try_one(whole: Path, place: Path, seed: int) -> tuple[str, dict[str, int]]:
             )
             assert (row["reward"], row["step"]) == (was[name]["reward"], was[name]["step"]), (done, name)
         missing = was.keys() - rows.keys() - {one["episode_id"] for one in json.loads(ended["export"][1])["lost"]}
-        said = 3 in (codes["export"], codes["report"]) or "metrics.jsonl" in done  # else nobody knows how many there were
+        said = 3 in (codes["export"], codes["report"]) or "metrics.jsonl" in done  # else nobody knows it
         assert said or not missing, (done, missing)
         codes["episodes that nothing names"] = len(missing)
     return done, codes
