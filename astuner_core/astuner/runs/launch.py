@@ -300,7 +300,7 @@ def run(
         stack.enter_context(run_dir.locked())
         stack.enter_context(recorded_process(os.getpid(), f"astuner run {path}", run_dir.path))
         resume_from, note = _prepare_run_dir(run_dir, config, trainer, resume)
-        with _explained(path):
+        with _explained(path, run_dir.path), contextlib.ExitStack() as closing:
             training = TrainingRun(
                 config,
                 run_dir,
@@ -311,10 +311,10 @@ def run(
                 resume_from=resume_from,
                 trains=trains,
             )
-            stack.callback(training.close)
+            closing.callback(training.close)
             if debug is not None:
                 debug.note = training.note
-                stack.callback(debug.end)
+                closing.callback(debug.end)
             for line in (*preflight.notes, stops, *running, note, str(plan)):
                 if line:
                     training.note(line)
@@ -364,16 +364,17 @@ def _say(text: str) -> None:
 
 
 @contextlib.contextmanager
-def _explained(path: str | Path) -> Iterator[None]:
-    """Say what to do about a disk that is full or not ours."""
+def _explained(path: str | Path, folder: Path) -> Iterator[None]:
+    """Say what to do about a disk that is full, fails or is not ours, and about a run's folder that was removed."""
     try:
         yield
-    except OSError as e:
-        if e.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS):
+    except Exception as e:
+        removed = "" if folder.exists() else f"its folder {folder} was removed; start again: astuner run {path}"
+        numbers = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
+        if not removed and getattr(e, "errno", None) not in numbers:
             raise
-        raise RunError(
-            f"the run stopped: {e}; free space or mend permissions, then continue with: astuner run {path} --resume"
-        ) from e
+        mend = f"{e}; free space or mend permissions, then continue with: astuner run {path} --resume"
+        raise RunError(f"the run stopped: {removed or mend}") from e
 
 
 def _prepare_run_dir(run_dir: RunDir, config: Config, trainer: Backbone, resume: Resume) -> tuple[Path | None, str]:

@@ -41,7 +41,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise DataError(f"{path}:{number}: not JSON ({e}); remove the line") from None
     if not isinstance(row, dict):
         raise DataError(f"{path}:{number}: {type(row).__name__} where an object is expected; remove the line")

@@ -23,6 +23,7 @@ from astuner.contracts.errors import ConfigError
 from astuner_export.model import Exported
 from astuner_export.model import export as export_model
 from astuner_record.episode_log.convert import Choice, write_episodes
+from astuner_record.episode_log.salvage import end_partly
 
 DATA = ("parquet", "jsonl", "sft", "dpo")
 """What --to may say instead of a folder; `astuner_record.episode_log.convert` writes them."""
@@ -66,7 +67,10 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace the model in DIR, or the file.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy a trained model to a folder that transformers and vLLM load, or a run's episodes to a file."""
+    """Copy a trained model to a folder that transformers and vLLM load, or a run's episodes to a file.
+
+    Of a damaged log what is whole is written, with exit code 3, and what is not is named.
+    """
     line, given = command_line(ctx), all_overrides(overrides, run_dir)
     if to not in DATA:
         if out is not None or where or min_reward is not None or min_gap:
@@ -90,12 +94,14 @@ def export(
     run = file if file.is_dir() else load_config(file, given, backbone=backbone, plugins=line.plugins).run_dir
     target = out.expanduser().resolve()
     choice = Choice(where=where or (), min_reward=min_reward, min_gap=min_gap)
-    rows = write_episodes(run, to, target, choice, force=force)
+    rows, problems, lost = write_episodes(run, to, target, choice, force=force)
     size = target.stat().st_size
     if as_json:
-        write_json({"run": str(run), "file": str(target), "rows": rows, "bytes": size})
+        damage = {"problems": problems, "lost": [one._asdict() for one in lost]}
+        write_json({"run": str(run), "file": str(target), "rows": rows, "bytes": size, **damage})
     else:
         typer.echo(f"{rows:,} rows, {size / 2**20:,.1f} MiB: {target}")
+    end_partly(problems)
 
 
 def _show_model(model: Exported, as_json: bool) -> None:

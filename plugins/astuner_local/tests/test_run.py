@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -282,6 +283,22 @@ def test_a_full_disk_ends_with_a_message_and_the_last_state_intact(short: Overri
     assert "--resume" in done.stderr
     assert "Traceback" not in done.stderr
     assert [p.name for p in (tmp_path / "run" / "resume").iterdir()] == ["step-000001"]
+
+
+@pytest.mark.slow
+def test_a_run_whose_folder_is_removed_ends_with_a_message(short: Overrides, tmp_path: Path) -> None:
+    process = start(short("astuner.trainer_common.total_steps=500"))
+    try:
+        wait_for_step(tmp_path / "run", 1, process)
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)  # what was written meanwhile
+        said, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 1, said
+    assert f"its folder {tmp_path / 'run'} was removed; start again: astuner run" in said
+    assert "Traceback" not in said
 
 
 BAD = {

@@ -97,8 +97,10 @@ def replay(
 ) -> None:
     """Judge a recorded episode again, or run it again from some turn on.
 
-    Without --from-turn, --step and --pdb a judge is asked about what was recorded; nothing is run.
+    Without --from-turn, --step and --pdb a judge is asked about what was recorded; nothing is run. Of a damaged log
+    what is whole is taken; the exit code is then 3 where many episodes were asked for.
     """
+    from astuner_record.episode_log.salvage import end_partly
     from astuner_record.replay import RecordedRun
     from astuner_record.replay.recording import Plan, last_turn
 
@@ -155,6 +157,7 @@ def replay(
         typer.echo(f"astuner: {answer.error}", err=True)
     if answer.failed:
         raise typer.Exit(EXIT_FAILED)
+    end_partly(recorded.log.problems if episode is None else [])
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from astuner.contracts.events import (
 )
 from astuner.contracts.types import Sample
 from astuner_record.episode_log import EpisodeLogWriter, keep_tokenizers, rewind
+from astuner_record.episode_log.salvage import mend
 
 
 class Record(Subscriber):
@@ -46,7 +47,7 @@ class Record(Subscriber):
         :raises OSError: the log cannot be written, and that was not raised before.
         """
         if isinstance(event, RunResumed):  # also where this run saves none: what is there must join
-            for problem in rewind(self._folder, event.step):
+            for problem in dict.fromkeys((*mend(self._folder.parent), *rewind(self._folder, event.step))):
                 self._publish(Note(text=problem))
         elif self._save:
             self._write(event)

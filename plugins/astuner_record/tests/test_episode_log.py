@@ -435,7 +435,6 @@ def test_a_log_on_a_full_disk_can_be_read_and_followed(tmp_path: Path, limit: in
     with disk_of(limit), EpisodeLog(tmp_path) as log:
         assert names(log, "text~apple") == ["g-0"]
         assert log.read("g-0").episode.turns == episode().turns
-    assert listed(tmp_path) == []
     writer = EpisodeLogWriter(tmp_path / "episodes")
     writer.episode(1, episode("g-1"))
     with EpisodeLog(tmp_path) as log:
@@ -443,8 +442,9 @@ def test_a_log_on_a_full_disk_can_be_read_and_followed(tmp_path: Path, limit: in
             assert names(log) == ["g-0", "g-1"], "its lists are in memory"
         writer.episode(1, episode("g-2"))
         assert names(log, "text~apple") == ["g-0", "g-1", "g-2"]
+    assert listed(tmp_path) == ["g-0"], "a reader writes nothing"
     writer.close()
-    assert listed(tmp_path) == []
+    assert listed(tmp_path) == ["g-0", "g-1", "g-2"]
 
 
 def test_a_run_leaves_no_more_to_readers_than_they_list_at_once(
@@ -452,13 +452,38 @@ def test_a_run_leaves_no_more_to_readers_than_they_list_at_once(
 ) -> None:
     monkeypatch.setattr(store, "_UNLISTED", 4096)
     monkeypatch.setattr(store, "_AT_ONCE", 1)
-    write(tmp_path, *((1, episode(f"g-{i}")) for i in range(40)))
+    writer = EpisodeLogWriter(tmp_path / "episodes")
+    for i in range(40):
+        writer.episode(1, episode(f"g-{i}"))
     already = listed(tmp_path)
     assert 0 < len(already) < 40
     with EpisodeLog(tmp_path) as log:
         assert names(log) == [f"g-{i}" for i in range(40)]
-    assert listed(tmp_path)[: len(already)] == already
-    assert len(listed(tmp_path)) == 40
+        assert listed(tmp_path) == already
+        writer.close()
+        assert names(log, "text~apple") == listed(tmp_path) == [f"g-{i}" for i in range(40)]
+
+
+def test_a_reader_that_stands_still_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = EpisodeLogWriter(tmp_path / "episodes")
+    writer.episode(1, episode("g-0"))
+    writer._db.execute("PRAGMA busy_timeout = 0")  # type: ignore[union-attr]
+    was, stopped = store._list, []
+
+    def listing(db: store.Database, *arguments: Any) -> None:
+        was(db, *arguments)
+        if not stopped:  # as one that is stopped with SIGSTOP in the middle
+            stopped.append(db)
+            writer.episode(1, episode("g-1"))
+            writer.credit(1, [])
+
+    monkeypatch.setattr(store, "_list", listing)
+    with EpisodeLog(tmp_path) as log:
+        assert names(log) == ["g-0", "g-1"]
+        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+            log._db.execute("DELETE FROM main.data")
+    assert stopped
+    writer.close()
 
 
 def listed(run: Path) -> list[str]:
@@ -631,6 +656,7 @@ def test_a_log_of_format_2_is_read_and_gone_on_with(tmp_path: Path) -> None:
         for number, (id_, frame) in enumerate(db.execute("SELECT id, row FROM data ORDER BY id").fetchall(), start=1):
             alone = zstandard.ZstdCompressor().compress(msgspec.msgpack.encode(db.decoded(frame)[0]))
             db.execute("UPDATE data SET id = ?, row = ? WHERE id = ?", (number, alone, id_))
+        db.execute("DELETE FROM episodes")
         db.execute("DROP TABLE dictionary")
         db.execute("PRAGMA user_version = 2")
     with EpisodeLog(tmp_path) as log:

@@ -42,7 +42,7 @@ class Curve:
         self.smoothed = [sum(part) / len(part) for part in parts]
         """The moving average of the rewards, over the steps before."""
         names = ("step", "val/success", "val/success_ci_low", "val/success_ci_high")
-        self.held_out = [Validated(*(row[name] for name in names)) for row in rows if "val/success" in row]
+        self.held_out = [Validated(*(row[name] for name in names)) for row in rows if row.get(names[1]) is not None]
 
 
 def draw_reward_curve(rows: Sequence[Mapping[str, Any]], path: Path) -> str:

@@ -57,6 +57,7 @@ def diff(
 ) -> None:
     """Compare two runs on the same tasks: settings, success and reward with intervals, tasks won and lost."""
     with only_data_on_stdout(as_json):
+        from astuner_record.episode_log.salvage import end_partly
         from astuner_report.compare import compare
 
         result = compare(
@@ -75,6 +76,7 @@ def diff(
         from astuner_report.rendering import rendered
 
         typer.echo(rendered("diff.txt", show=show, WIDEST=_WIDEST, **result).rstrip())
+    end_partly(result["problems"])
 
 
 def _runs(name: str, pattern: str) -> list[Path]:

@@ -8,17 +8,22 @@ from typing import Annotated
 import typer
 
 from astuner.contracts.commands import JsonOption, only_data_on_stdout, write_json
-from astuner.contracts.errors import ConfigError
+from astuner.contracts.errors import ConfigError, DataError
 
 
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.", show_default=False)],
     as_json: JsonOption = False,
 ) -> None:
-    """Write report.html, report.md and the curve of a run, also of one that has not ended."""
+    """Write report.html, report.md and the curve of a run, also of one that has not ended.
+
+    What is damaged in its folder is left out and named, with exit code 3.
+    """
     from astuner import RunDir
+    from astuner_record.episode_log.salvage import end_partly
     from astuner_report.curve import draw_reward_curve
     from astuner_report.run_report import write_report
+    from astuner_report.run_report.files import NONSENSE, is_measured, read_rows
 
     run_dir = RunDir(run)
     if not run_dir.resolved.is_file():
@@ -27,9 +32,14 @@ def report(
             "where --run-dir said"
         )
     with only_data_on_stdout(as_json):
-        facts = write_report(run_dir)
-        draw_reward_curve(run_dir.read_metrics(), run_dir.curve)
+        try:
+            facts = write_report(run_dir)
+            draw_reward_curve(read_rows(run_dir.metrics, [], is_measured), run_dir.curve)
+        except (OSError, *NONSENSE) as e:
+            said = f"the report of {run_dir.path} cannot be written: {type(e).__name__}: {e}"
+            raise DataError(f"{said}; put back what the run wrote, resolved.yaml first") from e
     if as_json:
         write_json(facts)
     else:
         typer.echo(f"{run_dir.report_html}\n{run_dir.report_md}")
+    end_partly(facts["damage"])

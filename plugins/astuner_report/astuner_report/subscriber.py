@@ -26,6 +26,7 @@ from astuner_report.duplicates import duplicates
 from astuner_report.rendering import lasted
 from astuner_report.run_report import origin, write_report
 from astuner_report.run_report.energy import EnergyMeter
+from astuner_report.run_report.files import is_measured, read_rows
 from astuner_report.sentinel import RULES, Rule, Sentinel
 from astuner_report.sentinel.settings import SentinelKeys
 
@@ -104,7 +105,7 @@ class Report(Subscriber):
         elif isinstance(event, RunEnded):
             origin.end(self._run_dir)
             self._facts = write_report(self._run_dir, event.endings)
-            self._curve = draw_reward_curve(self._run_dir.read_metrics(), self._run_dir.curve)
+            self._curve = draw_reward_curve(read_rows(self._run_dir.metrics, [], is_measured), self._run_dir.curve)
 
     def numbers(self) -> dict[str, float]:
         return self._energy.since_last()

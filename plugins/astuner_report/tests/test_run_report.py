@@ -502,7 +502,7 @@ def test_secrets_on_the_command_line_are_not_written_down(tmp_path: Path) -> Non
     run_dir = a_run(tmp_path)
     judge = "task_judge.x={api_key: hunter2, url: 'https://me:hunter2@host'}"
     begin(run_dir, tmp_path, "astuner", "run", "x.yaml", "a.b.api_key=hunter2", judge, "a.lr=1e-3", "a.n=[1, 2]")
-    (start,) = origin.read(run_dir)
+    (start,) = origin.read(run_dir, [])
     assert "hunter2" not in run_dir.origin.read_text()
     assert start["command"].startswith("astuner run x.yaml")
     assert start["command"].endswith("a.lr=1e-3 'a.n=[1, 2]'")
@@ -522,7 +522,7 @@ def test_the_commit_of_the_project_is_told(tmp_path: Path) -> None:
     begin(run_dir, project, "astuner", "run", "x.yaml")
     (project / "x.yaml").write_text("a: 2\n")
     begin(run_dir, project, "astuner", "run", "x.yaml")
-    clean, changed = (start["project"] for start in origin.read(run_dir))
+    clean, changed = (start["project"] for start in origin.read(run_dir, []))
     assert re.fullmatch(r"[0-9a-f]{40}", clean["commit"])
     assert (clean["changed"], changed["changed"]) == (False, True)
     write_report(run_dir)

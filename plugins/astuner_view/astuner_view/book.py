@@ -166,7 +166,7 @@ def _parsed(path: Path, *_about: object) -> Any:
         return _PARSED[path.name](path)
     except FileNotFoundError:  # it was there a moment ago
         return None
-    except (ValueError, DataError) as e:
+    except (ValueError, RecursionError, DataError) as e:
         return e
 
 
@@ -241,7 +241,7 @@ def _rows(data: bytes) -> tuple[list[dict[str, Any]], int]:
     for line in data.splitlines():
         try:
             row = json.loads(line)
-        except ValueError:  # no JSON, or no UTF-8
+        except (ValueError, RecursionError):  # no JSON, no UTF-8, or nested without end
             row = None
         if isinstance(row, dict):
             rows.append(row)

@@ -84,11 +84,11 @@ def counted(run: Path) -> int:
 
 @lru_cache(maxsize=1024)
 def _counted(run: Path, *_about: object) -> int:
-    reader = LogReader(run)
     try:
-        return count(reader)
-    finally:
-        reader.close()
+        with EpisodeLog(run, check=False) as log:
+            return log.count()
+    except Exception:  # there is none, or it is damaged in some way: the page of the run says so
+        return 0
 
 
 def count(reader: LogReader) -> int:

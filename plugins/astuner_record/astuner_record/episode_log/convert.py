@@ -18,6 +18,7 @@ from astuner.contracts.errors import ConfigError, DataError, MissingDependency
 from astuner.contracts.types import Episode, Turn
 from astuner_record.episode_log.reader import CREDITED, EpisodeLog, LoggedEpisode
 from astuner_record.episode_log.rows import CREDIT, EPISODE, IDS, LOGPROBS, json_text
+from astuner_record.episode_log.salvage import Lost
 
 Message = dict[str, Any]
 Rows = Iterator[dict[str, Any]]
@@ -39,13 +40,15 @@ class Choice:
     """For ``dpo``: by how much the chosen one's reward is greater, at least; more than 0 in any case."""
 
 
-def write_episodes(run: Path, to: str, target: Path, choice: Choice, *, force: bool) -> int:
-    """Write the episodes of a run as a file of training data.
+def write_episodes(
+    run: Path, to: str, target: Path, choice: Choice, *, force: bool
+) -> tuple[int, Sequence[str], Sequence[Lost]]:
+    """Write the episodes of a run as a file of training data; of a damaged log those that are whole.
 
     :param to: one of `FORMATS`.
     :param force: replace ``target`` if it is there.
-    :returns: how many rows were written.
-    :raises DataError: there is no log, it is damaged, nothing in it was asked for, or ``target`` is there.
+    :returns: how many rows, and as of `EpisodeLog`, what is not whole: ``problems`` and ``lost``.
+    :raises DataError: there is no log, nothing of it is whole, nothing in it was asked for, or ``target`` is there.
     :raises ConfigError: a condition cannot be read, or does not go with the format.
     """
     if choice.min_reward is not None and to != "sft":
@@ -62,13 +65,13 @@ def write_episodes(run: Path, to: str, target: Path, choice: Choice, *, force: b
             count = FORMATS[to](log, choice, temporary)
             if not count:
                 there = f"{log.count():,} episodes in the log, of which {log.count(choice.where):,} meet every --where"
-                raise DataError(f"{_NOTHING[to]}; there are {there}")
+                raise DataError("; ".join([f"{_NOTHING[to]}; there are {there}", *log.problems]))
         temporary.replace(target)
     except OSError as e:
         raise DataError(f"cannot write {target}: {e}; free space or choose another --out") from e
     finally:
         temporary.unlink(missing_ok=True)
-    return count
+    return count, log.problems, log.lost
 
 
 def _parquet(log: EpisodeLog, choice: Choice, path: Path) -> int:

@@ -13,7 +13,6 @@ import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from astuner.contracts.errors import DataError, MissingDependency
 from astuner_record.episode_log.rows import Row
@@ -22,6 +21,8 @@ _NAME = re.compile(r"(tokens|credit)-(\d+)\.arrows")
 _JOURNAL = "*.journal"
 _MAGIC = b"ASTunerJ1\n"
 _HEAD = struct.Struct("<II")
+_BATCH, _END = b"\xff" * 4, b"\xff" * 4 + bytes(4)
+"""What a batch of an Arrow stream begins with, and what the stream ends with."""
 
 
 def is_there(folder: Path) -> bool:
@@ -74,26 +75,33 @@ def _batches(path: Path, problems: list[str]) -> Iterator[Row]:
         import pyarrow.ipc
     except ImportError as e:
         raise MissingDependency(f"{path} is read with pyarrow ({e}): pip install astuner-record") from None
-    with pyarrow.OSFile(str(path)) as file:
+    data = path.read_bytes()
+    stream = pyarrow.BufferReader(data)
+    try:
+        schema = pyarrow.ipc.read_schema(stream)
+    except (EOFError, OSError, ValueError) as e:  # it was begun and holds nothing yet, or its head is damaged
+        if _BATCH in data[4:]:
+            problems.append(f"{path.name} cannot be read ({e}), and its {len(data):,} bytes are skipped")
+        return
+    version = int((schema.metadata or {}).get(b"astuner.format", 0))
+    if version != 1:
+        what = f"has format {version} of the episode log" if version else "was not written by ASTuner"
+        raise DataError(f"{path} {what}; move it out of the run folder")
+    at, lost = stream.tell(), 0
+    while data[at : at + len(_END)] not in (b"", _END):
+        stream.seek(at)
         try:
-            stream: Any = pyarrow.ipc.open_stream(file)
-        except (EOFError, OSError, pyarrow.ArrowInvalid):  # it was begun and holds nothing yet
-            return
-        version = int((stream.schema.metadata or {}).get(b"astuner.format", 0))
-        if version != 1:
-            what = f"has format {version} of the episode log" if version else "was not written by ASTuner"
-            raise DataError(f"{path} {what}; move it out of the run folder")
-        while True:
-            whole = file.tell()
-            try:
-                batch = stream.read_next_batch()
-            except StopIteration:
-                return
-            except (EOFError, OSError, pyarrow.ArrowInvalid):
-                lost = file.size() - whole
-                problems.append(f"{path.name}: its last {lost:,} bytes are not a whole batch, and are skipped")
-                return
-            yield from batch.to_pylist()
+            batch = pyarrow.ipc.read_record_batch(pyarrow.ipc.read_message(stream), schema)
+            batch.validate(full=True)
+            rows, end = batch.to_pylist(), stream.tell()
+        except (EOFError, OSError, TypeError, ValueError, MemoryError):  # on with the next that is whole
+            rows, begin = [], data.find(_BATCH, at + 1)
+            end = begin if begin > 0 else len(data)
+            lost += end - at
+        yield from rows
+        at = end
+    if lost:
+        problems.append(f"{path.name}: {lost:,} bytes are not a whole batch, and are skipped with what was in them")
 
 
 def _entries(path: Path, problems: list[str]) -> Iterator[Row]:
@@ -109,10 +117,10 @@ def _entries(path: Path, problems: list[str]) -> Iterator[Row]:
         length, check = _HEAD.unpack_from(data, at)
         at += _HEAD.size + length
         body = data[at - length : at]
-        if not length or len(body) < length:  # the end, or torn: it was being written
+        if not length:  # the end
             return
         try:
-            if zlib.crc32(body) != check:
+            if len(body) < length or zlib.crc32(body) != check:
                 raise ValueError("the bytes are not those that were written")
             row = msgspec.msgpack.decode(body, type=dict)
         except ValueError as e:  # msgspec's errors are

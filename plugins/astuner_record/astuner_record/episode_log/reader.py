@@ -20,7 +20,8 @@ from astuner import build_samples
 from astuner.contracts.errors import ConfigError, DataError
 from astuner.contracts.types import Episode, Sample, Split
 from astuner_record.episode_log.rows import LOGPROBS, Row, numbers, read_episode
-from astuner_record.episode_log.store import SEPARATOR, Database, connect_to_read, list_all, match_of, problems
+from astuner_record.episode_log.salvage import open_whole
+from astuner_record.episode_log.store import FOUND, SEPARATOR, Database, connect_to_read, list_all, match_of
 
 ORDERS = ("written", "step", "reward", "seconds", "turns", "tokens", "time")
 """What a list can be sorted by; ``written`` is the order in which episodes were written."""
@@ -124,15 +125,15 @@ class LoggedEpisode:
 class EpisodeLog:
     """The log of one run, open for reading; of one thread."""
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: Path, *, check: bool = True) -> None:
         """
         :param run: a run folder.
-        :raises DataError: it has no log, a damaged one, or one of a newer format.
+        :param check: look at everything that is in it, and read of a damaged log what is whole.
+        :raises DataError: it has no log, one of a newer format, or one of which nothing is whole.
         """
         self.folder = run / "episodes"
-        self._db = connect_to_read(self.folder)
-        self.problems = problems(self._db)
-        """What of a log that an older ASTuner wrote cannot be read, a sentence each."""
+        self._db, self.problems, self.lost = open_whole(run) if check else (connect_to_read(self.folder), (), ())
+        """``problems``: what of it cannot be read, a sentence each; ``lost``: the episodes that anything names."""
 
     def count(self, where: Sequence[str] = ()) -> int:
         """How many episodes meet all conditions.
@@ -384,7 +385,7 @@ def _one(condition: str) -> Query:
     if name == "text":
         if operator != "~" or not (asked := match_of(value)):
             raise ValueError("text is searched for words, e.g. text~'apple pie'")
-        return "id IN (SELECT rowid FROM text WHERE text MATCH ?)", [asked]
+        return f"id IN ({FOUND})", [asked, asked]
     raise ValueError(f"there is no {name!r}; there are {', '.join(FIELDS)}")
 
 

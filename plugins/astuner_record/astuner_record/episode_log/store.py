@@ -22,7 +22,8 @@ import re
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,22 +82,35 @@ PRAGMA user_version = {FORMAT};
 COMMIT;
 """
 _LISTS = """
-CREATE TABLE IF NOT EXISTS {0}.episodes (
+CREATE TABLE IF NOT EXISTS {0} (
     id INTEGER PRIMARY KEY, episode_id TEXT NOT NULL UNIQUE, group_id TEXT NOT NULL, task_id TEXT NOT NULL,
     step INTEGER NOT NULL, split TEXT NOT NULL, attempt INTEGER NOT NULL, time REAL NOT NULL, query TEXT NOT NULL,
     stop_reason TEXT NOT NULL, reward REAL, success INTEGER, error TEXT NOT NULL, seconds REAL NOT NULL,
     retries INTEGER NOT NULL, agents TEXT NOT NULL, tools TEXT NOT NULL, turns INTEGER NOT NULL,
     tokens INTEGER NOT NULL, prompt_tokens INTEGER NOT NULL, branches INTEGER NOT NULL
 );
-CREATE VIRTUAL TABLE IF NOT EXISTS {0}.text USING fts5 (body, content='', columnsize=0);
+CREATE VIRTUAL TABLE IF NOT EXISTS {1} USING fts5 (body, content='', columnsize=0);
 """
-_FACTS = (
+_OF_ALL, _OF_READERS = ("main.episodes", "main.text"), ("temp.newer", "temp.newer_text")
+_READING = f"""
+PRAGMA temp_store = MEMORY;
+{_LISTS.format(*_OF_READERS)}
+CREATE TEMP VIEW unlisted AS SELECT * FROM temp.newer
+    WHERE id > (SELECT ifnull(max(id), 0) FROM main.episodes) AND id IN (SELECT id FROM main.data);
+CREATE TEMP VIEW episodes AS
+    SELECT * FROM main.episodes WHERE episode_id NOT IN (SELECT episode_id FROM unlisted)
+    UNION ALL SELECT * FROM unlisted;
+"""
+"""What the writer has not listed, is listed by each reader for itself, who so never holds up the writer; to a reader
+``episodes`` is both.  A resumed run may have listed or forgotten since what its lists have."""
+FOUND = "SELECT rowid FROM main.text WHERE text MATCH ? UNION ALL SELECT rowid FROM newer_text WHERE newer_text MATCH ?"
+FACTS = (
     "episode_id", "group_id", "task_id", "step", "split", "attempt", "time", "query", "stop_reason", "reward",
     "is_success", "error", "seconds", "retries",
 )  # fmt: skip
 """The columns of ``episodes`` after the id; behind them come the six that `_facts` counts."""
 _CREDIT = f"INSERT INTO credit ({', '.join(CREDIT)}) VALUES ({', '.join('?' * len(CREDIT))})"
-_LIST = f"INSERT OR REPLACE INTO episodes VALUES ({', '.join('?' * (1 + len(_FACTS) + 6))})"
+_LIST = f"INSERT OR REPLACE INTO {{}} VALUES ({', '.join('?' * (1 + len(FACTS) + 6))})"
 _UNLISTED, _AT_ONCE = 16 << 20, 512 << 10
 """Bytes of rows before they are compressed: those left to readers, who list them in less than a second, and those
 listed in one transaction."""
@@ -155,8 +169,8 @@ class Database(sqlite3.Connection):
         if found:
             self._dictionary = zstandard.ZstdCompressionDict(found[0], dict_type=zstandard.DICT_TYPE_RAWCONTENT)
         if found or self._decompress is None:
-            self._compress = zstandard.ZstdCompressor(level=1, dict_data=self._dictionary).compress
-            self._hurry = zstandard.ZstdCompressor(level=-1, dict_data=self._dictionary).compress
+            compressor = partial(zstandard.ZstdCompressor, dict_data=self._dictionary, write_checksum=True)
+            self._compress, self._hurry = compressor(level=1).compress, compressor(level=-1).compress
             self._decompress = zstandard.ZstdDecompressor(dict_data=self._dictionary).decompress
 
 
@@ -214,10 +228,17 @@ class EpisodeLogWriter:
             add_credit(db, rows)
 
     def close(self) -> None:
-        """Let go of the database; its write-ahead log is sorted in, unless somebody still reads it."""
+        """List what is left, and let go of the database; its write-ahead log is sorted in, unless somebody still reads
+        it."""
         if self._db is not None:
-            self._db.close()
-            self._db = None
+            try:
+                while not self.failed and list_some(self._db):
+                    pass
+            except sqlite3.Error:
+                pass  # a disk that takes no more: readers list the rest for themselves
+            finally:
+                self._db.close()
+                self._db = None
 
     def _open(self) -> Database:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -258,22 +279,22 @@ def connect_to_read(folder: Path) -> Database:
     :raises DataError: there is none, it is not the episode log's, or of a newer format.
     """
     path = folder / DATABASE
-    try:
+    with suppress(OSError):  # it cannot be written there
         _convert_older(folder)
-    except OSError:  # it cannot be written there
-        return _in_memory(folder)
     if not path.exists():
-        if format1.is_there(folder):
-            return _in_memory(folder)
+        if format1.is_there(folder):  # or an older ASTuner still writes it
+            db = make_temporary()
+            _copy_older(folder, db)
+            return db
         raise DataError(
             f"there is no episode log in {folder}: no episode has ended yet, or the run was made with "
             "astuner.trainer_common.save_tokens=false, or by an ASTuner that wrote none"
         )
-    for how in ("mode=rw", "immutable=1"):  # the latter where SQLite's own files beside it can be made by nobody
+    for how in ("mode=ro", "immutable=1"):  # the latter where SQLite's own files beside it can be made by nobody
         db = _open(f"{path.absolute().as_uri()}?{how}", uri=True)
         try:
             check(db, path)
-            db.execute("PRAGMA synchronous = NORMAL")
+            db.executescript(_READING)
             return db
         except BaseException as e:
             db.close()
@@ -285,15 +306,11 @@ def connect_to_read(folder: Path) -> Database:
 def check(db: sqlite3.Connection, path: Path) -> None:
     """
     :raises DataError: the database is not the episode log's, or of a newer format.
+    :raises sqlite3.Error: it is no database, or a damaged one.
     """
-    try:
-        whose = db.execute("PRAGMA application_id").fetchone()[0]
-        version = _version(db)
-        empty = not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-    except sqlite3.OperationalError:
-        raise
-    except sqlite3.DatabaseError as e:
-        raise DataError(f"{path} is no database, or a damaged one ({e}); move it out of the run folder") from e
+    whose = db.execute("PRAGMA application_id").fetchone()[0]
+    version = _version(db)
+    empty = not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if whose != _APPLICATION and not empty:
         raise DataError(f"{path} was not written by ASTuner; move it out of the run folder")
     if version > FORMAT:
@@ -312,7 +329,7 @@ def _version(db: sqlite3.Connection) -> int:
 
 def make_tables(db: Database) -> None:
     """Those that are not there yet: of format 2 is what it has."""
-    db.executescript(_TABLES.format(_LISTS.format("main")))
+    db.executescript(_TABLES.format(_LISTS.format(*_OF_ALL)))
 
 
 def rewind(folder: Path, step: int) -> tuple[str, ...]:
@@ -362,10 +379,11 @@ def _convert_older(folder: Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _in_memory(folder: Path) -> Database:
-    """A log of format 1 that cannot be converted: the folder cannot be written, or an older ASTuner still does it."""
-    db = _open(":memory:")
-    _copy_older(folder, db)
+def make_temporary() -> Database:
+    """An empty log for a reader, in memory or where SQLite puts what is too large for it."""
+    db = _open("")
+    make_tables(db)
+    db.executescript(_READING)
     return db
 
 
@@ -393,28 +411,19 @@ def _forget_after(db: Database, step: int) -> None:
         "SELECT max(id), row FROM data WHERE episode_id NOT IN (SELECT episode_id FROM episodes) GROUP BY episode_id"
     )
     listed = [(id_, *_facts(db.unpack(frame))[0]) for id_, frame in again.fetchall()]  # their words are there still
-    db.executemany(_LIST, listed)
+    db.executemany(_LIST.format("main.episodes"), listed)
 
 
 def list_all(db: Database) -> None:
-    """Bring the lists up to date; in memory, for this connection alone, where the database cannot be written.
-
-    :raises sqlite3.Error: they cannot be.
-    """
-    try:
-        while list_some(db):
-            pass
-    except sqlite3.OperationalError as e:
-        if not any(said in str(e) for said in _SAID):
-            raise
-        db.execute("PRAGMA temp_store = MEMORY")
-        db.executescript(_LISTS.format("temp"))  # from now on these are meant by the names
-        list_all(db)
+    """Bring the lists of a reader up to date; of what the database itself does not list, it has its own."""
+    while list_some(db, _OF_READERS):
+        pass
 
 
-def list_some(db: Database) -> int:
+def list_some(db: Database, into: tuple[str, str] = _OF_ALL) -> int:
     """Enter the oldest rows that are in no list yet; how many bytes, 0 where all are listed."""
-    last = _last_listed(db)
+    ids = f"SELECT max(id) AS id FROM main.episodes UNION ALL SELECT max(id) FROM {into[0]}"
+    (last,) = db.execute(f"SELECT ifnull(max(id), 0) FROM ({ids})").fetchone()
     found: list[tuple[Any, ...]] = []
     size = 0
     with closing(db.execute("SELECT id, row FROM data WHERE id > ? ORDER BY id", (last,))) as rows:
@@ -425,21 +434,16 @@ def list_some(db: Database) -> int:
             if size >= _AT_ONCE:
                 break
     if found:
-        with db.begin():
-            if _last_listed(db) == last:  # else somebody else was faster
-                _list(db, found)
+        with db.begin() if into == _OF_ALL else db:  # who only reads locks nothing
+            _list(db, found, into)
     return size
 
 
-def _last_listed(db: sqlite3.Connection) -> int:
-    return int(db.execute("SELECT ifnull(max(id), 0) FROM episodes").fetchone()[0])
-
-
-def _list(db: sqlite3.Connection, found: Iterable[tuple[Any, ...]]) -> None:
+def _list(db: sqlite3.Connection, found: Iterable[tuple[Any, ...]], into: tuple[str, str] = _OF_ALL) -> None:
     """:param found: id, facts and text of each."""
     for id_, facts, said in found:
-        db.execute(_LIST, (id_, *facts))
-        db.execute("INSERT INTO text (rowid, body) VALUES (?, ?)", (id_, said))
+        db.execute(_LIST.format(into[0]), (id_, *facts))
+        db.execute(f"INSERT INTO {into[1]} (rowid, body) VALUES (?, ?)", (id_, said))
 
 
 def add_credit(db: Database, rows: Sequence[Sequence[Any]]) -> None:
@@ -465,7 +469,7 @@ def _facts(row: Row) -> tuple[tuple[Any, ...], str]:
     everybody = (*turns, *others)
     requests, replies = ([_parsed(turn[key]) for turn in everybody] for key in ("request", "reply"))
     facts = (
-        *(row[name][:_QUERY] if name == "query" else row[name] for name in _FACTS),
+        *shown(row),
         _names(turn["agent"] for turn in everybody),
         _names(itertools.chain.from_iterable(map(_called, replies))),
         len(everybody),
@@ -475,6 +479,11 @@ def _facts(row: Row) -> tuple[tuple[Any, ...], str]:
     )
     said = "\n".join([row["query"], row["error"], *_texts(requests), *_texts([replies])])
     return facts, _words(_storable(said[:TEXT_LIMIT]))
+
+
+def shown(row: Row) -> tuple[Any, ...]:
+    """The values of `FACTS`."""
+    return (*(row[name][:_QUERY] if name == "query" else row[name] for name in FACTS),)
 
 
 def _parsed(text: str) -> Any:

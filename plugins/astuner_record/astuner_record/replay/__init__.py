@@ -51,6 +51,8 @@ class RecordedRun:
         """:raises DataError: there is none; says which are called alike, and how to list them."""
         if self.log.count([f"episode={episode_id}"]):
             return self.log.read(episode_id)
+        if any(one.episode_id == episode_id for one in self.log.lost):
+            raise DataError(f"{episode_id} is damaged and cannot be replayed: {'; '.join(self.log.problems)}")
         known = [listed.episode_id for listed in self.log.list()]
         close = get_close_matches(episode_id, known, n=3)
         raise DataError(

@@ -79,6 +79,8 @@ class Measured:
     """By what makes them the same."""
     stop_reasons: Mapping[str, int]
     """Of all episodes."""
+    problems: Sequence[str]
+    """What of its log is damaged, a sentence each: that is in none of the numbers."""
 
 
 def measure(run: Path, *, split: Split = Split.VALIDATION, step: int | None = None, by: str = "task") -> Measured:
@@ -118,6 +120,7 @@ def measure(run: Path, *, split: Split = Split.VALIDATION, step: int | None = No
         step=step,
         tasks={key: _numbers(episodes, texts[episodes[0].group_id]) for key, episodes in by_task.items()},
         stop_reasons=Counter(e.stop_reason for e in chosen),
+        problems=log.problems,
     )
 
 
@@ -232,6 +235,7 @@ def compare(
         "won": [flip for flip in flips if flip["success_b"] > flip["success_a"]],
         "lost": [flip for flip in flips if flip["success_b"] < flip["success_a"]],
         "seed": seed,
+        "problems": [f"{run.run}: {problem}" for run in (*of_a, *of_b) for problem in run.problems],
     }
 
 
@@ -266,11 +270,11 @@ def _settings(run: Path) -> dict[str, Any]:
     path = RunDir(run).resolved
     try:
         data = read_resolved(path) or {}
+        data.pop("resolved", None)  # says which file it was made from
     except FileNotFoundError:
         raise DataError(f"{run} is not a run folder: it has no {path.name}") from None
-    except OSError as e:
+    except (OSError, AttributeError) as e:
         raise DataError(f"{path} cannot be read: {e}") from None
-    data.pop("resolved", None)  # says which file it was made from
     return {dotted(key): value for key, value in Tree(data).leaves()}
 
 

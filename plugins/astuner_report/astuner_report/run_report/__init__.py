@@ -4,6 +4,7 @@
 
     origin  what was typed, when, with which versions, on which machine: written down when a run begins
     energy  the machine's own counters
+    files   the files of the run folder; what of them is damaged is left out, and named
     facts   all that is known, from the files of the run folder; ``templates/report.md`` says it in words
 
 The page is made of the Markdown: it has no scripts, nothing from elsewhere, and no HTML but what Markdown makes.
@@ -22,6 +23,7 @@ from astuner_record.certificate import summary_of
 from astuner_report.curve import reward_curve_svg
 from astuner_report.rendering import MARKS, rendered
 from astuner_report.run_report.facts import gather
+from astuner_report.run_report.files import is_measured, read_rows
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 """Of the page, which forbids scripts, forms, frames and requests besides."""
@@ -33,7 +35,7 @@ def write_report(run_dir: RunDir, ledger: Mapping[str, int] | None = None) -> di
     :param ledger: how the episodes ended, where the run itself asks; None: as the folder says.
     """
     facts = gather(run_dir, ledger)
-    svg = reward_curve_svg(run_dir.read_metrics())
+    svg = reward_curve_svg(read_rows(run_dir.metrics, [], is_measured))
     text = to_markdown(facts)
     run_dir.write_atomically(run_dir.curve_svg, svg)
     run_dir.write_atomically(run_dir.report_html, to_html(text, f"{facts['name']}: report", svg))

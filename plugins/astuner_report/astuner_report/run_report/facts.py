@@ -5,7 +5,6 @@ So a report can be written at the end of a run, when it fails, or a year later w
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
@@ -13,9 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from astuner import RunDir, read_jsonl
+from astuner import RunDir
+from astuner.contracts.errors import DataError
 from astuner.contracts.statistics import mean
 from astuner.contracts.updated import SOLVED, missed, no_signal, total
+from astuner_record.certificate import summary_of
+from astuner_record.episode_log import EpisodeLog
 from astuner_record.foreign import read_resolved
 from astuner_record.statistics import (
     Interval,
@@ -26,6 +28,7 @@ from astuner_record.statistics import (
     sign_flip_test,
 )
 from astuner_report.run_report import origin
+from astuner_report.run_report.files import has, is_measured, read_json, read_rows
 from astuner_report.sentinel import Sentinel
 from astuner_report.sentinel.rules import normal_tail, trend, two_proportions
 from astuner_report.sentinel.settings import Sentinel as Watched
@@ -69,18 +72,21 @@ _ADVICE = {
     "no sample had a gradient": "look at the rewards in episodes/, and at the penalties that are subtracted from them",
 }
 """Why a step taught nothing -> what to do."""
+_ALARM = {"step": int, "severity": str, "rule": str, "message": str, "advice": str}
 
 
 def gather(run_dir: RunDir, ledger: Mapping[str, int] | None = None) -> dict[str, Any]:
     """The facts, JSON-serialisable; what is not known is None or missing.
 
-    :param ledger: how the episodes ended; None: as in the folder's ``summary.json``, if it has one.
+    :param ledger: how the episodes ended; None: as the folder's ``summary.json`` says, and its log is looked at, too.
     """
+    damage: list[str] = []
     settings = (read_resolved(run_dir.resolved) or {}).get("astuner", {})
-    rows = run_dir.read_metrics()
-    starts = origin.read(run_dir)
+    rows, starts = read_rows(run_dir.metrics, damage, is_measured), origin.read(run_dir, damage)
     if ledger is None:
-        ledger = (_json(run_dir.summary) or {}).get("ledger")
+        summary = read_json(run_dir.summary, damage, lambda found: sum((found.get("ledger") or {}).values()))
+        ledger = (summary or {}).get("ledger")
+        damage += _of_log(run_dir)
     trained = [row for row in rows if "reward/mean" in row]
     facts = {
         "format": FORMAT,
@@ -98,14 +104,15 @@ def gather(run_dir: RunDir, ledger: Mapping[str, int] | None = None) -> dict[str
         "steps": trained[-1]["step"] if trained else 0,
         "reward": _reward([row["reward/mean"] or 0.0 for row in trained]),
         "updated": _updated(trained),
-        "held_out": _held_out(rows, run_dir.episodes),
-        "failures": _failures(read_jsonl(run_dir.failures), ledger),
-        "alarms": _alarms(read_jsonl(run_dir.alarms), settings, rows),
+        "held_out": _held_out(rows, run_dir.episodes, damage),
+        "failures": _failures(read_rows(run_dir.failures, damage, bool), ledger),
+        "alarms": _alarms(read_rows(run_dir.alarms, damage, lambda row: has(row, **_ALARM)), settings, rows),
         "watched": bool(_at(settings, "trainer_common.sentinel.enabled")),
-        "certificate": _json(run_dir.certificate),
+        "certificate": read_json(run_dir.certificate, damage, _certified),
         "cost": _cost(rows, watts=_at(settings, "trainer_common.watts")),
         "origin": starts,
         "seed": settings.get("seed"),
+        "damage": damage,
     }
     facts["verdict"] = _verdict(facts)
     return {name: _writable(value) for name, value in facts.items()}
@@ -202,7 +209,7 @@ def _failures(entries: Sequence[Mapping[str, Any]], ledger: Mapping[str, int] | 
     for entry in entries:
         if "stop_reason" in entry:
             lines = str(entry.get("error") or "no message").splitlines()
-            kinds.setdefault(entry["stop_reason"], Counter())[lines[0] if lines else "no message"] += 1
+            kinds.setdefault(str(entry["stop_reason"]), Counter())[lines[0] if lines else "no message"] += 1
     return {
         "kinds": {
             kind: {"episodes": sum(errors.values()), "errors": dict(errors.most_common(_MOST_ERRORS))}
@@ -214,28 +221,36 @@ def _failures(entries: Sequence[Mapping[str, Any]], ledger: Mapping[str, int] | 
     }
 
 
-def _json(path: Path) -> Any:
-    """What a file holds; None where there is none."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+def _certified(found: Mapping[str, Any]) -> Sequence[Any]:
+    return summary_of(found), found["tokens"]["trained_with_zero_advantage"] + 0, found.get("meaning", {}).items()
+
+
+def _of_log(run_dir: RunDir) -> Sequence[str]:
+    """What of the episode log is damaged."""
+    try:
+        with EpisodeLog(run_dir.path) as log:
+            return log.problems
+    except DataError as e:
+        return [str(e)] if any(run_dir.episodes.glob("*.sqlite")) else []
 
 
 # ---------------------------------------------------------------------------------------------------- before and after
 
 
-def _held_out(rows: Sequence[Mapping[str, Any]], episodes: Path) -> dict[str, Any] | None:
+def _held_out(rows: Sequence[Mapping[str, Any]], episodes: Path, damage: list[str]) -> dict[str, Any] | None:
     """The first and the last validation, the best one, and what the first two differ by; None without a validation.
 
     :param rows: of ``metrics.jsonl``.
     :param episodes: the folder with ``validation_….jsonl``.
     """
-    validated = [row for row in rows if "val/success" in row]
+    validated = [row for row in rows if row.get("val/success") is not None]
     if not validated:
         return None
     first, last = validated[0], validated[-1]
     best = max(validated, key=lambda row: row["val/success"])
     found: dict[str, Any] = {"validations": len(validated), "best": _measured(best), "after": _measured(last)}
     if first["step"] == 0 and last is not first:
-        found |= {"before": _measured(first), "difference": _difference(first, last, episodes)}
+        found |= {"before": _measured(first), "difference": _difference(first, last, episodes, damage)}
     return found
 
 
@@ -243,8 +258,8 @@ def _measured(row: Mapping[str, Any]) -> dict[str, Any]:
     return {ours: row.get(theirs) for ours, theirs in _MEASURED.items()}
 
 
-def _difference(first: Mapping[str, Any], last: Mapping[str, Any], episodes: Path) -> dict[str, Any]:
-    before, after = (_tries(episodes / f"validation_{row['step']:06d}.jsonl") for row in (first, last))
+def _difference(first: Mapping[str, Any], last: Mapping[str, Any], episodes: Path, damage: list[str]) -> dict[str, Any]:
+    before, after = (_tries(episodes / f"validation_{row['step']:06d}.jsonl", damage) for row in (first, last))
     pairs = [(before[task], after[task]) for task in before if task in after]
     if pairs:
         return _paired(pairs)
@@ -286,15 +301,15 @@ def _tested(difference: float, interval: Interval, p: float, test: str, tasks: i
     }
 
 
-def _tries(path: Path) -> dict[str, Tried]:
+def _tries(path: Path, damage: list[str]) -> dict[str, Tried]:
     """Number of the task -> what was tried; a validation of one step goes through the tasks in the order of another."""
     found: dict[str, Tried] = {}
-    for row in read_jsonl(path):
+    for row in read_rows(path, damage, lambda row: has(row, group_id=str, task_id=str)):
         if row.get("reward") is None:
             continue
         task = f"{row['group_id'].rpartition('-')[2]}/{row['task_id']}"
         successes, tries = found.get(task, (0, 0))
-        found[task] = successes + bool(row["is_success"]), tries + 1
+        found[task] = successes + bool(row.get("is_success")), tries + 1
     return found
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import json
 import os
 import platform
 import shlex
@@ -26,6 +25,7 @@ from astuner import RunDir
 from astuner.contracts.diagnosis import nvidia_smi
 from astuner.contracts.installed import readable
 from astuner.contracts.secrets import redact, without_user
+from astuner_report.run_report.files import has, read_json
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "peft", "vllm", "sglang", "ray", "verl", "trinity-rft", "numpy")
 """Besides ASTuner's own: those that a result may depend on."""
@@ -50,24 +50,32 @@ def begin(run_dir: RunDir, *, command: Sequence[str], config_file: Path, plan: M
         "machine": _machine(),
         "energy": energy,
     }
-    run_dir.write_json(run_dir.origin, {"starts": [*read(run_dir), start]})
+    damage: list[str] = []
+    starts = read(run_dir, damage)
+    if damage:  # it is kept beside, and the run goes on
+        run_dir.origin.replace(run_dir.origin.with_name(f"{run_dir.origin.name}.damaged"))
+    run_dir.write_json(run_dir.origin, {"starts": [*starts, start]})
 
 
 def end(run_dir: RunDir, error: BaseException | None = None) -> None:
     """Enter how the newest start ended: at the run's end, or because of ``error``."""
-    starts = read(run_dir)
+    starts = read(run_dir, [])
     if not starts:
-        return  # a folder of an older ASTuner
+        return  # a folder of an older ASTuner, or it is damaged
     starts[-1] |= {"ended": round(time.time(), 3), "error": f"{type(error).__name__}: {error}" if error else ""}
     run_dir.write_json(run_dir.origin, {"starts": starts})
 
 
-def read(run_dir: RunDir) -> list[dict[str, Any]]:
-    """The starts of a run, the oldest first; none where nothing was written down."""
-    if not run_dir.origin.exists():
-        return []
-    starts: list[dict[str, Any]] = json.loads(run_dir.origin.read_text(encoding="utf-8"))["starts"]
-    return starts
+def read(run_dir: RunDir, damage: list[str]) -> list[dict[str, Any]]:
+    """The starts of a run, the oldest first; none where nothing was written down, or it is damaged."""
+    found = read_json(run_dir.origin, damage, _check)
+    return [] if found is None else list(found["starts"])
+
+
+def _check(found: Any) -> None:
+    kinds = {"command": str, "config_sha256": str, "energy": str, "machine": dict, "plan": dict, "versions": dict}
+    if not all(has(start, **kinds) and start["started"] >= 0 for start in found["starts"]):
+        raise ValueError("a start is not as it was written")
 
 
 def _without_secrets(command: Sequence[str]) -> list[str]:

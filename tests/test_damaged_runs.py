@@ -1,0 +1,490 @@
+"""Run folders that are damaged: export, report, replay and view take what is whole, and count and name what is not.
+
+By hand, with any run folder and more of them: ``python -m tests.test_damaged_runs RUN COUNT [SEED]``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import random
+import re
+import shutil
+import sqlite3
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("tokenizers")
+
+from astuner import RunDir
+from astuner.cli import main
+from astuner.contracts.types import (
+    Episode,
+    FinishReason,
+    Generation,
+    JudgeOutput,
+    StopReason,
+    Task,
+    Turn,
+    WorkflowOutput,
+    WorkflowTask,
+)
+from astuner.rollout.turns import build_samples
+from astuner.support.json_lines import write_jsonl
+from astuner_record.conversations import transcript
+from astuner_record.episode_log import EpisodeLog, EpisodeLogWriter, rewind
+from astuner_record.episode_log.salvage import mend
+from astuner_record.episode_log.store import DATABASE
+from astuner_report.run_report import origin
+from astuner_view.book import Book
+from astuner_view.log_thread import LogReader, count
+from astuner_view.runs import Runs
+from tests.table import table
+
+STEPS, EACH = 5, 8
+NAMES = [f"g{step}-{attempt}" for step in range(1, STEPS + 1) for attempt in range(EACH)]
+PAGE = 4096
+
+
+def episode(name: str, dice: random.Random) -> Episode:
+    """With tokens that no compression shortens, so that each has pages of its own."""
+    prompt, said = [[dice.randrange(1 << 16) for _ in range(n)] for n in (500, 1500)]
+    one = Turn(
+        index=0,
+        agent="default",
+        continues=None,
+        generation=Generation(
+            prompt_ids=prompt,
+            response_ids=said,
+            logprobs=[-dice.random() for _ in said],
+            finish_reason=FinishReason.STOP,
+            policy_version=0,
+        ),
+        request=({"role": "user", "content": f"question {name}"},),
+        message={"role": "assistant", "content": dice.randbytes(2000).hex()},
+    )
+    reward = float(name.endswith(("1", "3")))
+    group, _, attempt = name.rpartition("-")
+    return Episode(
+        workflow_task=WorkflowTask(
+            task=Task(task_id="t", main_query="q"), episode_id=name, group_id=group, attempt=int(attempt)
+        ),
+        turns=(one,),
+        output=WorkflowOutput(reward=reward),
+        verdict=JudgeOutput(reward=reward, is_success=bool(reward)),
+        reward_source="workflow",
+        stop_reason=StopReason.COMPLETED,
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of five steps with eight episodes each; its database's write-ahead log is not sorted in since step 3."""
+    run_dir, dice = RunDir(tmp_path_factory.mktemp("whole") / "run"), random.Random(0)
+    run_dir.start()
+    run_dir.resolved.write_text(yaml.safe_dump({"astuner": {"backbone": "debug", "seed": 1}}))
+    origin.begin(run_dir, command=["astuner", "run"], config_file=run_dir.resolved, plan={}, energy="")
+    writer = EpisodeLogWriter(run_dir.episodes)
+    rows = []
+    for step in range(1, STEPS + 1):
+        if step == 4:
+            writer.close()
+        episodes = [episode(f"g{step}-{attempt}", dice) for attempt in range(EACH)]
+        for one in episodes:
+            writer.episode(step, one)
+        samples = [replace(s, advantage=0.5) for one in episodes for s in build_samples(one).samples]
+        writer.credit(step, samples)
+        write_jsonl(run_dir.episodes / f"step_{step:06d}.jsonl", map(transcript, episodes[:4]))
+        counted = {"rollout/episodes": float(EACH), "tokens/generated": 12000.0}
+        rows.append({"step": step, "time": 1.0 * step, "reward/mean": 0.25, **counted})
+    write_jsonl(run_dir.metrics, rows)
+    write_jsonl(run_dir.failures, [{"step": 1, "stop_reason": "timed_out", "error": "slow"}])
+    copy = run_dir.path.with_name("copy")
+    shutil.copytree(run_dir.path, copy)  # as `kill -9` leaves it
+    writer.close()
+    assert (copy / "episodes" / f"{DATABASE}-wal").stat().st_size > PAGE
+    return copy
+
+
+@pytest.fixture
+def run(whole: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(whole, tmp_path / "run")
+
+
+def astuner(*arguments: object) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr; anything but `SystemExit` is a traceback."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main([*map(str, arguments)])
+        except SystemExit as e:
+            return int(e.code or 0), out.getvalue(), err.getvalue()
+    raise AssertionError("main always exits")
+
+
+def settle(run: Path) -> Path:
+    """Its database, with everything in one file."""
+    with closing(sqlite3.connect(run / "episodes" / DATABASE)) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return run / "episodes" / DATABASE
+
+
+def place_of(path: Path, name: str) -> int:
+    """A byte in the middle of an episode's tokens."""
+    with closing(sqlite3.connect(path)) as db:
+        (frame,) = db.execute("SELECT row FROM data WHERE episode_id = ?", (name,)).fetchone()
+    data = path.read_bytes()
+    middle = len(frame) // 2
+    return next(found for n in range(64) if (found := data.find(frame[middle + 64 * n :][:32])) >= 0)
+
+
+def flip_in_rows(run: Path) -> None:
+    path = settle(run)
+    data = bytearray(path.read_bytes())
+    for name in ("g2-3", "g5-0"):
+        data[place_of(path, name)] ^= 1
+    path.write_bytes(data)
+
+
+def cut_in_half(run: Path) -> None:
+    path = settle(run)
+    with path.open("r+b") as file:
+        file.truncate(place_of(path, "g3-2") // PAGE * PAGE)
+
+
+def page_of_zeros(run: Path) -> None:
+    path = settle(run)
+    with path.open("r+b") as file:
+        file.seek(place_of(path, "g3-7") // PAGE * PAGE)
+        file.write(bytes(PAGE))
+
+
+def first_page_of_noise(run: Path) -> None:
+    """What SQLite finds everything by."""
+    with settle(run).open("r+b") as file:
+        file.write(random.Random(1).randbytes(PAGE))
+
+
+def second_page_of_zeros(run: Path) -> None:
+    """What SQLite finds all episodes by; there are the lists, and they are not."""
+    with settle(run).open("r+b") as file:
+        file.seek(PAGE)
+        file.write(bytes(PAGE))
+
+
+def other_row(run: Path) -> None:
+    with closing(sqlite3.connect(run / "episodes" / DATABASE)) as db, db:
+        (frame,) = db.execute("SELECT row FROM data WHERE episode_id = 'g1-1'").fetchone()
+        db.execute("UPDATE data SET row = ? WHERE episode_id = 'g4-4'", (frame,))
+
+
+def listed_otherwise(run: Path) -> None:
+    with closing(sqlite3.connect(run / "episodes" / DATABASE)) as db, db:
+        db.execute("UPDATE episodes SET reward = 0.0 WHERE episode_id = 'g1-1'")
+
+
+def no_dictionary(run: Path) -> None:
+    with closing(sqlite3.connect(run / "episodes" / DATABASE)) as db, db:
+        db.execute("UPDATE dictionary SET content = zeroblob(length(content))")
+
+
+def no_wal(run: Path) -> None:
+    (run / "episodes" / f"{DATABASE}-wal").unlink()
+
+
+def flip_in_wal(run: Path) -> None:
+    wal = run / "episodes" / f"{DATABASE}-wal"
+    data = bytearray(wal.read_bytes())
+    data[32 + 24 + 4000] ^= 1  # in its first page: SQLite reads none after it
+    wal.write_bytes(data)
+
+
+OF_STEPS_4_AND_5 = [n for n in NAMES if n[1] in "45"]
+DAMAGES: Sequence[tuple[Callable[[Path], None], Sequence[str], Sequence[str], str]] = [
+    (flip_in_rows, ["g2-3", "g5-0"], [], "2 of 40 episodes are lost: 'g2-3' of step 2, 'g5-0' of step 5"),
+    (cut_in_half, NAMES[NAMES.index("g3-2") :], ["g3-2 and later"], "episodes are lost: 'g3-2' of step 3"),
+    (page_of_zeros, ["g3-7"], [], "1 of 40 episodes are lost: 'g3-7' of step 3"),
+    (first_page_of_noise, [], [], "no episode is known to be lost"),
+    (other_row, ["g4-4"], [], "1 of 40 episodes are lost: 'g4-4' of step 4"),
+    (listed_otherwise, [], [], "the row of g1-1 is damaged, or its row in the list"),
+    (
+        no_wal,
+        OF_STEPS_4_AND_5,
+        ["unnamed"],
+        "has 24 of 40 training episodes",
+    ),
+    (flip_in_wal, [], [], "SQLite leaves out"),
+]
+"""What is damaged, which episodes that costs, those of them that nothing names, and what is said."""
+
+
+@table("harm, gone, unnamed, says", DAMAGES, ids=lambda value: getattr(value, "__name__", None))
+def test_what_is_whole_is_exported_and_what_is_not_is_named(
+    tmp_path: Path, whole: Path, harm: Any, gone: Sequence[str], unnamed: Sequence[str], says: str
+) -> None:
+    run = shutil.copytree(whole, tmp_path / "run")
+    harm(run)
+    before = contents(run)
+    out = tmp_path / "out.jsonl"
+    code, text, err = astuner("export", run, "--to", "jsonl", "--out", out, "--json")
+    told = json.loads(text)
+    kept = [name for name in NAMES if name not in gone]
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert (code, [row["episode_id"] for row in rows]) == (3, kept), err
+    assert told["rows"] == len(kept)
+    assert says in err
+    if not unnamed:
+        assert sorted(one["episode_id"] for one in told["lost"]) == sorted(gone)
+    with EpisodeLog(whole) as log:
+        assert [(row["turns"][0]["response_ids"], row["reward"], row["credit"][0]["advantage"]) for row in rows] == [
+            (one.row["turns"][0]["response_ids"], one.row["reward"], 0.5)
+            for one in log.read_all()
+            if one.row["episode_id"] in kept
+        ]
+    code, _, err = astuner("report", run)
+    assert (code, says in err) == (3, True)
+    shown = re.sub(r"\\(.)", r"\1", RunDir(run).report_md.read_text())
+    assert says in shown
+    reader = LogReader(run)
+    assert count(reader) == len(kept)
+    assert says in str(reader.problems())
+    reader.close()
+    code, text, err = astuner("replay", run, "--list", "--json")
+    assert (code, json.loads(text)["total"], says in err) == (3, len(kept), True)
+    if gone and not unnamed:
+        code, _, err = astuner("replay", run, gone[0])
+        assert (code, f"{gone[0]} is damaged" in err) == (1, True)
+    assert contents(run) == before, "who reads changes nothing"
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    """Of the log's files; SQLite leaves an empty one, and what it shares with other processes."""
+    files = [path for path in (run / "episodes").iterdir() if not path.name.endswith("-shm")]
+    return {path.name: data for path in files if (data := path.read_bytes())}
+
+
+def test_a_dictionary_that_is_lost_costs_what_is_written_with_it_and_says_so(run: Path) -> None:
+    with closing(sqlite3.connect(run / "episodes" / DATABASE)) as db, db:
+        db.execute("UPDATE dictionary SET content = zeroblob(length(content))")
+    with EpisodeLog(run) as log:
+        assert log.count() + len(log.lost) == len(NAMES)
+        assert len(log.lost) > 0
+        assert f"{len(log.lost)} of 40 episodes are lost" in log.problems[0]
+
+
+def test_a_run_with_a_damaged_log_goes_on_with_what_is_whole(run: Path) -> None:
+    flip_in_rows(run)
+    done = mend(run)
+    assert "2 of 40 episodes are lost: 'g2-3' of step 2, 'g5-0' of step 5" in done[0]
+    assert "the damaged one is episodes.sqlite.damaged" in done[1]
+    assert mend(run) == []
+    assert rewind(run / "episodes", 4) == (done[0],)
+    writer = EpisodeLogWriter(run / "episodes")
+    writer.episode(5, episode("g5-0", random.Random(1)))
+    writer.close()
+    with EpisodeLog(run) as log:
+        assert [one.episode_id for one in log.list()] == [n for n in NAMES[:32] if n != "g2-3"] + ["g5-0"]
+        assert log.read("g1-1").credit[0].advantage == 0.5
+        assert done[0] in log.problems
+    assert (run / "episodes" / "episodes.sqlite.damaged").exists()
+
+
+DEEP = "[" * 100_000
+FILES: Sequence[tuple[str, str, str]] = [
+    ("origin.json", "{", "origin.json is damaged, and left out: JSONDecodeError"),
+    ("origin.json", '{"starts": [{"started": "now"}]}', "origin.json is damaged, and left out: ValueError"),
+    ("origin.json", "[]", "origin.json is damaged, and left out: TypeError"),
+    (
+        "metrics.jsonl",
+        f'{{"a": {DEEP}\n',
+        "metrics.jsonl is damaged: 1 rows are left out: metrics.jsonl:6: maximum rec",
+    ),
+    ("metrics.jsonl", '{"step": "x"}\n', "left out: metrics.jsonl:6: no row that a run writes"),
+    ("metrics.jsonl", '{"step": 6, "reward/mean": "x"}\n', "1 rows are left out: metrics.jsonl:6: bad operand"),
+    (
+        "metrics.jsonl",
+        '{"step": 6, "val/success": 0.5}\n',
+        "1 rows are left out: metrics.jsonl:6: 'val/success_ci_low'",
+    ),
+    ("metrics.jsonl", "\xff\n", "metrics.jsonl:6: 'utf-8' codec can't decode"),
+    ("failures.jsonl", "[1]\n", "failures.jsonl is damaged: 1 rows are left out"),
+    ("alarms.jsonl", '{"step": 1}\n', "alarms.jsonl is damaged: 1 rows are left out"),
+    ("certificate.json", "{}", "certificate.json is damaged, and left out: KeyError"),
+    ("summary.json", '{"ledger": 5}', "summary.json is damaged, and left out"),
+]
+"""A file, what is in it (behind what is there, where it has rows), and what is said."""
+
+
+@table("name, text, says", FILES, ids=lambda value: value[:40])
+def test_of_a_damaged_file_a_report_has_what_is_whole(
+    tmp_path: Path, whole: Path, name: str, text: str, says: str
+) -> None:
+    run = shutil.copytree(whole, tmp_path / "run")
+    path = run / name
+    before = path.read_bytes() if name.endswith("jsonl") and path.exists() else b""
+    path.write_bytes(before + text.encode("latin-1"))
+    code, out, err = astuner("report", run, "--json")
+    assert (code, says in err) == (3, True), err
+    facts = json.loads(out)
+    assert (facts["steps"], facts["failures"]["kinds"]["timed_out"]["episodes"]) == (5, 1)
+    assert look(run) == 40
+
+
+def look(run: Path) -> int:
+    """All that the viewer's pages ask of a run; how many episodes it shows."""
+    place = next(iter(Runs(run.parent, run).all().values()))
+    book, reader = Book(place), LogReader(run)
+    try:
+        number = count(reader)
+        if (log := reader.fresh()) is not None:
+            log.facets(), log.steps(), log.groups()
+            for listed in log.list():
+                log.read(listed)
+        book.page(number, {}, reader.problems())
+        book.metrics(), book.alarms()
+        return number
+    finally:
+        reader.close()
+
+
+def test_a_run_goes_on_with_a_damaged_origin_which_is_kept(run: Path) -> None:
+    run_dir = RunDir(run)
+    run_dir.origin.write_text("{")
+    origin.begin(run_dir, command=["astuner", "run"], config_file=run_dir.resolved, plan={}, energy="")
+    assert run_dir.origin.with_name("origin.json.damaged").read_text() == "{"
+    assert len(json.loads(run_dir.origin.read_text())["starts"]) == 1
+
+
+@table(
+    "file, start, says, many",
+    [
+        ("tokens-000003.arrows", 0.45, "bytes are not a whole batch", 4),
+        ("tokens-000003.arrows", 0.9, "bytes are not a whole batch", 5),
+        ("credit-000002.arrows", 0.6, "bytes are not a whole batch", 5),
+    ],
+)
+def test_an_older_log_has_the_batches_that_are_whole(
+    tmp_path: Path, file: str, start: float, says: str, many: int
+) -> None:
+    older = Path(__file__).parents[1] / "plugins/astuner_record/tests/data/format1/episodes"
+    for harm in ("flip", "cut"):
+        run = tmp_path / harm
+        shutil.copytree(older, run / "episodes")
+        path = run / "episodes" / file
+        data = bytearray(path.read_bytes())
+        data[int(start * len(data))] ^= 0xFF
+        path.write_bytes(data[: int(start * len(data))] if harm == "cut" else data)
+        code, _, err = astuner("export", run, "--to", "jsonl", "--out", tmp_path / "out", "--force")
+        assert (code, says in err, len((tmp_path / "out").read_text().splitlines())) == (3, True, many)
+
+
+# ---------------------------------------------------------------------------------------------------------- at random
+
+
+def damage(run: Path, dice: random.Random) -> str:
+    """Damage some file of a run; says how."""
+    files = sorted(path for path in run.rglob("*") if path.is_file() and path.suffix not in (".safetensors", ".pt"))
+    logs = [path for path in files if path.name.startswith(DATABASE)]
+    path = dice.choice(logs if dice.random() < 0.4 else files)
+    data = bytearray(path.read_bytes())
+    how = dice.choice(["flip", "many", "cut", "zeros", "noise", "remove", "empty", "swap", "deep"])
+    at = dice.randrange(len(data) or 1)
+    length = dice.choice([1, 64, PAGE])
+    if how in ("flip", "many") and data:
+        for _ in range(1 if how == "flip" else 30):
+            data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
+    elif how == "cut":
+        data = data[:at]
+    elif how == "zeros":
+        data[at : at + length] = bytes(length)
+    elif how == "noise":
+        data[at : at + length] = dice.randbytes(length)
+    elif how == "empty":
+        data = bytearray()
+    elif how == "swap":
+        data[at : at + length], data[:length] = data[:length], data[at : at + length]
+    elif how == "deep":
+        data[at:at] = DEEP.encode()
+    path.unlink()
+    if how != "remove":
+        path.write_bytes(data)
+    return f"{how} at {at} of {path.relative_to(run)}"
+
+
+def try_one(whole: Path, place: Path, seed: int) -> tuple[str, dict[str, int]]:
+    """Damage a copy of a run, and ask everything of it; what was done, and the exit codes.
+
+    :raises Exception: something was not refused in order, or an episode is not as it was written, or missing without
+        a word.
+    """
+    run, dice = place / "run", random.Random(seed)
+    shutil.rmtree(run, ignore_errors=True)
+    shutil.copytree(whole, run, ignore=shutil.ignore_patterns("*.safetensors", "*.pt"))
+    done = "; ".join(damage(run, dice) for _ in range(dice.choice([1, 1, 1, 2, 4])))
+    out = place / "out.jsonl"
+    out.unlink(missing_ok=True)
+    commands = {
+        "export": ("export", run, "--to", "jsonl", "--out", out, "--json"),
+        "report": ("report", run),
+        "replay": ("replay", run, "--list"),
+        "diff": ("diff", run, whole, "--split", "train"),
+        "doctor": ("doctor", run),
+    }
+    ended = {name: astuner(*command) for name, command in commands.items()}
+    codes = {name: code for name, (code, _, _) in ended.items()}
+    look(run)
+    assert out.exists() == (codes["export"] in (0, 3)), done
+    if out.exists():
+        rows = {row["episode_id"]: row for row in map(json.loads, out.read_text().splitlines())}
+        with EpisodeLog(whole) as log:
+            was = {one.row["episode_id"]: one.row for one in log.read_all()}
+        for name, row in rows.items():
+            assert [t["response_ids"] for t in row["turns"]] == [t["response_ids"] for t in was[name]["turns"]], (
+                done,
+                name,
+            )
+            assert (row["reward"], row["step"]) == (was[name]["reward"], was[name]["step"]), (done, name)
+        missing = was.keys() - rows.keys() - {one["episode_id"] for one in json.loads(ended["export"][1])["lost"]}
+        said = 3 in (codes["export"], codes["report"]) or "metrics.jsonl" in done  # else nobody knows it
+        assert said or not missing, (done, missing)
+        codes["episodes that nothing names"] = len(missing)
+    return done, codes
+
+
+def test_whatever_is_damaged_nothing_ends_in_a_traceback(whole: Path, tmp_path: Path) -> None:
+    seen = [try_one(whole, tmp_path, seed)[1] for seed in range(30)]
+    assert {0, 3} <= {codes["export"] for codes in seen} <= {0, 1, 3}
+    assert {code for codes in seen for name, code in codes.items() if "episodes" not in name} <= {0, 1, 2, 3}
+
+
+if __name__ == "__main__":
+    from collections import Counter
+    from tempfile import TemporaryDirectory
+    from time import monotonic
+
+    failed, slowest, counted = 0, 0.0, Counter[str]()
+    with TemporaryDirectory() as folder:
+        first = int(sys.argv[3]) if len(sys.argv) > 3 else 0
+        for seed in range(first, first + int(sys.argv[2])):
+            begun = monotonic()
+            try:
+                what, ended = try_one(Path(sys.argv[1]), Path(folder), seed)
+                counted.update(f"{name} {code}" for name, code in ended.items())
+            except Exception:
+                failed += 1
+                print(f"seed {seed}")
+                traceback.print_exc(limit=12)
+            slowest = max(slowest, monotonic() - begun)
+    print(f"{sys.argv[2]} damaged folders, {failed} with a traceback or a wrong episode; exit codes: {dict(counted)}")
+    print(f"the slowest took {slowest:.1f} s for all five commands and the viewer's questions")
+    sys.exit(bool(failed))
