@@ -92,7 +92,7 @@ def _policy(page: str) -> str:
 
 def _data(run: Path, where: Sequence[str], limit: int) -> dict[str, Any]:
     place = next(iter(Runs(run.parent, only=run).all().values()))
-    book, reader = Book(place), LogReader(run)
+    book, reader = Book(place), LogReader(run, check=True)
     try:
         found = _of_log(reader.fresh(), run, where, limit)
         facts = book.page(found["count"], found["facets"], reader.problems())

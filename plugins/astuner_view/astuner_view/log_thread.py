@@ -20,13 +20,16 @@ from astuner_record.episode_log.store import DATABASE
 from astuner_view.runs import about
 
 T = TypeVar("T")
+_AT_ONCE = 10_000
+"""Episodes of a log that is looked at as a whole when it is opened; a longer one is when a question fails."""
 
 
 class LogReader:
     """The log, for whoever stays in one thread."""
 
-    def __init__(self, run: Path) -> None:
-        self._run = run
+    def __init__(self, run: Path, *, check: bool = False) -> None:
+        """:param check: look at the whole log, however long it is, and read of a damaged one what is whole."""
+        self._run, self._check = run, check
         self._log: EpisodeLog | None = None
         self._opened: tuple[object, ...] = ()
         self.why = ""
@@ -38,13 +41,24 @@ class LogReader:
             self.close()
         try:
             if self._log is None:
-                self._log = EpisodeLog(self._run)
+                self._log = EpisodeLog(self._run, check=self._check or counted(self._run) <= _AT_ONCE)
                 self._opened = self._look()
         except (DataError, sqlite3.Error) as e:
             self.why = str(e)
             return None
         self.why = ""
         return self._log
+
+    def answer(self, question: Callable[[LogReader], T]) -> T:
+        """What ``question`` finds; in what is whole, where it fails because the log is damaged."""
+        try:
+            return question(self)
+        except Exception:  # anything may come of a damaged row
+            if self._check:
+                raise
+            self.close()
+            self._check = True
+            return question(self)
 
     def problems(self) -> list[str]:
         """What is wrong with the log, as of the last question."""
@@ -68,7 +82,7 @@ class LogThread:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="astuner-view")
 
     async def ask(self, question: Callable[[LogReader], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, question, self._reader)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._reader.answer, question)
 
     def close(self) -> None:
         """Let go of the log once the questions that were asked are answered."""
