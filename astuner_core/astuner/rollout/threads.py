@@ -30,6 +30,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import ctypes
 import signal
 import sys
 import threading
@@ -303,6 +304,8 @@ async def _give_up(task: asyncio.Future[Any]) -> BaseException | None:
     """
     task.cancel()
     await asyncio.wait({task}, timeout=GRACE_SECONDS)
+    if not task.done():  # kept for good: Python's exit would ask it to end once more, which may take for ever
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
     return task.exception() if task.done() and not task.cancelled() else None
 
 

@@ -6,7 +6,7 @@
       resolved.yaml        the whole config as it ran, secrets removed
       metrics.jsonl        one line per step and per validation
       run.log              plan, notes and warnings, with times
-      failures.jsonl       every episode that was not scored, and why
+      failures.jsonl       every episode that was not scored, and why; how those of the validations ended
       episodes/            readable conversations: step_000012.jsonl, validation_000012.jsonl; and the episode log,
                            with every token: episodes.sqlite,
                            tokenizer/tokenizer.json
