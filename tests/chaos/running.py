@@ -218,6 +218,9 @@ class Round:
         leg.left = self.processes()
         for reader in readers:
             reader.join(10 if not leg.left else 0.1)
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None and not leg.left:  # else somebody still reads
+                pipe.close()
         leg.out, leg.err = ("".join(list(one)) for one in said)
         return leg
 

@@ -116,6 +116,9 @@ def test_a_finished_run_goes_on_when_it_is_given_more_steps(short: Overrides, tm
     train(short("astuner.trainer_common.total_steps=4"), resume="must")
     steps = [row["step"] for row in rows(tmp_path / "run") if "reward/mean" in row]
     assert steps == [1, 2, 3, 4]
+    ledger = json.loads((tmp_path / "run" / "summary.json").read_text())["ledger"]
+    validated = sum(n for name, n in ledger.items() if name.startswith("validation/"))
+    assert validated == 3 * 16, "what was validated after the state was saved counts too"
 
 
 def test_there_must_be_something_to_resume(short: Overrides, tmp_path: Path) -> None:
