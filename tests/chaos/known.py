@@ -7,5 +7,6 @@ NOT_HELD = (
     "package_metadata",
     "package_interrupts",
     "package_mute",
+    "package_listens",
     "clears_environment",
 )

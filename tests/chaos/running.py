@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -56,10 +57,9 @@ PACKAGES = {
     "mute": ("class M(Exception):\n    def __str__(self): raise SystemExit\nraise M", b""),
     "syntax": ("def", b""),
     "listens": (
-        "from astuner import hookimpl\nfrom astuner.contracts.events import Subscriber\n"
-        "class S(Subscriber):\n"
-        "    def wants(self, event): raise SystemExit(1)\n    def handle(self, event): 1 / 0\n"
-        "@hookimpl\ndef register_subscribers(context): return [S()]\n",
+        "from astuner import Provider, hookimpl\nfrom astuner.contracts.events import Subscriber\n"
+        "class S(Subscriber):\n    direct = True\n    def handle(self, event): raise SystemExit(0)\n"
+        "@hookimpl\ndef register_subscribers(): return {'chaos': Provider(target='chaos_listens:S')}\n",
         b"",
     ),
     "metadata": ("raise ImportError", b"Summary: \xff\xfe\n"),
@@ -109,10 +109,10 @@ class Round:
     def temp(self) -> Path:
         return self.folder / "tmp"
 
-    @property
+    @cached_property
     def tasks(self) -> dict[str, dict[str, str]]:
         """Every task by its id."""
-        lines = [*(self.folder / "train.jsonl").open(), *(self.folder / "dev.jsonl").open()]
+        lines = [line for name in ("train", "dev") for line in (self.folder / f"{name}.jsonl").read_text().splitlines()]
         return {row["task_id"]: row for row in map(json.loads, lines)}
 
     def play(self, say: Callable[[str], object] = lambda text: None, disturbances: int = 5) -> Round:

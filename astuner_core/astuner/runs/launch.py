@@ -73,17 +73,11 @@ def make_plan(
     train, held_out = len(tasks.train), len(tasks.validation)
     workflow = source_of(config, "workflow", rollout.workflow)  # one that cannot be found or imported shows here
     reader = source_of(config, "task reader", a.task_reader.type)
-    judge = "set by the workflow"
-    if a.task_judge.judge:
-        judge = source_of(config, "judge", a.task_judge.judge)
+    judge = source_of(config, "judge", a.task_judge.judge) if a.task_judge.judge else "set by the workflow"
+    missing = "; there will be no before and after: name a validation split in the task reader's section"
     lines = {
         "model": _model(a.model),
-        "tasks": f"{train} to train on, {held_out or 'none'} held out, from {reader}"
-        + (
-            ""
-            if held_out
-            else "; there will be no before and after: name a validation split in the task reader's section"
-        ),
+        "tasks": f"{train} to train on, {held_out or 'none'} held out, from {reader}{'' if held_out else missing}",
         "workflow": workflow,
         "reward": judge,
         "backbone": source_of(config, "backbone", a.backbone),

@@ -115,6 +115,8 @@ class RunDir:
 
     def rewind(self, step: int) -> None:
         """Forget what was written after ``step``, so that a resumed run's curve joins and no failure counts twice."""
+        for half in self.path.glob(".*.tmp"):  # of a process that was killed
+            half.unlink()
         for path in (self.metrics, self.failures, self.alarms):
             if path.exists():
                 kept = [row for row in read_jsonl(path) if row.get("step", step) <= step]

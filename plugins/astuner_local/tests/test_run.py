@@ -113,7 +113,9 @@ def test_the_same_seed_starts_from_the_same_draws_and_a_rerun_keeps_the_first(sh
 @pytest.mark.slow
 def test_a_finished_run_goes_on_when_it_is_given_more_steps(short: Overrides, tmp_path: Path) -> None:
     train(short("astuner.trainer_common.total_steps=2"))
+    (tmp_path / "run" / ".report.html.1.tmp").write_text("half a file, of a process that was killed")
     train(short("astuner.trainer_common.total_steps=4"), resume="must")
+    assert list((tmp_path / "run").glob(".*.tmp")) == []
     steps = [row["step"] for row in rows(tmp_path / "run") if "reward/mean" in row]
     assert steps == [1, 2, 3, 4]
     ledger = json.loads((tmp_path / "run" / "summary.json").read_text())["ledger"]
