@@ -19,7 +19,7 @@ def main() -> int:
     asked = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     asked.add_argument("--hours", type=float, default=0.0, help="go on for so long; one round by default")
     asked.add_argument("--seed", type=int, default=0, help="of the first round")
-    asked.add_argument("--disturbances", type=int, default=5, help="kills and the like in each round")
+    asked.add_argument("--ends", nargs="+", default=(), help="of the runs: 'kill', 'kill early', 'stop' or 'disk'")
     asked.add_argument("--all", action="store_true", help=f"also what is known not to hold: {', '.join(NOT_HELD)}")
     given = asked.parse_args()
     until, seed, bad = time.monotonic() + given.hours * 3600, given.seed, 0
@@ -31,7 +31,7 @@ def main() -> int:
         print(f"round {seed} in {folder}", flush=True)
         round_ = Round(seed, folder, () if given.all else NOT_HELD)
         try:
-            round_.play(lambda text: print(text, flush=True), given.disturbances)
+            round_.play(lambda text: print(text, flush=True), given.ends)
             found = problems(round_)
             ends.update(row["stop_reason"] for row in (rows_of(round_.run) if round_.count() else ()))
         finally:
@@ -40,9 +40,6 @@ def main() -> int:
         print("\n".join(f"  PROBLEM {line}" for line in found) or "  all holds", f"({time.monotonic() - began:.0f} s)")
         if found:
             bad += 1
-            for number, leg in enumerate(round_.legs, start=1):
-                (folder / f"leg-{number}.out").write_text(leg.out, errors="replace")
-                (folder / f"leg-{number}.err").write_text(leg.err, errors="replace")
         else:
             shutil.rmtree(folder)
         seed += 1

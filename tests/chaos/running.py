@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -115,18 +115,20 @@ class Round:
         lines = [line for name in ("train", "dev") for line in (self.folder / f"{name}.jsonl").read_text().splitlines()]
         return {row["task_id"]: row for row in map(json.loads, lines)}
 
-    def play(self, say: Callable[[str], object] = lambda text: None, disturbances: int = 5) -> Round:
-        """All of it."""
+    def play(self, say: Callable[[str], object] = lambda text: None, ends: Sequence[str] = ()) -> Round:
+        """All of it; ``ends`` are those of its runs, drawn by default, before one that comes to its end."""
         self._write()
         draw = random.Random(self.seed)
-        ends = [draw.choice(["kill", "kill", "kill early", "stop", "disk"]) for _ in range(disturbances)]
-        if disturbances > 1:
-            ends[:2] = ["kill", "disk"]  # in every round
+        if not ends:
+            ends = ["kill", "disk", *(draw.choice(["kill", "kill", "kill early", "stop", "disk"]) for _ in range(3))]
             draw.shuffle(ends)
+        ends = list(ends)
         resume: tuple[str, ...] = ()
         while True:
             leg = self._leg(ends.pop() if ends else "", resume, draw)
             self.legs.append(leg)
+            for name, text in (("out", leg.out), ("err", leg.err)):  # for whoever looks into the folder
+                (self.folder / f"leg-{len(self.legs)}.{name}").write_text(text, errors="replace")
             say(f"  {leg.ended_by or 'to the end':<12} rc {leg.code:>4}  {self.count():>4} episodes in the log")
             nothing = "nothing was saved yet" in leg.err or "nothing to resume" in leg.err
             if nothing and leg.ended_by:

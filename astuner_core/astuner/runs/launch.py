@@ -294,32 +294,32 @@ def run(
         stack.enter_context(run_dir.locked())
         stack.enter_context(recorded_process(os.getpid(), f"astuner run {path}", run_dir.path))
         resume_from, note = _prepare_run_dir(run_dir, config, trainer, resume)
-        with _explained(path):
-            training = TrainingRun(
-                config,
-                run_dir,
-                tasks,
-                runner=preflight.runner,
-                sinks=sinks,
-                interrupt=interrupt,
-                resume_from=resume_from,
-                trains=trains,
-            )
-            stack.callback(training.close)
-            if debug is not None:
-                debug.note = training.note
-                stack.callback(debug.end)
-            for line in (*preflight.notes, stops, *running, note, str(plan)):
-                if line:
-                    training.note(line)
-            if not trains:
-                trainer.train(training)
-                return finish(training, trains=False)
-            command = _command(path, overrides, backbone, services)
-            training.publish(RunPlanned(command=command, config_file=config.path, plan=plan.lines))
-            with told_if_cut_short(training):
-                trainer.train(training)
-            return finish(training, trains=True)
+        stack.enter_context(_explained(path))  # what closing raises, too
+        training = TrainingRun(
+            config,
+            run_dir,
+            tasks,
+            runner=preflight.runner,
+            sinks=sinks,
+            interrupt=interrupt,
+            resume_from=resume_from,
+            trains=trains,
+        )
+        stack.callback(training.close)
+        if debug is not None:
+            debug.note = training.note
+            stack.callback(debug.end)
+        for line in (*preflight.notes, stops, *running, note, str(plan)):
+            if line:
+                training.note(line)
+        if not trains:
+            trainer.train(training)
+            return finish(training, trains=False)
+        command = _command(path, overrides, backbone, services)
+        training.publish(RunPlanned(command=command, config_file=config.path, plan=plan.lines))
+        with told_if_cut_short(training):
+            trainer.train(training)
+        return finish(training, trains=True)
 
 
 def _command(path: str | Path, overrides: Sequence[str], backbone: str | None, services: Sequence[str]) -> list[str]:
