@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import signal
 import subprocess
 import sys
@@ -188,6 +189,18 @@ def test_code_that_is_no_workflows_is_told_and_never_interrupted() -> None:
 
     assert drive(work, tell=told.append) == "done"
     assert "in work blocks the event loop" in told[0]
+
+
+def test_a_full_disk_that_takes_no_note_does_not_end_the_watch(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    def tell(text: str) -> None:
+        told.append(text)
+        raise OSError(errno.EFBIG, "File too large")
+
+    (bad,) = play(runner(tmp_path, "time.sleep(LONG)"), "bad", tell=tell)
+    assert told
+    assert bad.stop_reason is StopReason.TIMED_OUT
 
 
 SWALLOWS = """

@@ -362,7 +362,8 @@ def watching(loop: asyncio.AbstractEventLoop, limit_seconds: float, tell: Callab
             story = f"{where} blocks the event loop: make `execute` (or `judge`) a plain `def`, or use await"
             if where not in _told and not _imports(frame):  # which is once, and mostly our doing
                 _told.add(where)
-                tell(f"{story}; until it goes on, every other episode stands still")
+                with contextlib.suppress(OSError):  # the disk is full, as what the run itself writes next will say
+                    tell(f"{story}; until it goes on, every other episode stands still")
             if held >= limit_seconds and interrupts:
                 guilty, times = step, times + 1
                 held = limit_seconds - patience  # again, should it go on
