@@ -1,5 +1,6 @@
 """The command line: spelling, exit codes, what goes where. What the commands do is tested where it is done."""
 
+import io
 import json
 import re
 import sys
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 import astuner.runs
 from astuner import Provider
 from astuner.cli import COMMANDS, main, normalise
+from astuner.contracts.commands import only_data_on_stdout
 from astuner.contracts.errors import CheckpointError, ConfigError, Interrupted, RunError
 from astuner.plugins.loader import Plugin, PluginStatus
 from astuner.runs.launch import RunResult
@@ -407,3 +409,12 @@ def test_eval_passes_on_what_was_asked_and_shows_the_uncertainty(astuner_command
         assert part in result.out
     shown = json.loads(astuner_command("eval", "x.yaml", "--json").out)
     assert (shown["checkpoint"], shown["success"], shown["ci_low"]) == ("best", 0.5, 0.24)
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_what_user_code_closes_is_open_again(monkeypatch, name):
+    monkeypatch.setattr(sys, name, io.StringIO())
+    with only_data_on_stdout(False):
+        getattr(sys, name).close()
+    assert getattr(sys, name).writable()
+    assert getattr(sys, name).fileno() == {"stdout": 1, "stderr": 2}[name]

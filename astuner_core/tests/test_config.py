@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from astuner import ConfigError, PluginError, find_backbone, load_config
 from astuner.config.schema import AstunerSection
+from astuner.contracts.errors import told
 from astuner.contracts.places import Tree
 from astuner.contracts.secrets import is_secret
 from astuner.testing import fake_config
@@ -284,9 +286,9 @@ def test_a_group_is_as_large_as_its_episodes(write):
 @table("key", ["rollout.val_kwargs.num_repeat", "trainer_common.val_pass_n"])
 def test_repeating_a_greedy_validation_is_told(write, key: str):
     path = write(minimal())
-    told = [n for n in load_config(path, [f"astuner.{key}=4"]).notes if "greedy" in n]
-    assert len(told) == 1
-    assert "astuner.rollout.val_kwargs.num_repeat is 4, but" in told[0]
+    notes = [n for n in load_config(path, [f"astuner.{key}=4"]).notes if "greedy" in n]
+    assert len(notes) == 1
+    assert "astuner.rollout.val_kwargs.num_repeat is 4, but" in notes[0]
     sampled = load_config(path, [f"astuner.{key}=4", "astuner.rollout.val_kwargs.temperature=0.5"])
     assert not [n for n in sampled.notes if "greedy" in n]
 
@@ -382,6 +384,17 @@ URLS = """\
   model: {path: m, lora: {target_modules: [a, "http://pw4@h"]}}
   debug: {base_url: "http://grace:p@w3@127.0.0.1:8000/v1"}
 """
+
+
+def test_what_is_told_of_an_exception_holds_no_secret(write, monkeypatch):
+    for name in ("THE_API_KEY", "JUDGE_KEY", "SAYS_NOTHING", "SHORT_TOKEN"):
+        monkeypatch.setenv(name, f"value-of-{name}" if name != "SHORT_TOKEN" else "abc")
+    debug = '{api_key_env: SAYS_NOTHING, base_url: "http://ada:in-clear-1@h/v1"}'
+    load_config(write(f"astuner:\n  model: {{path: m}}\n  debug: {debug}\n")).as_dict()
+    text = f"{dict(os.environ)} in-clear-1 at https://me:pw@h/"
+    said = told(ValueError(text))
+    assert not [secret for secret in ("value-of", "in-clear-1", "pw@") if secret in said]
+    assert "abc" in said
 
 
 def test_the_user_of_a_url_is_a_secret(write):

@@ -130,6 +130,7 @@ def test_a_plain_function_workflow_runs_in_a_thread_and_a_function_of_two_is_a_w
     [
         ("raise ValueError('my bug')", StopReason.WORKFLOW_FAILED, "ValueError: my bug"),
         ("return None", StopReason.WORKFLOW_FAILED, "must return a WorkflowOutput"),
+        ("return WorkflowOutput", StopReason.WORKFLOW_FAILED, "must return a WorkflowOutput"),
         ("return WorkflowOutput(reward=float('nan'))", StopReason.WORKFLOW_FAILED, "finite number"),
         ("return WorkflowOutput(reward=[1.0])", StopReason.WORKFLOW_FAILED, "finite number"),
         ("raise SystemExit(3)", StopReason.WORKFLOW_FAILED, "the workflow called sys.exit(3) ("),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -186,6 +189,44 @@ def test_code_that_is_no_workflows_is_told_and_never_interrupted() -> None:
 
     assert drive(work, tell=told.append) == "done"
     assert "in work blocks the event loop" in told[0]
+
+
+def test_a_full_disk_that_takes_no_note_does_not_end_the_watch(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    def tell(text: str) -> None:
+        told.append(text)
+        raise OSError(errno.EFBIG, "File too large")
+
+    (bad,) = play(runner(tmp_path, "time.sleep(LONG)"), "bad", tell=tell)
+    assert told
+    assert bad.stop_reason is StopReason.TIMED_OUT
+
+
+SWALLOWS = """
+import asyncio, contextlib
+from astuner.rollout import threads
+
+async def swallows():
+    while True:
+        with contextlib.suppress(BaseException):
+            await asyncio.sleep(3600)
+
+async def give_it_up():
+    with contextlib.suppress(threads.OutOfTime):
+        await threads.TimeLimits().run(swallows(), 0.01)
+
+threads.GRACE_SECONDS = 0.01
+loop = asyncio.new_event_loop()
+loop.run_until_complete(give_it_up())
+loop.close()
+print("over")
+"""
+
+
+def test_what_swallows_its_end_does_not_keep_python_from_ending() -> None:
+    done = subprocess.run([sys.executable, "-c", SWALLOWS], capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "over\n", "")
 
 
 def test_in_a_thread_beside_the_main_one_the_person_is_told_and_nothing_more() -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
@@ -129,12 +129,14 @@ def asked(
 
 @contextmanager
 def only_data_on_stdout(wanted: bool) -> Iterator[None]:
-    """With ``--json``, whatever a run prints goes to stderr, so that stdout is one JSON document."""
-    if not wanted:
-        yield
-        return
-    with redirect_stdout(sys.stderr):
-        yield
+    """With ``--json``, what a run prints goes to stderr, so stdout is one JSON document. What it closes is reopened."""
+    try:
+        with redirect_stdout(sys.stderr) if wanted else nullcontext():
+            yield
+    finally:
+        for number, name in enumerate(("stdout", "stderr"), start=1):
+            if getattr(sys, name).closed:
+                setattr(sys, name, open(number, "w", encoding="utf-8", errors="backslashreplace", closefd=False))  # noqa: SIM115
 
 
 def write_json(data: Any) -> None:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from astuner.contracts.interrupt import let_the_person_stop
+from astuner.contracts.secrets import without_secrets
 
 if TYPE_CHECKING:
     from astuner.contracts.types import Turn
@@ -119,7 +120,7 @@ LONGEST_TEXT = 10_000
 def safe_text(value: Any, spell: Callable[[Any], str] = str) -> str:
     """``str(value)``, short enough to be told, as is a sentence around it; making it may raise anything."""
     try:
-        text = str.__str__(spell(value))
+        text = without_secrets(str.__str__(spell(value)))
     except BaseException as e:
         let_the_person_stop(e)
         return f"<{type(value).__name__}, whose text cannot be made: {type(e).__name__}>"

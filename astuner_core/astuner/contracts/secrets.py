@@ -7,6 +7,7 @@ shown as `REMOVED`.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -19,6 +20,8 @@ _SECRET = re.compile(
     re.IGNORECASE,
 )
 _USER_OF_URL = re.compile(r"(?<=://)[^\s/?#]+(?=@)")
+_written: set[str] = set()
+"""Those that this process has removed from experiments, and of variables that they name."""
 _ONLY_EXPRESSIONS = re.compile(r"(\$\{[^{}]*\}|:)*")
 
 
@@ -30,6 +33,14 @@ def is_secret(name: str) -> bool:
 def without_user(text: str) -> str:
     """``text`` with the user part of every URL in it replaced (RFC 3986, 3.2.1: before the ``@`` of the authority)."""
     return _USER_OF_URL.sub(REMOVED, text)
+
+
+def without_secrets(text: str) -> str:
+    """``text`` without users of URLs, what variables that are named like secrets hold, and secrets of experiments."""
+    named = {value for name, value in os.environ.items() if is_secret(name) or name.upper().endswith("_KEY")}
+    for value in sorted(named | _written, key=len, reverse=True):
+        text = text.replace(value, REMOVED) if len(value) >= 8 else text  # a shorter one may mean something else
+    return without_user(text)
 
 
 def is_removed(value: Any) -> bool:
@@ -47,10 +58,14 @@ def redact(value: Any, expressions: Mapping[tuple[str, ...], str], key: tuple[st
     if isinstance(value, Mapping):
         return {name: redact(below, expressions, (*key, str(name))) for name, below in value.items()}
     if key and value not in (None, "") and is_secret(key[-1]) and not isinstance(value, bool):
+        _written.add(str(value))
         return expressions.get(key, REMOVED)
     if isinstance(value, (list, tuple)):
         return [redact(item, expressions, (*key, str(index))) for index, item in enumerate(value)]
+    if key and key[-1].endswith("_env"):
+        _written.add(os.environ.get(str(value), ""))
     if isinstance(value, str) and (clean := without_user(value)) != value:
+        _written.update(user.rpartition(":")[2] for user in _USER_OF_URL.findall(value))
         expression = expressions.get(key, "")
         users = _USER_OF_URL.findall(expression)
         return expression if expression and all(map(_ONLY_EXPRESSIONS.fullmatch, users)) else clean

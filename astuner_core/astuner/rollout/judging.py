@@ -48,7 +48,7 @@ def as_output(returned: Any) -> WorkflowOutput:
         output = returned
     elif isinstance(returned, (Mapping, int, float)) and not isinstance(returned, bool):
         output = WorkflowOutput(reward=returned)
-    elif hasattr(returned, "reward") and hasattr(returned, "response"):
+    elif hasattr(returned, "reward") and hasattr(returned, "response") and not isinstance(returned, type):
         metrics = getattr(returned, "metrics", None) or {}
         output = WorkflowOutput(reward=returned.reward, response=returned.response, metrics=metrics)
     else:

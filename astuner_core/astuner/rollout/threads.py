@@ -30,6 +30,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import ctypes
 import os
 import signal
 import sys
@@ -321,6 +322,8 @@ async def _give_up(task: asyncio.Future[Any]) -> BaseException | None:
     """
     task.cancel()
     await asyncio.wait({task}, timeout=GRACE_SECONDS)
+    if not task.done():  # kept for good: Python's exit would ask it to end once more, which may take for ever
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
     return task.exception() if task.done() and not task.cancelled() else None
 
 
@@ -377,7 +380,8 @@ def watching(loop: asyncio.AbstractEventLoop, limit_seconds: float, tell: Callab
             story = f"{where} blocks the event loop: make `execute` (or `judge`) a plain `def`, or use await"
             if where not in _told and not _imports(frame):  # which is once, and mostly our doing
                 _told.add(where)
-                tell(f"{story}; until it goes on, every other episode stands still")
+                with contextlib.suppress(OSError):  # the disk is full, as what the run itself writes next will say
+                    tell(f"{story}; until it goes on, every other episode stands still")
             if held >= limit_seconds and interrupts:
                 guilty, times = step, times + 1
                 held = limit_seconds - patience  # again, should it go on

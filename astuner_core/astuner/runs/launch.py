@@ -73,17 +73,11 @@ def make_plan(
     train, held_out = len(tasks.train), len(tasks.validation)
     workflow = source_of(config, "workflow", rollout.workflow)  # one that cannot be found or imported shows here
     reader = source_of(config, "task reader", a.task_reader.type)
-    judge = "set by the workflow"
-    if a.task_judge.judge:
-        judge = source_of(config, "judge", a.task_judge.judge)
+    judge = source_of(config, "judge", a.task_judge.judge) if a.task_judge.judge else "set by the workflow"
+    missing = "; there will be no before and after: name a validation split in the task reader's section"
     lines = {
         "model": _model(a.model),
-        "tasks": f"{train} to train on, {held_out or 'none'} held out, from {reader}"
-        + (
-            ""
-            if held_out
-            else "; there will be no before and after: name a validation split in the task reader's section"
-        ),
+        "tasks": f"{train} to train on, {held_out or 'none'} held out, from {reader}{'' if held_out else missing}",
         "workflow": workflow,
         "reward": judge,
         "backbone": source_of(config, "backbone", a.backbone),
@@ -300,32 +294,32 @@ def run(
         stack.enter_context(run_dir.locked())
         stack.enter_context(recorded_process(os.getpid(), f"astuner run {path}", run_dir.path))
         resume_from, note = _prepare_run_dir(run_dir, config, trainer, resume)
-        with _explained(path, run_dir.path), contextlib.ExitStack() as closing:
-            training = TrainingRun(
-                config,
-                run_dir,
-                tasks,
-                runner=preflight.runner,
-                sinks=sinks,
-                interrupt=interrupt,
-                resume_from=resume_from,
-                trains=trains,
-            )
-            closing.callback(training.close)
-            if debug is not None:
-                debug.note = training.note
-                closing.callback(debug.end)
-            for line in (*preflight.notes, stops, *running, note, str(plan)):
-                if line:
-                    training.note(line)
-            if not trains:
-                trainer.train(training)
-                return finish(training, trains=False)
-            command = _command(path, overrides, backbone, services)
-            training.publish(RunPlanned(command=command, config_file=config.path, plan=plan.lines))
-            with told_if_cut_short(training):
-                trainer.train(training)
-            return finish(training, trains=True)
+        stack.enter_context(_explained(path, run_dir.path))  # what closing raises, too
+        training = TrainingRun(
+            config,
+            run_dir,
+            tasks,
+            runner=preflight.runner,
+            sinks=sinks,
+            interrupt=interrupt,
+            resume_from=resume_from,
+            trains=trains,
+        )
+        stack.callback(training.close)
+        if debug is not None:
+            debug.note = training.note
+            stack.callback(debug.end)
+        for line in (*preflight.notes, stops, *running, note, str(plan)):
+            if line:
+                training.note(line)
+        if not trains:
+            trainer.train(training)
+            return finish(training, trains=False)
+        command = _command(path, overrides, backbone, services)
+        training.publish(RunPlanned(command=command, config_file=config.path, plan=plan.lines))
+        with told_if_cut_short(training):
+            trainer.train(training)
+        return finish(training, trains=True)
 
 
 def _command(path: str | Path, overrides: Sequence[str], backbone: str | None, services: Sequence[str]) -> list[str]:

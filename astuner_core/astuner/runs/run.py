@@ -56,7 +56,7 @@ from astuner.rollout.turns import SampleSet, build_samples
 from astuner.runs.bus import Bus
 from astuner.runs.run_dir import RunDir
 from astuner.runs.tasks import TaskSampler, TaskSet, planned_steps
-from astuner.support.json_lines import append_jsonl
+from astuner.support.json_lines import append_jsonl, read_jsonl
 
 if TYPE_CHECKING:
     from astuner.config import Config
@@ -489,6 +489,8 @@ class TrainingRun(RunWriter):
             failures=self.run_dir.failures,
         )
         measured = {**evaluation.metrics(), "time/validation": time.perf_counter() - started}
+        validated = {k: n for k, n in self.ledger.counts.items() if k.startswith("validation/")}
+        append_jsonl(self.run_dir.failures, {"step": step, "validated": validated})  # its state may be older
         self.publish(ValidationEnded(step=step, metrics=measured))
         return evaluation
 
@@ -537,6 +539,9 @@ class TrainingRun(RunWriter):
         self.sampler.restore(state["draws"])
         self.ledger.restore(state["ledger"])
         self.run_dir.rewind(step)
+        if self._was_validated(step):
+            for row in read_jsonl(self.run_dir.failures):
+                self.ledger.counts |= Counter(row.get("validated", {}))  # the larger of both: they only grow
         self.bus.go_on()
         self.publish(RunResumed(step=step, state=state))
 

@@ -6,7 +6,7 @@
       resolved.yaml        the whole config as it ran, secrets removed
       metrics.jsonl        one line per step and per validation
       run.log              plan, notes and warnings, with times
-      failures.jsonl       every episode that was not scored, and why
+      failures.jsonl       every episode that was not scored, and why; how those of the validations ended
       episodes/            readable conversations: step_000012.jsonl, validation_000012.jsonl; and the episode log,
                            with every token: episodes.sqlite,
                            tokenizer/tokenizer.json
@@ -115,6 +115,8 @@ class RunDir:
 
     def rewind(self, step: int) -> None:
         """Forget what was written after ``step``, so that a resumed run's curve joins and no failure counts twice."""
+        for half in self.path.glob(".*.tmp"):  # of a process that was killed
+            half.unlink()
         for path in (self.metrics, self.failures, self.alarms):
             if path.exists():
                 kept = [row for row in read_jsonl(path) if row.get("step", step) <= step]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -128,6 +129,14 @@ def test_a_daemon_that_an_instance_lets_go_is_ended(toys, tmp_path):
         assert live.step("a", f"let go {tmp_path}/children").status == 200
         pid = int(eventually(lambda: (tmp_path / "children").exists() and (tmp_path / "children").read_text().strip()))
         eventually(lambda: not is_alive(pid))
+        assert live.step("a").status == 200
+
+
+def test_somebody_who_tidies_temporary_files_up_ends_no_service(toys, tmp_path):
+    with Live([served("counter", f"{toys}:Counter")], parent=tmp_path) as live:
+        for folder in tmp_path.glob("astuner-env-*"):
+            shutil.rmtree(folder)
+        assert live.create("a").status == 200
         assert live.step("a").status == 200
 
 

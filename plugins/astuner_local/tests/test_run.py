@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -21,6 +22,7 @@ from astuner import evaluate, run
 from astuner.cli import main
 from astuner.contracts.errors import AstunerError, CheckpointError, Interrupted, RunError
 from astuner.runs.launch import RunResult
+from astuner.runs.run import TrainingRun
 from astuner.testing import check_metrics
 from astuner_local.trainer.checkpoint import is_complete
 
@@ -114,9 +116,29 @@ def test_the_same_seed_starts_from_the_same_draws_and_a_rerun_keeps_the_first(sh
 @pytest.mark.slow
 def test_a_finished_run_goes_on_when_it_is_given_more_steps(short: Overrides, tmp_path: Path) -> None:
     train(short("astuner.trainer_common.total_steps=2"))
+    (tmp_path / "run" / ".report.html.1.tmp").write_text("half a file, of a process that was killed")
     train(short("astuner.trainer_common.total_steps=4"), resume="must")
+    assert list((tmp_path / "run").glob(".*.tmp")) == []
     steps = [row["step"] for row in rows(tmp_path / "run") if "reward/mean" in row]
     assert steps == [1, 2, 3, 4]
+    ledger = json.loads((tmp_path / "run" / "summary.json").read_text())["ledger"]
+    validated = sum(n for name, n in ledger.items() if name.startswith("validation/"))
+    assert validated == 3 * 16, "what was validated after the state was saved counts too"
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_when_the_books_are_closed_is_told_in_one_line(
+    short: Overrides, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = TrainingRun.close
+
+    def close(self: TrainingRun) -> None:
+        whole(self)
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+
+    monkeypatch.setattr(TrainingRun, "close", close)
+    with pytest.raises(RunError, match="free space"):
+        train(short("astuner.trainer_common.total_steps=1", "astuner.data.max_validation_tasks=1"))
 
 
 def test_there_must_be_something_to_resume(short: Overrides, tmp_path: Path) -> None:

@@ -467,7 +467,9 @@ class Manager:
 
     def _new(self, environment: ServedEnvironment, task_id: str, instance_id: str) -> Instance:
         """An instance that has no process yet and is in no table."""
-        folder = Path(tempfile.mkdtemp(prefix="i-", dir=self._root.path / environment.name))
+        home = self._root.path / environment.name
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may have tidied temporary files up
+        folder = Path(tempfile.mkdtemp(prefix="i-", dir=home))
         return Instance(instance_id, environment, task_id, folder, now := self._clock(), now)
 
     async def _begin(
