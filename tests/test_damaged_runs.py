@@ -217,13 +217,8 @@ DAMAGES: Sequence[tuple[Callable[[Path], None], Sequence[str], Sequence[str], st
     (first_page_of_noise, [], [], "no episode is known to be lost"),
     (other_row, ["g4-4"], [], "1 of 40 episodes are lost: 'g4-4' of step 4"),
     (listed_otherwise, [], [], "the row of g1-1 is damaged, or its row in the list"),
-    (
-        no_wal,
-        OF_STEPS_4_AND_5,
-        ["unnamed"],
-        "has 24 of 40 training episodes",
-    ),
-    (flip_in_wal, [], [], "SQLite leaves out"),
+    (no_wal, OF_STEPS_4_AND_5, ["unnamed"], "has 24 of 40 training episodes"),
+    (flip_in_wal, OF_STEPS_4_AND_5, ["unnamed"], "has 24 of 40 training episodes"),
 ]
 """What is damaged, which episodes that costs, those of them that nothing names, and what is said."""
 

@@ -32,7 +32,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
     :raises DataError: a line is no row.
     """
-    if not path.exists():
+    if not path.is_file():
         return []
     *lines, _ = path.read_bytes().split(b"\n")  # not splitlines, to which U+2028 in a text ends a line, too
     return [_row(path, number, line) for number, line in enumerate(lines, start=1)]

@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import sqlite3
-import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
@@ -31,8 +30,8 @@ _MOST = 20
 """Lost episodes, or steps, that a sentence names."""
 _CREDITED = "SELECT DISTINCT step, episode_id FROM credit WHERE typeof(step) = 'integer'"
 _CREDITED_ONLY = f"{_CREDITED} AND episode_id NOT IN (SELECT episode_id FROM data) ORDER BY 1, 2"
-_PAGE, _FRAME = 4096, 24
-"""Bytes of a page, as SQLite makes them, and of what the write-ahead log has before each."""
+_PAGE = 4096
+"""Bytes of a page, as SQLite makes them."""
 
 
 class Lost(NamedTuple):
@@ -104,8 +103,7 @@ def _damage(path: Path) -> str:
                     return f"the row of {name} is damaged, or its row in the list"
     except sqlite3.Error as e:
         return str(e)
-    missing = f"{len(listed)} episodes are listed and not there" if listed else ""
-    return missing or (_unread(path) and _unread(path))  # once more: a commit may just be written
+    return f"{len(listed)} episodes are listed and not there" if listed else ""
 
 
 def _whole(db: Database, name: str, step: int, frame: bytes) -> dict[str, Any] | None:
@@ -141,34 +139,6 @@ def _named(names: list[str]) -> str:
     return ", ".join(names[:_MOST]) + (f" and {len(names) - _MOST:,} more" if len(names) > _MOST else "")
 
 
-def _frames(path: Path) -> list[tuple[int, bytes]]:
-    """Number and content of each page that was written to the write-ahead log, up to the last commit."""
-    wal, size = Path(f"{path}-wal"), _FRAME + _PAGE
-    data = wal.read_bytes() if wal.exists() else b""
-    frames = [data[at : at + size] for at in range(32, len(data) - size + 1, size)]
-    commits = [n for n, one in enumerate(frames, start=1) if one[8:16] == frames[0][8:16] and any(one[4:8])]
-    return [(int.from_bytes(one[:4], "big"), one[_FRAME:]) for one in frames[: max(commits, default=0)]]
-
-
-def _unread(path: Path) -> str:
-    """What SQLite leaves out: it reads the write-ahead log up to its first damaged page, and says nothing."""
-    written, index = len(_frames(path)), Path(f"{path}-shm")
-    read = int.from_bytes(index.read_bytes()[16:20], sys.byteorder) if index.exists() else 0
-    return f"SQLite leaves out {written - read} of {written} pages of its write-ahead log" if read < written else ""
-
-
-def _copy(path: Path, copy: Path) -> None:
-    """Copy a database, with all of the write-ahead log sorted in."""
-    frames = _frames(path)
-    shutil.copyfile(path, copy)
-    most = copy.stat().st_size // _PAGE + len(frames)
-    with copy.open("r+b") as file:
-        for number, page in frames:
-            if 0 < number <= most:
-                file.seek((number - 1) * _PAGE)
-                file.write(page)
-
-
 def _renew_first_page(copy: Path) -> None:
     """Give a database the first page of a new one: both have the same tables at the same pages."""
     new = copy.with_name("new")
@@ -185,7 +155,10 @@ def _salvaged(run: Path, why: str) -> tuple[Database, Sequence[str], Sequence[Lo
     problems: list[str] = []
     try:
         with TemporaryDirectory(prefix="astuner-") as folder:
-            _copy(path, copy := Path(folder) / DATABASE)
+            copy = Path(folder) / DATABASE
+            for end in ("", "-wal"):
+                if (there := Path(f"{path}{end}")).exists():
+                    shutil.copyfile(there, f"{copy}{end}")
             known, lost, bad = _copy_whole(copy, db, problems)
             if known == len(lost):
                 _renew_first_page(copy)

@@ -15,7 +15,7 @@ NONSENSE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeEr
 def read_json(path: Path, damage: list[str], check: Callable[[Any], object]) -> Any:
     """What a file holds; None where there is none, or ``check`` raises one of `NONSENSE`, which goes to ``damage``."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
         if found is not None:
             check(found)
     except (OSError, *NONSENSE) as e:
@@ -27,7 +27,7 @@ def read_json(path: Path, damage: list[str], check: Callable[[Any], object]) -> 
 def read_rows(path: Path, damage: list[str], fits: Callable[[Row], object]) -> list[Row]:
     """The rows of a file that ``fits`` takes; where it raises one of `NONSENSE`, or is false, it does not."""
     rows, bad = [], []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.exists() else (), start=1):
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.is_file() else (), start=1):
         try:
             row = json.loads(line)
             if not (isinstance(row, dict) and fits(row)):
