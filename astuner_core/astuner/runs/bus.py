@@ -14,8 +14,9 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from astuner.contracts.errors import AstunerError
+from astuner.contracts.errors import AstunerError, told
 from astuner.contracts.events import Event, Note, Progressed, RunClosed, Subscriber, Summary
+from astuner.contracts.interrupt import let_the_person_stop
 
 LIMIT = 120.0
 """Seconds that an event may take: opening a tracker over a network that is down takes up to 90."""
@@ -92,7 +93,7 @@ class Bus:
 
         :raises Exception: what an essential subscriber raised; the others are told all the same.
         """
-        raised: list[Exception] = []
+        raised: list[BaseException] = []
         for one in list(self._told):
             if isinstance(one, InThread):
                 one.tell(RunClosed())
@@ -104,11 +105,12 @@ class Bus:
             try:
                 if one.wants(RunClosed()):
                     one.handle(RunClosed())
-            except Exception as e:  # the others close too; the first of an essential one is raised below
+            except BaseException as e:  # the others close too; the first of an essential one is raised below
+                let_the_person_stop(e)
                 if one.essential:
                     raised.append(e)
                 else:
-                    self._leave_out(one, f"{type(e).__name__}: {e}")
+                    self._leave_out(one, told(e))
         self._pass_on_remarks()
         if raised:
             raise raised[0]
@@ -129,10 +131,11 @@ class Bus:
             try:
                 if one.wants(event):
                     one.handle(event)
-            except Exception as e:
+            except BaseException as e:  # a stranger's code may raise anything
+                let_the_person_stop(e)
                 if one.essential:
                     raise
-                self._leave_out(one, f"{type(e).__name__}: {e}")
+                self._leave_out(one, told(e))
 
     def _leave_out(self, one: Subscriber | InThread, why: str) -> None:
         """Say that a subscriber failed, if there is a reason, and tell it nothing more."""
@@ -208,9 +211,9 @@ class InThread:
             try:
                 if self.subscriber.wants(event):
                     self.subscriber.handle(event)
-            except Exception as e:
+            except BaseException as e:
                 with self._changed:
-                    self._fail(f"{type(e).__name__}: {e}")
+                    self._fail(told(e))
                 return
             if isinstance(event, RunClosed):
                 with self._changed:
