@@ -4,6 +4,8 @@ variables that it asks for."""
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -75,6 +77,16 @@ def ran(run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def astuner(*arguments: object) -> None:
     with pytest.raises(SystemExit):
         main([*map(str, arguments)])
+
+
+@table("command", ["report RUN", "diff RUN RUN", "doctor RUN", "replay RUN --list", "export RUN --to jsonl --out OUT"])
+def test_nobody_waits_at_its_pipes(run: Path, tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = shutil.copytree(run, tmp_path / "run")
+    for name in ("metrics.jsonl", "failures.jsonl", "alarms.jsonl", "origin.json", "summary.json", "certificate.json"):
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+    astuner(*command.replace("RUN", str(folder)).replace("OUT", str(tmp_path / "rows.jsonl")).split())
+    assert "Traceback" not in capsys.readouterr().err
 
 
 @table(

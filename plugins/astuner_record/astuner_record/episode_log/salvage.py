@@ -120,7 +120,7 @@ def _whole(db: Database, name: str, step: int, frame: bytes) -> dict[str, Any] |
 def _missing(run: Path, db: Database, lost: Sequence[Lost]) -> list[str]:
     """What the metrics count, and the log has not: its write-ahead log was cut off, or left behind in a copy."""
     metrics, counted = RunDir(run).metrics, dict[int, float]()
-    for line in metrics.read_bytes().splitlines() if metrics.exists() else ():
+    for line in metrics.read_bytes().splitlines() if metrics.is_file() else ():
         with suppress(ValueError, TypeError, LookupError, RecursionError):  # the report says which are no rows
             row = json.loads(line)
             counted[int(row["step"])] = float(row["rollout/episodes"])
@@ -157,7 +157,7 @@ def _salvaged(run: Path, why: str) -> tuple[Database, Sequence[str], Sequence[Lo
         with TemporaryDirectory(prefix="astuner-") as folder:
             copy = Path(folder) / DATABASE
             for end in ("", "-wal"):
-                if (there := Path(f"{path}{end}")).exists():
+                if (there := Path(f"{path}{end}")).is_file():
                     shutil.copyfile(there, f"{copy}{end}")
             known, lost, bad = _copy_whole(copy, db, problems)
             if known == len(lost):
