@@ -49,15 +49,25 @@ class Service(Built, ABC):
         return ""
 
 
+_set: dict[str, str] = {}
+
+
+def variable(name: str) -> str:
+    """A variable of this process, else as `variables_set` has it (code may clear ``os.environ``), else empty."""
+    return os.environ.get(name) or _set.get(name, "")
+
+
 @contextmanager
 def variables_set(added: Mapping[str, str]) -> Iterator[None]:
     """These variables in this process, and those before afterwards."""
     before = {name: os.environ.get(name) for name in added}
     os.environ.update(added)
+    _set.update(added)
     try:
         yield
     finally:
         for name, value in before.items():
+            _set.pop(name, None)
             if value is None:
                 os.environ.pop(name, None)
             else:

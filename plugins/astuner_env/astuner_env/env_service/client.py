@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import os
 import random
 import secrets
 import threading
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from astuner import is_code
 from astuner.contracts.environment import Environment, Evaluation, StepResult
 from astuner.contracts.errors import ConfigError, EnvironmentFailed
+from astuner.contracts.service import variable
 from astuner.contracts.types import Task
 from astuner_env import older_environment as wire
 from astuner_http.client import HttpError, JsonClient
@@ -307,7 +307,7 @@ class RemoteEnvironment(Environment):
 
 def service_url(config: Config) -> str:
     """Where the environment service is; empty where there is none."""
-    return config.astuner.env_service.url or os.environ.get(URL_VARIABLE, "")
+    return config.astuner.env_service.url or variable(URL_VARIABLE)
 
 
 def is_remote(config: Config, env_type: str) -> bool:
@@ -335,7 +335,7 @@ def find_client(config: Config) -> EnvClient:
         )
     return EnvClient(
         url,
-        token=os.environ.get(settings.token_env, "") if settings.token_env else "",
+        token=variable(settings.token_env) if settings.token_env else "",
         token_name=settings.token_env,
         timeout=settings.timeout,
         busy_timeout=settings.busy_timeout,
