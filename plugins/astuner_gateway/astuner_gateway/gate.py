@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 HEALTH = "/health"
-MAX_BYTES = 32 << 20
-"""Bytes of a body, unless the application says otherwise."""
+MAX_BYTES = 16 << 20
+"""Bytes of a body, unless the application says otherwise; to parse more holds Python's lock for more than 0.1 s."""
 BODY_TIMEOUT = 60.0
 _LONG = 32 << 10
 """Bytes of a body that is read in a thread of its own, so that the others' requests go on meanwhile."""
