@@ -21,6 +21,7 @@ from astuner.contracts.errors import (
     PromptTooLong,
     TurnLimitReached,
     UnsupportedRequest,
+    safe_text,
 )
 
 logger = logging.getLogger("astuner.endpoint")
@@ -92,7 +93,7 @@ def refused(param: str, why: str, *, code: str = "unsupported_value") -> ApiErro
 
 def from_exception(error: BaseException) -> ApiError:
     """What the client is told of an exception that a call to the model raised."""
-    text = str(error)
+    text = safe_text(error)
     if isinstance(error, ApiError):
         return error
     if isinstance(error, UnsupportedRequest):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 from typing import Any
 
@@ -302,7 +303,7 @@ def test_other_routes_answer_in_the_apis_shape(play: Any, method: str, path: str
 class Failing(FakeEngine):
     async def generate(self, *args: Any, **kwargs: Any) -> Any:
         self.calls.append(([], None, ""))  # type: ignore[arg-type]
-        raise ModelFailed("the engine is on fire")
+        raise ModelFailed(f"the engine is on fire, with {os.environ['ENGINE_KEY']}")
 
 
 class Bug(FakeEngine):
@@ -310,12 +311,15 @@ class Bug(FakeEngine):
 
 
 @pytest.mark.slow
-def test_a_model_that_fails_is_502_and_not_asked_again(play: Any, tokenizer: Any) -> None:
+def test_a_model_that_fails_is_502_and_not_asked_again(play: Any, tokenizer: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("ENGINE_KEY", "sk-planted")
+
     async def work(served: Any) -> None:
         async with openai.AsyncOpenAI(base_url=served.access.base_url, api_key=served.access.api_key) as model:
             with pytest.raises(openai.InternalServerError, match="on fire") as error:
                 await model.chat.completions.create(model="m", messages=ASK)  # type: ignore[arg-type]
             assert error.value.status_code == 502
+            assert "sk-planted" not in str(error.value)
         assert len(served.engine.calls) == 1
 
     play(work, engine=Failing((), tokenizer))
