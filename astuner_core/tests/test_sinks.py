@@ -16,7 +16,7 @@ from astuner.rollout.metrics import sample_metrics
 from astuner.runs.run import TrainingRun
 from astuner.runs.run_dir import RunDir
 from astuner.runs.tasks import read_tasks
-from astuner.support.json_lines import append_jsonl, read_jsonl
+from astuner.support.json_lines import append_jsonl, read_jsonl, write_jsonl
 from astuner_report.curve import draw_reward_curve
 from astuner_testing.fakes import fake_config
 from astuner_trackers.trackers import TensorboardSink
@@ -93,12 +93,16 @@ def test_what_fails_when_it_closes_is_said_too(tmp_path: Path) -> None:
 def test_a_row_cut_off_by_a_crash_is_left_out_and_rewinding_forgets_later_steps(tmp_path: Path) -> None:
     run = experiment(tmp_path, JsonlSink())
     for step in (1, 2, 3):
-        run.publish(StepEnded(step=step, metrics={"reward/mean": 0.0}))
+        run.publish(StepEnded(step=step, metrics={"reward/mean": 0.0} | ({"val/success": 0.5} if step == 1 else {})))
     with run.run_dir.metrics.open("a") as file:
         file.write('{"step": 4, "reward/me')
     assert [row["step"] for row in run.run_dir.read_metrics()] == [1, 2, 3]
+    failed = [{"step": 1, "episode_id": "v000001-0-0"}, {"step": 2, "episode_id": "g7-1"}]
+    begun = {"step": 2, "episode_id": "v000002-0-0"}  # its validation did not end, and will be begun again
+    write_jsonl(run.run_dir.failures, [*failed, begun])
     run.run_dir.rewind(2)
     assert [json.loads(line)["step"] for line in run.run_dir.metrics.read_text().splitlines()] == [1, 2]
+    assert read_jsonl(run.run_dir.failures) == failed
     run.close()
 
 

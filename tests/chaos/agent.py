@@ -108,7 +108,8 @@ def _empties_temp() -> None:
 
 
 def _prints() -> None:
-    print("x" * 3_000_000)
+    if not sys.stdout.closed:  # another attempt may have
+        print("x" * 3_000_000)
     print("\x1b[2J\ud800" * 1000, file=sys.stderr)
 
 
@@ -132,6 +133,7 @@ WORKFLOW_FAILS: dict[str, Callable[[], Any]] = {
     "raises_megabytes": lambda: _raise(ValueError("chaos" * 1_000_000)),
     "recurses": _recurse,
     "raises_in_a_task": lambda: _child(SystemExit(1)),
+    "ends_the_process": lambda: os._exit(0),
     "returns_nothing": lambda: None,
     "returns_nan": lambda: WorkflowOutput(reward=float("nan")),
     "returns_infinity": lambda: WorkflowOutput(reward=float("inf")),
@@ -157,7 +159,6 @@ COPES: dict[str, Callable[[], Any]] = {
     "empties_temp": _empties_temp,
     "leaves_a_thread": lambda: threading.Thread(target=time.sleep, args=(3600,), daemon=True).start(),
     "leaves_children": _leaves_children,
-    "ends_the_process": lambda: os._exit(0),
 }
 """What is done besides; the answer counts all the same."""
 ANSWERS: dict[str, Any] = {

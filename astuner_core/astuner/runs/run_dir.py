@@ -114,12 +114,15 @@ class RunDir:
         return moved
 
     def rewind(self, step: int) -> None:
-        """Forget what was written after ``step``, so that a resumed run's curve joins and no failure counts twice."""
+        """Forget what was written after ``step``, or of a validation that did not end, so that a resumed run's curve
+        joins and no failure counts twice."""
         for half in self.path.glob(".*.tmp"):  # of a process that was killed
             half.unlink()
+        ended = {row["step"] for row in self.read_metrics() if "val/success" in row}
         for path in (self.metrics, self.failures, self.alarms):
             if path.exists():
                 kept = [row for row in read_jsonl(path) if row.get("step", step) <= step]
+                kept = [row for row in kept if row.get("step") in ended or str(row.get("episode_id"))[0] != "v"]
                 temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
                 write_jsonl(temporary, kept)
                 temporary.replace(path)
