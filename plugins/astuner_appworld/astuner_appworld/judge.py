@@ -6,8 +6,7 @@ A task's tests are labelled: those that a world nobody touched fails (``no_op_fa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from astuner import Evaluation, Judge, JudgeOutput, WorkflowOutput, WorkflowTask
 from astuner.contracts.errors import JudgeFailed
@@ -54,21 +53,11 @@ class AppWorldJudge(Judge):
 
 
 def rewards_of(evaluation: Evaluation) -> dict[str, float]:
-    """The reward in every mode, each from 0 to 1."""
-    details = evaluation.details
+    """The reward in every mode, each from 0 to 1; a test without a label is one that an untouched world fails."""
+    passes, failures = evaluation.details["passes"], evaluation.details["failures"]
     success = float(evaluation.is_success)
-    return {
-        "success": success,
-        "pass_fraction": evaluation.score,
-        "no_op_adjusted": _no_op_adjusted(details["passes"], details["failures"], success),
-    }
-
-
-def _no_op_adjusted(
-    passes: Sequence[Mapping[str, Any]], failures: Sequence[Mapping[str, Any]], success: float
-) -> float:
-    """A test without a label counts as one that an untouched world fails."""
     achieved = sum(test.get("label") != "no_op_pass" for test in passes)
     broken = sum(test.get("label") == "no_op_pass" for test in failures)
     wanted = achieved + sum(test.get("label") != "no_op_pass" for test in failures)
-    return max(0.0, (achieved - broken) / wanted) if wanted else success
+    adjusted = max(0.0, (achieved - broken) / wanted) if wanted else success
+    return {"success": success, "pass_fraction": evaluation.score, "no_op_adjusted": adjusted}

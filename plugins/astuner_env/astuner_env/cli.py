@@ -27,7 +27,6 @@ from astuner_env.manager.capacity import IDLE_TTL
 if TYPE_CHECKING:
     from astuner_env.env_service import EnvClient
     from astuner_env.manager.served import ServedEnvironment
-    from astuner_env.setup import Diagnosis
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The environment.", show_default=False)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -124,18 +123,14 @@ def doctor(
         write_json([{**asdict(d), "ready": d.is_ready} for d in found])
     else:
         for diagnosis in found:
-            _show(diagnosis)
+            typer.echo(diagnosis.name)
+            for finding in diagnosis.findings:
+                level = "ok" if finding.ok else "fail" if diagnosis.wanted else "-"
+                typer.echo(f"  {level:4}  {finding.what}")
+                if finding.hint:
+                    typer.echo(f"  {'':4}  type: {finding.hint}")
     if any(d.wanted and not d.is_ready for d in found):
         raise typer.Exit(1)
-
-
-def _show(diagnosis: Diagnosis) -> None:
-    typer.echo(diagnosis.name)
-    for finding in diagnosis.findings:
-        level = "ok" if finding.ok else "fail" if diagnosis.wanted else "-"
-        typer.echo(f"  {level:4}  {finding.what}")
-        if finding.hint:
-            typer.echo(f"  {'':4}  type: {finding.hint}")
 
 
 @app.command()

@@ -149,8 +149,15 @@ def play(world: Environment, task: Task, lines: Lines, show: Show, *, strict: bo
         elif isinstance(given, Command):
             if given == "quit":
                 ending = "quit"
+            elif given == "help":
+                show("note", text=HELP)
+            elif given == "evaluate":
+                show("evaluation", **_evaluation(world))
             else:
-                _answer(world, given, show)
+                described = dict(world.describe())
+                if given == "tools":
+                    described = {"tools": described.get("tools", [])}
+                show("description", data=described)
         else:
             result = world.step(given)
             reward, steps = reward + result.reward, steps + 1
@@ -158,18 +165,6 @@ def play(world: Environment, task: Task, lines: Lines, show: Show, *, strict: bo
             ending = _over(result)
     show("end", reason=ending, steps=steps, reward=reward, evaluation=_evaluation(world))
     return ending
-
-
-def _answer(world: Environment, command: Command, show: Show) -> None:
-    if command == "help":
-        show("note", text=HELP)
-    elif command == "evaluate":
-        show("evaluation", **_evaluation(world))
-    else:
-        described = dict(world.describe())
-        if command == "tools":
-            described = {"tools": described.get("tools", [])}
-        show("description", **{"data": described})
 
 
 def _evaluation(world: Environment) -> dict[str, Any]:
@@ -213,18 +208,15 @@ class Screen:
             return ["", f"{ended}; {_score(data['evaluation'])}"]
         lines = [f"task {data['task_id']}", ""] if event == "start" else []
         if self._echo and event == "step":
-            lines += ["", f"> {_said_by(data['action'])}"]
+            calls = [call["function"] for call in data["action"].get("tool_calls") or ()]
+            called = ", ".join(f"{call['name']}({call['arguments']})" for call in calls)
+            lines += ["", f"> {data['action']['content'] or called}"]
         for message in data["messages"]:
             head = "" if message.get("role", "user") == "user" else f"[{message['role']}] "
             lines.append(head + _text(message.get("content")))
         if data["reward"]:
             lines.append(f"(reward {data['reward']:g})")
         return lines
-
-
-def _said_by(action: Action) -> str:
-    calls = [call["function"] for call in action.get("tool_calls") or ()]
-    return action["content"] or ", ".join(f"{call['name']}({call['arguments']})" for call in calls)
 
 
 def _score(data: Mapping[str, Any]) -> str:

@@ -356,8 +356,15 @@ def make_app(manager: Manager, guard: Guard, capacity: str = "", *, debug: bool 
         return web.Response(text="OK")
 
     async def metrics(request: web.Request) -> web.Response:
-        await _measure(manager)
-        return web.Response(body=manager.metrics.render(), headers={"Content-Type": "text/plain; version=0.0.4"})
+        # what is looked at only when somebody asks
+        told, sizes = manager.metrics, await in_daemon_thread(tree_bytes, manager.zygotes())
+        active = Counter(instance.environment.name for instance in manager.instances.values())
+        for name in manager.environments:
+            told.active.labels(name).set(active[name])
+            told.memory.labels(name).set(sizes.get(name, 0))
+        told.queue.set(manager.slots.waiting)
+        told.capacity.set(manager.slots.size)
+        return web.Response(body=told.render(), headers={"Content-Type": "text/plain; version=0.0.4"})
 
     app = web.Application(middlewares=[around], client_max_size=MAX_BYTES)
     routes = [web.get(HEALTH, healthz), web.get("/metrics", metrics)]
@@ -397,18 +404,6 @@ async def _nothing(request: web.Request) -> web.Response:
             raise Refusal("method_not_allowed", f"{request.method[:20]} is not for {request.path[:200]}")
     what = f"there is no {request.method[:20]} {request.path[:200]}"
     raise Refusal("not_found", f"{what}; GET /v1/info says who this is")
-
-
-async def _measure(manager: Manager) -> None:
-    """Bring up to date what is looked at only when somebody asks."""
-    metrics = manager.metrics
-    sizes = await in_daemon_thread(tree_bytes, manager.zygotes())
-    active = Counter(instance.environment.name for instance in manager.instances.values())
-    for name in manager.environments:
-        metrics.active.labels(name).set(active[name])
-        metrics.memory.labels(name).set(sizes.get(name, 0))
-    metrics.queue.set(manager.slots.waiting)
-    metrics.capacity.set(manager.slots.size)
 
 
 def _path(request: web.Request) -> str:

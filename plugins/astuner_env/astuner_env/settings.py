@@ -32,7 +32,12 @@ def load(name: str) -> EnvironmentSettings:
     file = file_of(name)
     try:
         with file.open("rb") as f:
-            _check_owner(file, os.fstat(f.fileno()))
+            status = os.fstat(f.fileno())
+            others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+            if status.st_uid not in (os.getuid(), 0) or others_write:
+                who = "others may write it" if others_write else "it belongs to another user"
+                what = f"{file} is not used, since {who}, and it says which program to start"
+                raise RunError(f"{what}; type: rm {file}")
             text = f.read()
     except FileNotFoundError:
         return EnvironmentSettings()
@@ -67,11 +72,8 @@ def is_saved(name: str) -> bool:
 
 
 def file_of(name: str) -> Path:
-    """Where the settings are.
-
-    :raises ConfigError: ``name`` cannot be the name of an environment.
-    """
-    return _folder() / f"{_checked(name)}.json"
+    """Where the settings are; raises as `folder_of`."""
+    return folder_of(name).with_name(f"{name}.json")
 
 
 def folder_of(name: str) -> Path:
@@ -79,25 +81,10 @@ def folder_of(name: str) -> Path:
 
     :raises ConfigError: ``name`` cannot be the name of an environment.
     """
-    return _folder() / _checked(name)
-
-
-def _folder() -> Path:
-    return astuner_home().absolute() / _KIND
-
-
-def _checked(name: str) -> str:
     # a name that ends like our own files would be taken for one of them
     if not _NAME.fullmatch(name) or name.endswith((".json", ".tmp")):
         raise ConfigError(
             f"{name!r} cannot be the name of an environment: letters, digits, '.', '-' and '_', at most 128, no '.' or "
             "'-' at the beginning; `astuner env list` shows those there are"
         )
-    return name
-
-
-def _check_owner(file: Path, status: os.stat_result) -> None:
-    others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    if status.st_uid not in (os.getuid(), 0) or others_write:
-        who = "others may write it" if others_write else "it belongs to another user"
-        raise RunError(f"{file} is not used, since {who}, and it says which program to start; type: rm {file}")
+    return astuner_home().absolute() / _KIND / name

@@ -84,7 +84,9 @@ class ProgramWorkflow(Workflow):
             finally:
                 await _end(process)
             _check_size(out, err)
-            said, complained = (_all_of(file) for file in (out, err))
+            for file in (out, err):
+                file.seek(0)
+            said, complained = (file.read().decode("utf-8", "replace") for file in (out, err))
         if process.returncode != 0:
             message = _without_secrets(complained.strip()[-_SHOWN:], env) or "no message"
             raise ProgramFailed(f"{self.config.argv[0]} ended with exit status {process.returncode}: {message}")
@@ -152,11 +154,6 @@ class ProgramWorkflow(Workflow):
 def _check_size(*files: IO[bytes]) -> None:
     if any(os.fstat(file.fileno()).st_size > MAX_OUTPUT for file in files):
         raise ProgramFailed(f"the program wrote more than {MAX_OUTPUT >> 20} MiB; write logs to a file instead")
-
-
-def _all_of(file: IO[bytes]) -> str:
-    file.seek(0)
-    return file.read().decode("utf-8", "replace")
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

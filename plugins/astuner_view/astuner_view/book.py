@@ -231,14 +231,9 @@ def read_since(path: Path, cursor: str = "") -> Tail:
         file.seek(start or 0)
         data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
-        end = (start or 0) + len(whole)
-        rows, bad = _rows(whole)
-        return Tail(rows=rows, cursor=_cursor(file, end), reset=start is None, bad=bad)
-
-
-def _rows(data: bytes) -> tuple[list[dict[str, Any]], int]:
+        next_cursor = _cursor(file, (start or 0) + len(whole))
     rows, bad = [], 0
-    for line in data.splitlines():
+    for line in whole.splitlines():
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):  # no JSON, no UTF-8, or nested without end
@@ -247,7 +242,7 @@ def _rows(data: bytes) -> tuple[list[dict[str, Any]], int]:
             rows.append(row)
         else:
             bad += 1
-    return rows, bad
+    return Tail(rows=rows, cursor=next_cursor, reset=start is None, bad=bad)
 
 
 def _start(file: BinaryIO, cursor: str) -> int | None:

@@ -174,7 +174,11 @@ def _tokens(row: Row, logged: LoggedEpisode, texts: Texts | None, trained: Mappi
     prompt, response = list(row["prompt_ids"]), list(row["response_ids"])
     pieces = [""] * (len(prompt) + len(response))
     if texts is not None:
-        pieces = texts.pieces([*prompt, *response], before=_before(row, logged))
+        before: list[int] = []
+        if old := row["prompt_tokens"] - len(prompt):  # the last tokens before the turn's new ones
+            turn = next(t for t in logged.episode.turns if t.index == row["index"])
+            before = list(turn.generation.prompt_ids[max(0, old - SEEN_BEFORE) : old])
+        pieces = texts.pieces([*prompt, *response], before=before)
     return {
         "index": row["index"],
         "prompt": {"ids": prompt, "texts": pieces[: len(prompt)]},
@@ -188,11 +192,3 @@ def _tokens(row: Row, logged: LoggedEpisode, texts: Texts | None, trained: Mappi
         "advantage": trained.get("advantage"),
         "sample": trained.get("sample"),
     }
-
-
-def _before(row: Row, logged: LoggedEpisode) -> list[int]:
-    """The last tokens before a turn's new ones."""
-    if not (old := row["prompt_tokens"] - len(row["prompt_ids"])):
-        return []
-    turn = next(t for t in logged.episode.turns if t.index == row["index"])
-    return list(turn.generation.prompt_ids[max(0, old - SEEN_BEFORE) : old])

@@ -39,10 +39,13 @@ def export(run: Path, file: Path, where: Sequence[str], limit: int, static: Path
 
     :returns: how many ``episodes`` were written, ``of`` how many that meet them, in how many ``bytes``; and as
         ``problems`` what of the log could not be read, a sentence each.
-    :raises ConfigError: a condition cannot be read, or ``file`` is something else than such a page.
+    :raises ConfigError: a condition cannot be read, or ``file`` is something else than such a page, and is left alone.
     :raises DataError: the built page is not there, or the log cannot be read.
     """
-    _check_target(file)
+    if not file.parent.is_dir():
+        raise ConfigError(f"--export {file}: there is no folder {file.parent}; make it first")
+    if file.is_dir() or (file.exists() and _MARK.encode() not in file.read_bytes()[:4096]):
+        raise ConfigError(f"--export {file}: that is something else than an exported page; choose another name")
     page = static / EXPORT
     if not page.is_file():
         raise DataError(missing(static, EXPORT))
@@ -95,7 +98,7 @@ def _data(run: Path, where: Sequence[str], limit: int) -> dict[str, Any]:
     book, reader = Book(place), LogReader(run, check=True)
     try:
         found = _of_log(reader.fresh(), run, where, limit)
-        facts = book.page(found["count"], found["facets"], reader.problems())
+        facts = book.page(found.pop("count"), found.pop("facets"), reader.problems())
     finally:
         reader.close()
     return {
@@ -104,17 +107,14 @@ def _data(run: Path, where: Sequence[str], limit: int) -> dict[str, Any]:
         "astuner": astuner.__version__,
         "run": facts | {"files": {}},  # they are not in the page
         "metrics": book.metrics().rows,
-        "steps": found["steps"],
-        "groups": found["groups"],
-        "episodes": found["episodes"],
-        "episodes_total": found["total"],
+        **found,
     }
 
 
 def _of_log(log: EpisodeLog | None, run: Path, where: Sequence[str], limit: int) -> dict[str, Any]:
     splits = [split.value for split in Split]
     if log is None:
-        nothing: dict[str, Any] = {"count": 0, "total": 0, "groups": [], "episodes": []}
+        nothing: dict[str, Any] = {"count": 0, "groups": [], "episodes": [], "episodes_total": 0}
         return nothing | {"facets": NO_FACETS, "steps": {split: [] for split in splits}}
     newest = log.list(where, order="time", descending=True, limit=limit)[::-1]
     episodes = []
@@ -124,17 +124,9 @@ def _of_log(log: EpisodeLog | None, run: Path, where: Sequence[str], limit: int)
     wanted = {listed.group_id for listed in newest}
     return {
         "count": log.count(),
-        "total": log.count(where),
         "facets": log.facets(),
         "steps": {split: log.steps(split) for split in splits},
         "groups": [group for group in log.groups(where) if group["group_id"] in wanted],
         "episodes": episodes,
+        "episodes_total": log.count(where),
     }
-
-
-def _check_target(file: Path) -> None:
-    """Refuse to replace anything but an earlier export."""
-    if not file.parent.is_dir():
-        raise ConfigError(f"--export {file}: there is no folder {file.parent}; make it first")
-    if file.is_dir() or (file.exists() and _MARK.encode() not in file.read_bytes()[:4096]):
-        raise ConfigError(f"--export {file}: that is something else than an exported page; choose another name")

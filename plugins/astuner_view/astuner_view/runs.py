@@ -77,15 +77,11 @@ def find_run(root: Path, wanted: str) -> Path:
 
 
 def _place(root: Path, folder: Path) -> RunPlace:
-    below = folder.relative_to(root).as_posix()
-    return RunPlace(id=_id(below), name=below, path=folder)
-
-
-def _id(below: str) -> str:
-    if _PLAIN.fullmatch(below):
-        return below
-    slug = re.sub(r"[^A-Za-z0-9._-]+", "-", below).strip("-.")[:60] or "run"
-    return f"{slug}~{hashlib.sha256(os.fsencode(below)).hexdigest()[:12]}"
+    name = identity = folder.relative_to(root).as_posix()
+    if not _PLAIN.fullmatch(name):
+        slug = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:60] or "run"
+        identity = f"{slug}~{hashlib.sha256(os.fsencode(name)).hexdigest()[:12]}"
+    return RunPlace(id=identity, name=name, path=folder)
 
 
 def _run_folders(root: Path) -> Iterator[Path]:

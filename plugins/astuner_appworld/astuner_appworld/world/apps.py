@@ -54,7 +54,9 @@ def _answer(world: Any, message: Mapping[str, Any]) -> dict[str, Any]:
     if asked == "start":
         return _facts(world)
     if asked == "end":
-        _keep(world, message["experiment"])
+        # the state, where an evaluation of the experiment reads it, as the package writes it after every execution
+        outputs = Path(world.output_directory).parents[2]
+        world._save_state(str(outputs / message["experiment"] / "tasks" / world.task_id / "dbs"))
         return {"completed": bool(world.task_completed())}
     raise ValueError(f"no such message: {asked!r}")
 
@@ -82,8 +84,15 @@ def told(error: Exception) -> str:
 
 def _make(task_id: str, options: Mapping[str, Any]) -> Any:
     from appworld import AppWorld
+    from appworld.apps import get_all_apps
+    from appworld.common.utils import import_apis_module
+    from fastapi_login.secrets import to_secret
 
-    _choose_secrets()
+    # The apps sign their access tokens with a word that everybody can read in the package; not in this world.
+    for name in get_all_apps():
+        manager = getattr(import_apis_module(name), "logging_manager", None)
+        if manager is not None:
+            manager.secret = to_secret({"algorithms": manager.algorithm, "secret": secrets.token_bytes(32)})
     return AppWorld(
         task_id=task_id,
         experiment_name=EXPERIMENT,
@@ -91,18 +100,6 @@ def _make(task_id: str, options: Mapping[str, Any]) -> Any:
         random_seed=options["seed"],
         max_api_calls_per_interaction=options["max_api_calls"],
     )
-
-
-def _choose_secrets() -> None:
-    """The apps sign their access tokens with a word that everybody can read in the package; not in this world."""
-    from appworld.apps import get_all_apps
-    from appworld.common.utils import import_apis_module
-    from fastapi_login.secrets import to_secret
-
-    for name in get_all_apps():
-        manager = getattr(import_apis_module(name), "logging_manager", None)
-        if manager is not None:
-            manager.secret = to_secret({"algorithms": manager.algorithm, "secret": secrets.token_bytes(32)})
 
 
 def _facts(world: Any) -> dict[str, Any]:
@@ -137,9 +134,3 @@ def _call(world: Any, message: Mapping[str, Any]) -> dict[str, Any]:
         return {"value": value}
     except Exception as e:
         return {"error": (str(e) or type(e).__name__)[:_LONGEST_ANSWER]}
-
-
-def _keep(world: Any, experiment: str) -> None:
-    """Write the state where an evaluation of ``experiment`` reads it, as the package does after every execution."""
-    outputs = Path(world.output_directory).parents[2]
-    world._save_state(str(outputs / experiment / "tasks" / world.task_id / "dbs"))

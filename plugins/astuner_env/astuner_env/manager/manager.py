@@ -431,13 +431,16 @@ class Manager:
         return True
 
     async def sweep(self) -> None:
-        """End what nobody has asked for too long."""
+        """End what nobody has asked for too long; keep what processes print within bounds."""
         now = self._clock()
         for instance in list(self.instances.values()):
             if not instance.is_busy and now - instance.used > self.idle_ttl:
                 loss = Loss("expired", f"was ended because nobody asked it anything for {self.idle_ttl:g} s")
                 self._end(instance, loss, kindly=True)
-        self._shorten_outputs()
+        for instance in list(self.instances.values()):
+            with contextlib.suppress(OSError):  # it printed nothing yet, or is gone
+                if instance.output.stat().st_size > _LARGEST_OUTPUT:
+                    os.truncate(instance.output, 0)
 
     async def hold_limits(self) -> None:
         """End what has more memory or more processes than it may, with all that it started."""
@@ -571,13 +574,6 @@ class Manager:
             if not await instance.process.wait(_DEATH):
                 log.error("a process does not die", extra=_fields(instance))
         await in_daemon_thread(clear, instance.folder, instance.output, name="astuner-env-remove")
-
-    def _shorten_outputs(self) -> None:
-        """Keep what processes print within bounds."""
-        for instance in list(self.instances.values()):
-            with contextlib.suppress(OSError):  # it printed nothing yet, or is gone
-                if instance.output.stat().st_size > _LARGEST_OUTPUT:
-                    os.truncate(instance.output, 0)
 
     async def _watch(self, instance: Instance, process: Process) -> None:
         """Notice the end of a process of which nothing is asked just now."""

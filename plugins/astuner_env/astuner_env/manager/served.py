@@ -108,16 +108,7 @@ def find_environment(reference: str) -> ServedEnvironment:
         if not is_code(reference):
             raise
         return _from_code(reference, "")
-    return _from_provider(offered.name, offered.provider)
-
-
-def snake_case(name: str) -> str:
-    """``TextMaze`` -> ``text_maze``."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
-
-
-def _from_provider(name: str, plain: Provider) -> ServedEnvironment:
-    provider = as_environment(plain)
+    name, provider = offered.name, as_environment(offered.provider)
     settings = load(name)
     if not settings.python and (missing := missing_modules(provider)):
         how = provider.install or f"pip install {' '.join(missing)}"
@@ -127,6 +118,11 @@ def _from_provider(name: str, plain: Provider) -> ServedEnvironment:
     path = () if settings.python else [folder for folder in sys.path if folder]  # PYTHONPATH and the like
     hint = f"astuner env doctor {name}"
     return ServedEnvironment(name=name, provider=provider, settings=settings, hint=hint, path=path)
+
+
+def snake_case(name: str) -> str:
+    """``TextMaze`` -> ``text_maze``."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
 def _from_code(reference: str, name: str) -> ServedEnvironment:

@@ -165,16 +165,12 @@ def read(given_body: dict[str, Any], model: str) -> ChatRequest:
     if system := system if isinstance(system, str) else "\n".join(block["text"] for block in system):
         given["messages"].insert(0, {"role": "system", "content": system})
     if choice := given.get("tool_choice"):
-        given["tool_choice"] = _tool_choice(choice)
+        given["tool_choice"] = "required" if choice["type"] == "any" else choice["type"]
+        if choice["type"] == "tool":
+            given["tool_choice"] = named_tool(fields.word(choice.get("name"), "tool_choice.name"))
     if "stop_sequences" in given:
         given["stop"] = given["stop_sequences"]
     return openai_chat.asked(given, model, structure=given.get("output_config", {}).get("format"))
-
-
-def _tool_choice(choice: Mapping[str, Any]) -> Any:
-    if choice["type"] == "tool":
-        return named_tool(fields.word(choice.get("name"), "tool_choice.name"))
-    return "required" if choice["type"] == "any" else choice["type"]
 
 
 # ---- answers ---------------------------------------------------------------------------------------------------------

@@ -103,7 +103,9 @@ async def answer(request: ChatRequest, holder: Holder) -> list[Answer]:
         options["response_schema"] = request.structure.schema
 
     async def ask(draw: int) -> Answer:
-        own = options if options.get("seed") is None else {**options, "seed": _seed(options["seed"], draw)}
+        own = options
+        if (first := options.get("seed")) is not None:  # after the largest 64-bit number comes the smallest
+            own = {**options, "seed": (first + draw + 2**63) % 2**64 - 2**63}
         reply = await holder.tuner.chat(
             request.messages, request.tools, agent_name=holder.agent_name, role=holder.role, **own
         )
@@ -127,11 +129,6 @@ async def answer(request: ChatRequest, holder: Holder) -> list[Answer]:
         made = await asyncio.gather(*asked, return_exceptions=True)
         holder.tuner.leave_out([a.reply.turn_index for a in made if isinstance(a, Answer)])  # nobody gets to see them
         raise
-
-
-def _seed(first: int, draw: int) -> int:
-    """The seed of a draw; after the largest 64-bit number comes the smallest."""
-    return (first + draw + 2**63) % 2**64 - 2**63
 
 
 def _settle(reply: ChatReply, structure: Structure | None) -> Answer:

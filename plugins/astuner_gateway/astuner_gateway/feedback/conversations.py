@@ -196,7 +196,10 @@ class Conversations:
         if exchange.reply_id and exchange.delivered:
             self._counts["replies"] += 1
         elif exchange.reply_id:
-            self._forget_reply(conversation, exchange.reply_id)
+            digests = conversation.replies.pop(exchange.reply_id)
+            del self._by_reply[exchange.reply_id]
+            still = {digest for others in conversation.replies.values() for digest in others}
+            self._histories.forget(conversation, [digest for digest in digests if digest not in still])
             conversation.offer.lost.append(exchange.model_id)
             if exchange.choices > 1:  # the others have no name by which they could be left out
                 self.end(conversation, "an answer with several choices did not reach its client", "failed")
@@ -339,12 +342,6 @@ class Conversations:
             self._past[reply_id] = why
         while len(self._past) > REMEMBERED:
             self._past.popitem(last=False)
-
-    def _forget_reply(self, conversation: Conversation, reply_id: str) -> None:
-        digests = conversation.replies.pop(reply_id)
-        del self._by_reply[reply_id]
-        still = {digest for others in conversation.replies.values() for digest in others}
-        self._histories.forget(conversation, [digest for digest in digests if digest not in still])
 
     def _tell(self, offer: Offer, outcome: Outcome) -> None:
         if not offer.outcome.done():

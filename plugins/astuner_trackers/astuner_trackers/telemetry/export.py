@@ -198,7 +198,10 @@ class WatchedExporter:
         if not went and not late and inner is not self._inner:  # the end came between its tries
             went, lines, late = self._try(spans)
         if went:
-            self._went(len(spans))
+            self.sent += len(spans)
+            if self._why:
+                self._why = ""
+                self._remark(f"the collector at {self._collector.shown} takes spans again; the end says what was lost")
         else:
             self._unanswered += len(spans) if late else 0
             self._failed(why(lines, self._collector))
@@ -249,12 +252,6 @@ class WatchedExporter:
             self._out = (len(spans), lines)
             taken = went(inner.export, spans, SpanExportResult.SUCCESS, lines)
         return taken, lines, timed_out(lines, time.perf_counter() - began, timeout)
-
-    def _went(self, count: int) -> None:
-        self.sent += count
-        if self._why:
-            self._why = ""
-            self._remark(f"the collector at {self._collector.shown} takes spans again; the end says what was lost")
 
     def _failed(self, why_not: str) -> None:
         is_new, self._why = not self._why, why_not

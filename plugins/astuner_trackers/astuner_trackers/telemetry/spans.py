@@ -208,25 +208,22 @@ class _OfEpisode:
             "astuner.times_known": False if turn.started is None else None,
         }
         if isinstance(turn, Turn):
-            attributes |= self._of_policy(turn)
+            attributes |= {
+                "astuner.policy": turn.policy,
+                "astuner.policy.version": turn.generation.policy_version,
+                "astuner.trained": turn.trained,
+                **(self._naming.sampling if self._of.split is Split.TRAIN else {}),
+                "astuner.continues": turn.continues,
+                "astuner.branch_reason": turn.branch_reason or None,
+                "astuner.approximation": turn.approximation or None,
+                "astuner.lost": turn.lost or None,
+            }
         if self._naming.content:
             attributes |= _said(turn, turn)
             if isinstance(turn, Turn) and turn.tools:
                 attributes["gen_ai.tool.definitions"] = said.as_json([mapping_of(tool) for tool in turn.tools])
         own, above = self._id("chat", turn.index), self._id("agent", turn.agent)
         return Span(f"chat {model}", self._trace, own, above, *self._times(turn), known(attributes), kind=CLIENT)
-
-    def _of_policy(self, turn: Turn) -> dict[str, Attribute | None]:
-        return {
-            "astuner.policy": turn.policy,
-            "astuner.policy.version": turn.generation.policy_version,
-            "astuner.trained": turn.trained,
-            **(self._naming.sampling if self._of.split is Split.TRAIN else {}),
-            "astuner.continues": turn.continues,
-            "astuner.branch_reason": turn.branch_reason or None,
-            "astuner.approximation": turn.approximation or None,
-            "astuner.lost": turn.lost or None,
-        }
 
     def _tool_spans(self, turns: Sequence[Turn | ExternalTurn]) -> Iterator[Span]:
         """Of one agent: the calls whose results came back, each once, though a branch repeats its history."""
