@@ -458,12 +458,11 @@ def write_result(config: DataGenerationConfig, material: Material, folder: Folde
         sides = separate(made, samples, threshold=threshold, numbers_tell_apart=numbers)
     else:
         pool = made + (samples if config.use_seeds == "train" else [])
-        share, seed = config.validation_share, config.seed
         groups = _by_evidence(pool)
         sides = split(
             pool,
-            validation_share=share,
-            seed=seed,
+            validation_share=config.validation_share,
+            seed=config.seed,
             threshold=threshold,
             numbers_tell_apart=numbers,
             group=lambda task: groups.get(task.task_id, ""),
@@ -577,7 +576,7 @@ class Generation:
             if name not in models.names:
                 raise
             notes.append(f"{e}: a start would be refused")
-        material, there, done = self._gather(None), None, False
+        material, there, done = gather(self.section, self._config.base_dir, None, self._live.say), None, False
         if not fresh and self.folder.check(self._fingerprint(material), self._again) is not None:
             there, done = self.folder, self._is_done(self.folder.read_report())
         if fresh and self.folder.read_about() is not None:
@@ -638,7 +637,7 @@ class Generation:
         """
         with self.folder.locked():
             earlier = self.folder.start_over() if fresh else None
-            material = self._gather(self.folder.documents)
+            material = gather(self.section, self._config.base_dir, self.folder.documents, self._live.say)
             secret = self.folder.begin(self._fingerprint(material), self._again)
             if self._is_done(done := self.folder.read_report()):
                 return done
@@ -687,9 +686,6 @@ class Generation:
 
     def _is_done(self, report: Mapping[str, Any]) -> bool:
         return bool(report.get("finished") and report["settings"] == result_settings(self.section))
-
-    def _gather(self, kept: Path | None) -> Material:
-        return gather(self.section, self._config.base_dir, kept, self._live.say)
 
     def _fingerprint(self, material: Material) -> dict[str, Any]:
         helper = self._config.keys_of(HelperModelKeys).helper_models.get(self.section.helper_model)
