@@ -231,8 +231,11 @@ class Making:
             self._known.keep(name, question)
 
     async def _propose(self, unit: Unit) -> None:
-        passage = None if unit.chunk is None else unit.chunk.text
-        known = self._shown_questions(unit)
+        passage, rows = None, list(self.standing.accepted.values())
+        if unit.chunk is not None:  # it is told what exists of its own passage; without one, the newest
+            passage, place = unit.chunk.text, (unit.chunk.document.sha256, unit.chunk.id)
+            rows = [row for row in rows if (row["metadata"]["provenance"].get("sha256"), row["passage"]) == place]
+        known = [row["main_query"] for row in rows[-SHOWN_QUESTIONS:]]
         messages = prompts.write(self._config, passage, unit.samples, known, secret=self._secret)
         if unit.id in self._refused_before:
             self._refused_before.remove(unit.id)
@@ -256,14 +259,6 @@ class Making:
             if not answer.data.tasks:
                 self.luck.in_vain("requests answered with no task", unit.id)
         self._give_up_in_time()
-
-    def _shown_questions(self, unit: Unit) -> list[str]:
-        """What a request is told that exists: of its own passage, or the newest."""
-        rows = list(self.standing.accepted.values())
-        if unit.chunk is not None:
-            place = (unit.chunk.document.sha256, unit.chunk.id)
-            rows = [row for row in rows if (row["metadata"]["provenance"].get("sha256"), row["passage"]) == place]
-        return [row["main_query"] for row in rows[-SHOWN_QUESTIONS:]]
 
     async def _settle(self) -> bool:
         """Decide about what is waiting, as far as it is needed; whether anything was decided."""
