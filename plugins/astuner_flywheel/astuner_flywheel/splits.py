@@ -138,10 +138,8 @@ def _clusters(
     """Which cluster each text is in, and the members of each, both in the order of the texts."""
     from scipy.cluster.hierarchy import DisjointSet
 
-    known, joined = (
-        NearDuplicates[int](threshold, numbers_tell_apart=numbers_tell_apart),
-        DisjointSet(range(len(texts))),
-    )
+    known = NearDuplicates[int](threshold, numbers_tell_apart=numbers_tell_apart)
+    joined = DisjointSet(range(len(texts)))
     first: dict[str, int] = {}  # a text that is there a thousand times is compared once
     for i, text in enumerate(texts):
         if (same := first.setdefault(text, i)) != i:

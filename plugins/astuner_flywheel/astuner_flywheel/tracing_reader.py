@@ -106,7 +106,9 @@ async def is_good(helper: Helper, conversation: Conversation, rubric: str) -> bo
     :raises astuner_helpers.HelperFailed: there is no valid verdict.
     """
     instructions = TABLES["is_good"].replace("{DATA}", TABLES["data"]).replace("{RUBRIC}", rubric)
-    shown = {"before": _history(conversation), "question": _cut(conversation.query)}
+    said = [m for m in conversation.before if m["role"] in ("user", "assistant") and text_of(m)]
+    before = [{"role": str(m["role"]), "text": _cut(text_of(m), 2_000)} for m in said[-6:]]
+    shown = {"before": before, "question": _cut(conversation.query)}
     return bool((await _ask(helper, instructions, shown, TaskVerdict, "filter of traces")).verdict == "GOOD")
 
 
@@ -147,11 +149,6 @@ async def _ask(helper: Helper, instructions: str, shown: dict[str, Any], answer:
         {"role": "user", "content": json.dumps(shown, ensure_ascii=False, indent=1)},
     ]
     return (await helper.ask(messages, purpose=purpose, answer=answer, temperature=0.0)).data
-
-
-def _history(conversation: Conversation) -> list[dict[str, str]]:
-    said = [m for m in conversation.before if m["role"] in ("user", "assistant") and text_of(m)]
-    return [{"role": str(m["role"]), "text": _cut(text_of(m), 2_000)} for m in said[-6:]]
 
 
 def _cut(text: str, longest: int = LONGEST) -> str:

@@ -236,9 +236,6 @@ class Helper:
         how = self._section.structured
         return "json_schema" if self._section.agentscope and how != "none" else how
 
-    def _hide(self, text: str) -> str:
-        return text.replace(self._key, _HIDDEN) if self._key else text
-
     # ---- in worker threads: limits, budget, retries, and the record of each request
 
     def _sent(
@@ -261,7 +258,7 @@ class Helper:
                 reply = self._server.send(question, answer)
                 data = self._checked(reply, question, answer)
             except NoReply as e:
-                reason = self._hide(str(e))
+                reason = str(e).replace(self._key, _HIDDEN) if self._key else str(e)
                 self._settle(permit, question, reply, began, error=reason, billed=e.billed)
                 if e.after > LONGEST_PAUSE:
                     self._fail(f"{reason} (the server asks to wait {e.after:g} s)", attempt + 1)

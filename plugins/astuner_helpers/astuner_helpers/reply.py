@@ -158,10 +158,9 @@ def chat_reply(found: Any) -> Reply:
         reason = choice.get("finish_reason")
     except (LookupError, TypeError, AttributeError) as e:
         raise NoReply(f"the server did not answer with a chat completion ({type(e).__name__}: {e})") from None
-    text = _text(text)
     prompt_tokens, completion_tokens = usage_of(found)
     return Reply(
-        text=text,
+        text=_text(text),
         finish_reason=reason if isinstance(reason, str) and reason else "stop",
         refusal=refusal if isinstance(refusal, str) else "",
         prompt_tokens=prompt_tokens,

@@ -47,15 +47,13 @@ def neutralise(text: str) -> str:
     broken as well.
     """
     visible = _visible(_LINE_ENDS.sub("\n", text))
-    folded = visible if visible.isascii() else _folded(visible)
+    folded = visible
+    if not visible.isascii():  # one character for one, so that places in it are places in the text
+        letters = visible.translate(_LOOK_ALIKES)
+        folded = "".join(n if len(n := unicodedata.normalize("NFKC", c)) == 1 else c for c in letters)
     breaks = sorted({match.start() + 1 for pattern in _CONTROL for match in pattern.finditer(folded)})
     parts = [visible[a:b] for a, b in zip([0, *breaks], [*breaks, len(visible)], strict=True)]
     return re.sub(r"\n{4,}", "\n\n\n", " ".join(parts))
-
-
-def _folded(text: str) -> str:
-    """One character for one, so that places in it are places in the text."""
-    return "".join(n if len(n := unicodedata.normalize("NFKC", c)) == 1 else c for c in text.translate(_LOOK_ALIKES))
 
 
 def _visible(text: str) -> str:

@@ -112,12 +112,10 @@ class MathAnswerAndLlmAsJudge(MathAnswerAsJudge):
         self, workflow_task: WorkflowTask, reference: str, candidate: str, metrics: Mapping[str, float]
     ) -> JudgeOutput:
         verdict = await super()._compare(workflow_task, reference, candidate, metrics)
-        if verdict.reward:
-            return JudgeOutput(reward=1.0, is_success=True, metrics={**verdict.metrics, "asked_llm": 0.0})
-        is_correct = await self._ask(workflow_task, reference, candidate)
-        return JudgeOutput(
-            reward=float(is_correct), is_success=is_correct, metrics={**verdict.metrics, "asked_llm": 1.0}
-        )
+        is_equal = bool(verdict.reward)
+        is_correct = is_equal or await self._ask(workflow_task, reference, candidate)
+        found = {**verdict.metrics, "asked_llm": float(not is_equal)}
+        return JudgeOutput(reward=float(is_correct), is_success=is_correct, metrics=found)
 
     async def _ask(self, workflow_task: WorkflowTask, reference: str, candidate: str) -> bool:
         """The helper's verdict, after as many tries as the config allows.

@@ -15,7 +15,7 @@ from astuner_math.calculator import CalculatorError, calculate
 
 if TYPE_CHECKING:
     from agentscope.message import Msg
-    from agentscope.tool import Toolkit, ToolResponse
+    from agentscope.tool import ToolResponse
 
     from astuner import ModelTuner
     from astuner_sandbox import SandboxFailed
@@ -56,15 +56,23 @@ class MathAgentWorkflow(Workflow):
         from agentscope.formatter import DashScopeChatFormatter
         from agentscope.memory import InMemoryMemory
         from agentscope.message import Msg
+        from agentscope.tool import Toolkit
 
         broken: list[SandboxFailed] = []
+        toolkit = Toolkit()
+        if self.config.tool == "python":
+            from astuner_sandbox import python_tool
+
+            toolkit.register_tool_function(python_tool(on_failure=broken.append))
+        elif self.config.tool == "calculator":
+            toolkit.register_tool_function(calculator)
         model: Any = model_tuner  # AgentScope calls it and reads `stream`; it asks for no base class
         agent = ReActAgent(
             name="math_react_agent",
             sys_prompt=self.config.system_prompt or _PROMPTS[self.config.tool],
             model=model,
             formatter=DashScopeChatFormatter(),
-            toolkit=self._toolkit(broken),
+            toolkit=toolkit,
             memory=InMemoryMemory(),
             max_iters=self.config.max_iters,
         )
@@ -75,21 +83,6 @@ class MathAgentWorkflow(Workflow):
             raise broken[0]
         answer = final_answer(reply)
         return WorkflowOutput(response=answer, metadata={"final_answer": answer})
-
-    def _toolkit(self, broken: list[SandboxFailed]) -> Toolkit:
-        """
-        :param broken: where failures of the sandbox go.
-        """
-        from agentscope.tool import Toolkit
-
-        toolkit = Toolkit()
-        if self.config.tool == "python":
-            from astuner_sandbox import python_tool
-
-            toolkit.register_tool_function(python_tool(on_failure=broken.append))
-        elif self.config.tool == "calculator":
-            toolkit.register_tool_function(calculator)
-        return toolkit
 
 
 def final_answer(reply: Msg) -> str:

@@ -444,7 +444,11 @@ async def check(
         judged = [Judged(s, v) for s, v in zip(samples, verdicts, strict=True) if v is not None]
         asked, failed = judge.asked, len(judge.failures)
         if not judged:
-            _check_references(name, labels.name, samples, judge.failures)
+            if "reference" in judge.failures[-1] and all(sample.reference is None for sample in samples):
+                raise DataError(  # in the words of the labels' file: the judge misses what none of its lines has
+                    f'{labels.name}: the lines lack "reference", the right answer, which {name} compares with: add '
+                    f'"reference": "…" to each line ({judge.failures[-1]})'
+                )
             raise JudgeFailed(f"{name} gave no verdict on any of {len(samples)} examples: {judge.failures[-1]}")
         measures = [*agreement(labels.mode, judged, plan.seed), length_bias(labels.mode, judged, plan.seed)]
         probe = Probe(judge, judged, plan.seed)
@@ -480,15 +484,6 @@ async def check(
         failures=dict(Counter(f.splitlines()[0][:200] if f else "" for f in judge.failures).most_common(5)),
         fitness=fitness, reasons=reasons, notes=(*notes, *more),
     )  # fmt: skip
-
-
-def _check_references(name: str, labels: str, samples: Sequence[Sample], failures: Sequence[str]) -> None:
-    """Say it in the words of the labels' file where a judge misses what none of its lines has."""
-    if "reference" in failures[-1] and all(sample.reference is None for sample in samples):
-        raise DataError(
-            f'{labels}: the lines lack "reference", the right answer, which {name} compares with: add '
-            f'"reference": "…" to each line ({failures[-1]})'
-        )
 
 
 def decide(measures: Sequence[Measure]) -> tuple[Fitness, tuple[str, ...]]:

@@ -127,9 +127,18 @@ def read_labels(path: Path) -> Labels:
         raise DataError("\n".join(problems[:_SHOWN_ERRORS]) + more)
     if not found:
         raise DataError(f"{path}: there is no example in it; one JSON object per line, laid out as one of:\n{LAYOUTS}")
-    mode = _one_mode(path, found)
+    modes = Counter(mode for mode, _ in found)
+    if len(modes) > 1:
+        each = [
+            f"{count} {mode.value} (first {next(s.place for m, s in found if m is mode)})"
+            for mode, count in modes.most_common()
+        ]
+        raise DataError(
+            f"{path}: its lines are of different kinds: {', '.join(each)}; a score, a preference and an order cannot "
+            "be compared with each other, so keep each kind in a file of its own"
+        )
     samples, repeated = _distinct([sample for _, sample in found])
-    return Labels(path.name, hashlib.sha256(raw).hexdigest(), mode, samples, repeated)
+    return Labels(path.name, hashlib.sha256(raw).hexdigest(), found[0][0], samples, repeated)
 
 
 def _bytes(path: Path) -> bytes:
@@ -142,20 +151,6 @@ def _bytes(path: Path) -> bytes:
         return path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     except OSError as e:
         raise DataError(f"{path}: cannot be read: {e.strerror}") from None
-
-
-def _one_mode(path: Path, found: list[tuple[Mode, Sample]]) -> Mode:
-    modes = Counter(mode for mode, _ in found)
-    if len(modes) > 1:
-        each = [
-            f"{count} {mode.value} (first {next(s.place for m, s in found if m is mode)})"
-            for mode, count in modes.most_common()
-        ]
-        raise DataError(
-            f"{path}: its lines are of different kinds: {', '.join(each)}; a score, a preference and an order cannot "
-            "be compared with each other, so keep each kind in a file of its own"
-        )
-    return found[0][0]
 
 
 def _distinct(samples: list[Sample]) -> tuple[tuple[Sample, ...], tuple[str, ...]]:

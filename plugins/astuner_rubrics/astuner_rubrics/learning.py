@@ -292,12 +292,9 @@ def contradictions(samples: Sequence[Sample], rule: Rule) -> list[tuple[str, str
 
     Scores do when they are half the scale or more apart; a tie and a preference do not.
     """
-    same: dict[str, list[Sample]] = defaultdict(list)
-    for sample in samples:
-        same[sample.key].append(sample)
     return [
         (a.place, b.place)
-        for group in same.values()
+        for group in _groups(samples, lambda s: s.key).values()
         for a, b in itertools.combinations(group, 2)
         if _opposite(a.by_answer(), b.by_answer(), rule)
     ]

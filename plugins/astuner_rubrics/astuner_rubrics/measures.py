@@ -205,13 +205,16 @@ def agreement(mode: Mode, judged: Sequence[Judged], seed: int) -> list[Measure]:
     answers gets the better verdict, ties counting half; 0.5 is chance."""
     if mode is Mode.POINTWISE:
         return _of_scores(judged, seed)
-    found = [_of_pairs(judged, seed, mode)]
+    each = [c for j in judged if (c := concordance(j.verdict.rewards, j.sample.worth)) is not None]
     signs = [sign for one in judged for sign in one.signs()]
+    name = "the better of two answers gets the better verdict"
     if mode is Mode.PAIRWISE:
+        found = [share_of(name, "concordance", each, AGREEMENT)]
         right = [label == verdict for label, verdict in signs]
         found.append(share_of("accuracy (a tie is right where the label is one)", "accuracy", right))
         found.append(_bootstrapped("Cohen's kappa (first, second, tie)", "kappa", signs, kappa, seed))
     else:
+        found = [_bootstrapped(name, "concordance", each, mean_of, seed, AGREEMENT)]
         taus = [t for j in judged if (t := kendall_tau_b(j.verdict.rewards, j.sample.worth)) is not None]
         found.append(_bootstrapped("Kendall's tau-b of each list, mean", "kendall_tau_b", taus, mean_of, seed))
         found.append(share_of("the best answer is first", "best_first", [_is_best_first(j) for j in judged]))
@@ -258,14 +261,6 @@ def _of_scores(judged: Sequence[Judged], seed: int) -> list[Measure]:
         found.append(_bootstrapped("Kendall's tau-b", "kendall_tau_b", pairs, of(kendall_tau_b), seed))
     found.append(_bootstrapped("ties where the labels differ", "ties", pairs, of(tied_share), seed))
     return found
-
-
-def _of_pairs(judged: Sequence[Judged], seed: int, mode: Mode) -> Measure:
-    each = [c for j in judged if (c := concordance(j.verdict.rewards, j.sample.worth)) is not None]
-    name = "the better of two answers gets the better verdict"
-    if mode is Mode.PAIRWISE:
-        return share_of(name, "concordance", each, AGREEMENT)
-    return _bootstrapped(name, "concordance", each, mean_of, seed, AGREEMENT)
 
 
 def _is_best_first(one: Judged) -> bool:

@@ -201,7 +201,8 @@ class PythonSandbox:
             fork = zygote.fork(self._options(folder), output=(out_end.fileno(), err_end.fileno()))
             channel = Channel(fork.socket)
             stack.callback(channel.close)
-            stack.callback(_end, fork)
+            stack.callback(fork.wait, _GONE_WITHIN)  # gone before its folder is removed; mostly it has ended already
+            stack.callback(fork.kill)
             out_end.close()
             err_end.close()
             watch = Watch(fork, (out.fileno(), err.fileno()), folder, self.limits, cancelled)
@@ -214,7 +215,10 @@ class PythonSandbox:
             stopped = watch.until_the_end(seconds)
             if fork.returncode is None:
                 raise ZygoteFailed(str(fork.ended))
-            outcome = stopped or self._natural(fork)
+            natural: Outcome = "finished" if fork.returncode >= 0 else "killed"
+            if fork.returncode == -signal.SIGKILL and fork.cpu_s > self.limits.cpu_seconds - 0.5:
+                natural = "cpu"  # the kernel's own limit, which is not watched from here
+            outcome = stopped or natural
             stdout, stderr = watch.text(out), watch.text(err)
         if outcome in _REASONS:
             reason = _REASONS[outcome].format(**{**asdict(self.limits), "seconds": seconds})
@@ -226,13 +230,6 @@ class PythonSandbox:
             outcome=outcome,
             seconds=time.monotonic() - started,
         )
-
-    def _natural(self, fork: Fork) -> Outcome:
-        """How it ended where no limit that is watched from here stopped it."""
-        assert fork.returncode is not None
-        if fork.returncode == -signal.SIGKILL and fork.cpu_s > self.limits.cpu_seconds - 0.5:
-            return "cpu"
-        return "finished" if fork.returncode >= 0 else "killed"
 
     def _options(self, folder: Path) -> dict[str, Any]:
         confinement = Confinement(
@@ -288,12 +285,6 @@ def _pipe(stack: contextlib.ExitStack) -> tuple[io.FileIO, io.FileIO]:
     return stack.enter_context(io.FileIO(reading)), stack.enter_context(io.FileIO(writing, "w"))
 
 
-def _end(fork: Fork) -> None:
-    """Have it gone before its folder is removed; mostly it has ended already."""
-    fork.kill()
-    fork.wait(_GONE_WITHIN)
-
-
 class Watch:
     """One run, watched from outside: collects what it prints, and stops it at a limit.
 
@@ -337,8 +328,11 @@ class Watch:
             if now >= deadline or self.cancelled.is_set():
                 return "timeout"
             if now >= look:
-                if limit := self._too_much():
-                    return limit
+                size, files = usage(self.folder, most=self.limits.files)
+                if size > self.limits.disk_mb << 20 or files > self.limits.files:
+                    return "disk"
+                if number(self.fork.pid, THREADS) > self.limits.threads:
+                    return "threads"
                 look = time.monotonic() + TICK
             pause = max(0.0, min(deadline, look) - now)
             if not self.open:  # it has ended, or closed its output
@@ -368,12 +362,6 @@ class Watch:
                 return True
             self.open.discard(descriptor)
         return False
-
-    def _too_much(self) -> Outcome | None:
-        size, files = usage(self.folder, most=self.limits.files)
-        if size > self.limits.disk_mb << 20 or files > self.limits.files:
-            return "disk"
-        return "threads" if number(self.fork.pid, THREADS) > self.limits.threads else None
 
 
 def usage(folder: Path, *, most: int) -> tuple[int, int]:

@@ -100,7 +100,11 @@ class ScriptedModel:
         usage = {"prompt_tokens": asked, "completion_tokens": told, "total_tokens": asked + told}
         head = {"id": f"chatcmpl-{len(self.requests)}", "created": 0, "model": body.get("model", "scripted")}
         if body.get("stream"):
-            return 200, [*_chunks(head, text), {**_chunk(head), "choices": [], "usage": usage}], {}
+            chunk = {**head, "object": "chat.completion.chunk"}
+            first = {"index": 0, "delta": {"role": "assistant", "content": text}, "finish_reason": None}
+            last = {"index": 0, "delta": {}, "finish_reason": "stop"}
+            events = [{**chunk, "choices": choices} for choices in ([first], [last], [])]
+            return 200, [*events[:2], {**events[2], "usage": usage}], {}
         message = {"role": "assistant", "content": text}
         choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
         return 200, {**head, "object": "chat.completion", "choices": [choice], "usage": usage}, {}
@@ -123,7 +127,6 @@ def embedding_of_words(text: str) -> list[float]:
 
 
 class _Server(ThreadingHTTPServer):
-    daemon_threads = True
     request_queue_size = 1024
 
 
@@ -159,16 +162,6 @@ def _handler(model: ScriptedModel) -> type[BaseHTTPRequestHandler]:
             """Say nothing."""
 
     return Handler
-
-
-def _chunks(head: Mapping[str, Any], text: str) -> list[dict[str, Any]]:
-    said = {"index": 0, "delta": {"role": "assistant", "content": text}, "finish_reason": None}
-    done = {"index": 0, "delta": {}, "finish_reason": "stop"}
-    return [{**_chunk(head), "choices": [choice]} for choice in (said, done)]
-
-
-def _chunk(head: Mapping[str, Any]) -> dict[str, Any]:
-    return {**head, "object": "chat.completion.chunk"}
 
 
 def _error(message: str) -> dict[str, Any]:

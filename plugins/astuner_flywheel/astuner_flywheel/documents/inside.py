@@ -178,11 +178,7 @@ def _seen(soup: Any) -> str:
             left.extend(reversed(node.contents))
         elif type(node) in (NavigableString, CData):
             parts.append(str(node) if preformatted else _SPACE.sub(" ", str(node)))
-    return _tidy("".join(parts))
-
-
-def _tidy(text: str) -> str:
-    text = re.sub(r"(?: \|)? *\n", "\n", text)  # the last cell of a row has none after it
+    text = re.sub(r"(?: \|)? *\n", "\n", "".join(parts))  # the last cell of a row has none after it
     text = re.sub(r"\n (?=\S)", "\n", text)  # white space between two blocks is shown nowhere
     return re.sub(r"\n{3,}", "\n\n", text).strip()
 

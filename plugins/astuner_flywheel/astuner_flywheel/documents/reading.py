@@ -67,7 +67,7 @@ class DocumentReader(AbstractContextManager["DocumentReader"]):
             "path": str(path.resolve()),
             "kind": kind,
             "encoding": self._encoding,
-            "bytes": _bytes(self.limits.file_mb),
+            "bytes": int(self.limits.file_mb * 1_000_000),
             **asdict(self.limits),
             "confinement": asdict(self._confinement(path)),
         }
@@ -142,7 +142,7 @@ def check(path: Path, name: str, limits: Limits) -> str:
         raise BadDocument(f"{name} cannot be opened: {e.strerror or e}") from None
     if not stat.S_ISREG(status.st_mode):
         raise BadDocument(f"{name} is no file")
-    if status.st_size > _bytes(limits.file_mb):
+    if status.st_size > limits.file_mb * 1_000_000:
         raise BadDocument(
             f"{name} has {status.st_size / 1e6:,.1f} MB, more than {limits.file_mb:g} MB; max_file_mb raises that, "
             "or split the file"
@@ -163,7 +163,3 @@ def sha256_of(path: Path, name: str) -> str:
     except OSError as e:
         raise BadDocument(f"{name} cannot be opened: {e.strerror or e}") from None
     return hashed.hexdigest()
-
-
-def _bytes(megabytes: float) -> int:
-    return int(megabytes * 1_000_000)

@@ -231,8 +231,11 @@ class Making:
             self._known.keep(name, question)
 
     async def _propose(self, unit: Unit) -> None:
-        passage = None if unit.chunk is None else unit.chunk.text
-        known = self._shown_questions(unit)
+        passage, rows = None, list(self.standing.accepted.values())
+        if unit.chunk is not None:  # it is told what exists of its own passage; without one, the newest
+            passage, place = unit.chunk.text, (unit.chunk.document.sha256, unit.chunk.id)
+            rows = [row for row in rows if (row["metadata"]["provenance"].get("sha256"), row["passage"]) == place]
+        known = [row["main_query"] for row in rows[-SHOWN_QUESTIONS:]]
         messages = prompts.write(self._config, passage, unit.samples, known, secret=self._secret)
         if unit.id in self._refused_before:
             self._refused_before.remove(unit.id)
@@ -256,14 +259,6 @@ class Making:
             if not answer.data.tasks:
                 self.luck.in_vain("requests answered with no task", unit.id)
         self._give_up_in_time()
-
-    def _shown_questions(self, unit: Unit) -> list[str]:
-        """What a request is told that exists: of its own passage, or the newest."""
-        rows = list(self.standing.accepted.values())
-        if unit.chunk is not None:
-            place = (unit.chunk.document.sha256, unit.chunk.id)
-            rows = [row for row in rows if (row["metadata"]["provenance"].get("sha256"), row["passage"]) == place]
-        return [row["main_query"] for row in rows[-SHOWN_QUESTIONS:]]
 
     async def _settle(self) -> bool:
         """Decide about what is waiting, as far as it is needed; whether anything was decided."""
@@ -458,12 +453,11 @@ def write_result(config: DataGenerationConfig, material: Material, folder: Folde
         sides = separate(made, samples, threshold=threshold, numbers_tell_apart=numbers)
     else:
         pool = made + (samples if config.use_seeds == "train" else [])
-        share, seed = config.validation_share, config.seed
         groups = _by_evidence(pool)
         sides = split(
             pool,
-            validation_share=share,
-            seed=seed,
+            validation_share=config.validation_share,
+            seed=config.seed,
             threshold=threshold,
             numbers_tell_apart=numbers,
             group=lambda task: groups.get(task.task_id, ""),
@@ -577,7 +571,7 @@ class Generation:
             if name not in models.names:
                 raise
             notes.append(f"{e}: a start would be refused")
-        material, there, done = self._gather(None), None, False
+        material, there, done = gather(self.section, self._config.base_dir, None, self._live.say), None, False
         if not fresh and self.folder.check(self._fingerprint(material), self._again) is not None:
             there, done = self.folder, self._is_done(self.folder.read_report())
         if fresh and self.folder.read_about() is not None:
@@ -638,7 +632,7 @@ class Generation:
         """
         with self.folder.locked():
             earlier = self.folder.start_over() if fresh else None
-            material = self._gather(self.folder.documents)
+            material = gather(self.section, self._config.base_dir, self.folder.documents, self._live.say)
             secret = self.folder.begin(self._fingerprint(material), self._again)
             if self._is_done(done := self.folder.read_report()):
                 return done
@@ -687,9 +681,6 @@ class Generation:
 
     def _is_done(self, report: Mapping[str, Any]) -> bool:
         return bool(report.get("finished") and report["settings"] == result_settings(self.section))
-
-    def _gather(self, kept: Path | None) -> Material:
-        return gather(self.section, self._config.base_dir, kept, self._live.say)
 
     def _fingerprint(self, material: Material) -> dict[str, Any]:
         helper = self._config.keys_of(HelperModelKeys).helper_models.get(self.section.helper_model)

@@ -106,7 +106,10 @@ def read_given(row: Mapping[str, Any]) -> Given:
     if not any(ids.values()):
         raise BadFeedback("response_id", "or trace_id or conversation_id must say which answer this is about")
     feedback = read_feedback({name: row[name] for name in row if name not in IDS and name != "time"})
-    return Given(feedback=feedback, **ids, time=_time(row.get("time")))
+    time = row.get("time")
+    if time is not None and (isinstance(time, bool) or not isinstance(time, (int, float)) or not math.isfinite(time)):
+        raise BadFeedback("time", "must be a number of seconds since 1970")
+    return Given(feedback=feedback, **ids, time=float(time or 0.0))
 
 
 def read_feedback(row: Mapping[str, Any]) -> Feedback:
@@ -202,14 +205,6 @@ def _text(row: Mapping[str, Any], name: str) -> str:
     if not isinstance(value, str) or len(value) > LONGEST_TEXT:
         raise BadFeedback(name, f"must be a text of at most {LONGEST_TEXT:,} characters")
     return value.strip()
-
-
-def _time(value: Any) -> float:
-    if value is None:
-        return 0.0
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise BadFeedback("time", "must be a number of seconds since 1970")
-    return float(value)
 
 
 OnBad = Literal["stop", "skip"]

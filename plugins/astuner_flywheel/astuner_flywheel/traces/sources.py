@@ -98,16 +98,12 @@ def objects(path: Path, limit: int, tally: Tally) -> Iterator[tuple[str, dict[st
         try:
             found = parse_json(line)
         except ValueError as e:
-            tally.unreadable(_without_detail(str(e)) if tally.on_bad == "skip" else str(e), place)
+            reason = str(e)
+            if tally.on_bad == "skip":  # without detail: it is counted together with its like
+                reason = f"a line that is no JSON object: {reason.partition(' from byte')[0].partition(': line')[0]}"
+            tally.unreadable(reason, place)
             continue
         yield place, found
-
-
-def _without_detail(reason: str) -> str:
-    """A reason that is counted together with its like."""
-    with contextlib.suppress(ValueError):
-        reason = reason[: reason.index(" from byte")]
-    return f"a line that is no JSON object: {reason.partition(': line')[0]}"
 
 
 _OPINIONS = ("rating", "thumbs", "correction", "comment")
@@ -463,7 +459,8 @@ def _conversation(top: Span | None, chats: Sequence[Span], source: str, tally: T
     if reason:
         tally.drop(reason, place)
         return
-    named = _conversation_id([main, *chats])
+    ids = (s.text("gen_ai.conversation.id") or s.conversation_id or s.text("project.run_id") for s in (main, *chats))
+    named = next((name for name in ids if name and name != "unknown"), "")
     of_process = _names_its_process(main)
     spans = [*reversed(chats), main]
     models = (s.model or s.text("gen_ai.response.model") or s.text("gen_ai.request.model") for s in spans)
@@ -566,11 +563,6 @@ def _agentscope(value: Any) -> list[Message]:
     return read_messages(value)
 
 
-def _conversation_id(spans: Sequence[Span]) -> str:
-    named = (s.text("gen_ai.conversation.id") or s.conversation_id or s.text("project.run_id") for s in spans)
-    return next((name for name in named if name and name != "unknown"), "")
-
-
 def _names_its_process(span: Span) -> bool:
     """AgentScope 1.x calls the run of its program a conversation."""
     if span.scope == "agentscope":
@@ -640,8 +632,7 @@ def _of_database(path: Path, shown: str, tally: Tally) -> Iterator[Conversation 
 def _of_span_file(path: Path, limit: int, tally: Tally) -> Iterator[Conversation | Given]:
     with tempfile.TemporaryDirectory(prefix="astuner-spans-") as folder:
         together = Path(folder) / "spans.sqlite"
-        store = Store(together)
-        try:
+        with closing(Store(together)) as store:
             rows = []
             for place, line in raw_lines(path, limit, tally):
                 try:
@@ -658,8 +649,6 @@ def _of_span_file(path: Path, limit: int, tally: Tally) -> Iterator[Conversation
                     _add(store, rows, str(path), tally)
                     rows = []
             _add(store, rows, str(path), tally)
-        finally:
-            store.close()
         yield from _of_database(together, str(path), tally)
 
 

@@ -57,13 +57,14 @@ class Channel:
         left = memoryview(encode_message(obj, self._max_bytes))
         with self._sending:
             deadline = _deadline(timeout)
+            flags = _NO_SIGNAL if deadline is None else _NO_SIGNAL | socket.MSG_DONTWAIT
             try:
                 if descriptors:
                     self._wait(select.POLLOUT, deadline)
                     left = left[socket.send_fds(self._sock, [left], list(descriptors)) :]
                 while left:
                     self._wait(select.POLLOUT, deadline)
-                    left = left[self._sock.send(left, _flags(deadline)) :]
+                    left = left[self._sock.send(left, flags) :]
             except BlockingIOError:  # pragma: no cover - poll said there was room
                 raise TimeoutError("the other process does not read") from None
             except (BrokenPipeError, ConnectionResetError):
@@ -173,7 +174,3 @@ def now() -> float:
 
 def _deadline(timeout: float | None) -> float | None:
     return None if timeout is None else now() + timeout
-
-
-def _flags(deadline: float | None) -> int:
-    return _NO_SIGNAL if deadline is None else _NO_SIGNAL | socket.MSG_DONTWAIT
