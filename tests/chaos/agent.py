@@ -113,6 +113,13 @@ def _prints() -> None:
     print("\x1b[2J\ud800" * 1000, file=sys.stderr)
 
 
+def _clears_environment() -> None:
+    """All but what tells the run's processes from others: without it, nobody finds them after ``kill -9``."""
+    kept = os.environ.get("ASTUNER_RUN", "")
+    os.environ.clear()
+    os.environ["ASTUNER_RUN"] = kept
+
+
 def _leaves_children() -> None:
     subprocess.Popen(["sleep", "600"], cwd=FOLDER)
     subprocess.Popen(["sleep", "600"], cwd=FOLDER, start_new_session=True)
@@ -155,7 +162,7 @@ COPES: dict[str, Callable[[], Any]] = {
     "prints_megabytes": _prints,
     "closes_stdout": lambda: sys.stdout.close(),
     "changes_folder": lambda: os.chdir("/"),
-    "clears_environment": lambda: os.environ.clear(),
+    "clears_environment": _clears_environment,
     "empties_temp": _empties_temp,
     "leaves_a_thread": lambda: threading.Thread(target=time.sleep, args=(3600,), daemon=True).start(),
     "leaves_children": _leaves_children,
