@@ -372,6 +372,17 @@ def test_a_database_that_does_something_is_not_opened(tmp_path: Path) -> None:
         EpisodeLog(tmp_path)
 
 
+def test_a_row_that_would_fill_the_memory_is_not_unfolded(tmp_path: Path) -> None:
+    write(tmp_path, (1, episode("g-0")), (1, episode("g-1")))
+    frame = b"\x28\xb5\x2f\xfd\xe0" + (1 << 40).to_bytes(8, "little")  # a head of Zstandard, which says its size
+    with closing(sqlite3.connect(tmp_path / "episodes" / DATABASE)) as db, db:
+        db.execute("UPDATE data SET row = ? WHERE episode_id = 'g-1'", (frame,))
+    with EpisodeLog(tmp_path) as log:
+        assert (names(log), [one.episode_id for one in log.lost]) == (["g-0"], ["g-1"])
+    with EpisodeLog(tmp_path, check=False) as log, pytest.raises(DataError, match="1,099,511,627,776 bytes"):
+        log.read("g-1")
+
+
 def test_rewinding_forgets_later_steps_and_can_be_repeated(tmp_path: Path) -> None:
     folder = tmp_path / "episodes"
     write(tmp_path, (1, episode("a-0")), (2, episode("b-0")), (1, episode("a-1")))

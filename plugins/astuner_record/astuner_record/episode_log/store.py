@@ -114,6 +114,8 @@ _LIST = f"INSERT OR REPLACE INTO {{}} VALUES ({', '.join('?' * (1 + len(FACTS) +
 _UNLISTED, _AT_ONCE = 16 << 20, 512 << 10
 """Bytes of rows before they are compressed: those left to readers, who list them in less than a second, and those
 listed in one transaction."""
+_LARGEST = 1 << 30
+"""Bytes of a row, which a few kilobytes of somebody else's may unfold to."""
 _WIDE = re.compile(r"([\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af])")
 """Characters of scripts without spaces: each is a word of its own."""
 
@@ -150,8 +152,12 @@ class Database(sqlite3.Connection):
 
     def decoded(self, frame: bytes) -> tuple[Row, int]:
         """A row that was `fitted`, and how many bytes it is."""
+        import zstandard
+
         if self._dictionary is None:
             self._learn()
+        if (size := zstandard.frame_content_size(frame)) > _LARGEST:
+            raise DataError(f"a row of the episode log would have {size:,} bytes, as no run writes it")
         data = self._decompress(frame)  # type: ignore[misc]
         return msgspec.msgpack.decode(data), len(data)
 
