@@ -34,6 +34,7 @@ from astuner.contracts.types import (
 )
 from astuner.plugins import registry
 from astuner.plugins.user_code import written_at
+from astuner.rollout.children import end, keep_what_is_started
 from astuner.rollout.endings import before_that, blame, cut_off, late, unfinished
 from astuner.rollout.judging import Judging, NoVerdict, as_output, call, checked
 from astuner.rollout.model_tuner import ModelTuner
@@ -46,6 +47,8 @@ from astuner.support.collector import leave_out_what_is_loaded
 from astuner.support.threads import in_daemon_thread
 
 if TYPE_CHECKING:
+    from psutil import Process
+
     from astuner.config import Config
     from astuner.contracts.parts import EndpointPart, EpisodeContextPart
     from astuner.rollout.models import Models
@@ -223,7 +226,8 @@ class EpisodeRunner:
     ) -> tuple[WorkflowOutput | None, StopReason | None, str]:
         """Run the workflow to its end: (output, stop reason unless it simply returned, error)."""
         timeout = self.config.astuner.rollout.episode_timeout
-        execute = _execute(parts.make_workflow, workflow_task, tuner)
+        started: list[Process] = []
+        execute = _execute(parts.make_workflow, workflow_task, tuner, started)
         output, ended = None, None
 
         def give_up() -> None:
@@ -240,6 +244,9 @@ class EpisodeRunner:
             raise  # no other episode would fare better
         except Exception as e:
             ended = blame(e, tuner.failure, asked=tuner.has_spoken)
+        finally:
+            if started:
+                await in_daemon_thread(end, started, name=f"end {workflow_task.episode_id}")
         if tuner.mistake is not None:
             raise tuner.mistake  # as above, and a framework swallowed it
         if ended is not None:
@@ -305,8 +312,11 @@ class _Parts:
         return cls(workflow, judging, checks, context().around if context else lambda _: contextlib.nullcontext())
 
 
-async def _execute(make_workflow: Callable[[], Any], workflow_task: WorkflowTask, tuner: ModelTuner) -> WorkflowOutput:
+async def _execute(
+    make_workflow: Callable[[], Any], workflow_task: WorkflowTask, tuner: ModelTuner, started: list[Process]
+) -> WorkflowOutput:
     workflow = make_workflow()
+    keep_what_is_started(started)
     execute = workflow.execute
     name = f"workflow {workflow_task.episode_id}"
     if tuner.world.exists and inspect.iscoroutinefunction(execute):

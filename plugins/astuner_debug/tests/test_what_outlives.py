@@ -84,10 +84,12 @@ def end(how):
 ENDS = Path(__file__).with_name("ends").read_text()
 
 class Agent(Workflow):
-    async def execute(self, workflow_task, model_tuner):
-        await model_tuner.chat([{"role": "user", "content": workflow_task.task.main_query}])
+    def __init__(self):  # what `execute` starts ends with the episode
         with open(Path(__file__).with_name("pids"), "a") as file:
             print(*start(), file=file)
+
+    async def execute(self, workflow_task, model_tuner):
+        await model_tuner.chat([{"role": "user", "content": workflow_task.task.main_query}])
         if not workflow_task.episode_id.startswith("d0000000"):
             end(ENDS)
         return WorkflowOutput(reward=1.0, is_success=True)
