@@ -155,7 +155,7 @@ def test_planted_secrets_are_in_no_file_no_output_and_no_answer(tmp_path: Path, 
 
     looked_at = 0
     for path in tmp_path.rglob("*"):
-        if path.is_file() and path.name != "flow.py":
+        if path.is_file() and path.stem.partition(".")[0] != "flow":  # the code, and what Python makes of it
             looked_at += 1
             assert not found_in(path.read_bytes()), (path, found_in(path.read_bytes()))
     assert looked_at > 20
