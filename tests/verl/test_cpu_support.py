@@ -158,7 +158,7 @@ def ask(server, prompt=(1, 40, 41), **how):
 
 async def until(condition):
     while not condition():
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(0.001)
 
 
 def test_it_answers_as_verls_servers_do(server):
@@ -243,13 +243,13 @@ def test_a_cancelled_request_leaves_the_others_alone(server):
 
 def test_weights_change_between_requests_only(server):
     async def talk():
-        before = await ask(server, seed=3, max_tokens=60)
+        before = await ask(server, seed=3, max_tokens=200)
         weights = {name: tensor * 0.5 for name, tensor in server.engine.model.state_dict().items()}
-        begun = asyncio.create_task(ask(server, seed=3, max_tokens=60))
+        begun = asyncio.create_task(ask(server, seed=3, max_tokens=200))
         await until(lambda: running(server))
         update = asyncio.create_task(server.load_weights(weights, global_steps=5))
         await asyncio.sleep(0)
-        later = asyncio.create_task(ask(server, seed=3, max_tokens=60))
+        later = asyncio.create_task(ask(server, seed=3, max_tokens=200))
         during, updates, after = await asyncio.gather(begun, update, later)
         assert during.token_ids == before.token_ids
         assert during.log_probs == pytest.approx(before.log_probs, abs=2e-5)
@@ -257,7 +257,7 @@ def test_weights_change_between_requests_only(server):
         assert updates == 1
         assert after.token_ids != before.token_ids
         assert after.extra_fields == {"global_steps": 5}
-        sampling = SamplingParams(max_tokens=60)
+        sampling = SamplingParams(max_tokens=200)
         said = expected(server.engine.model, [1, 40, 41], list(after.token_ids), sampling)
         assert after.log_probs == pytest.approx(said, abs=2e-5)
 

@@ -490,7 +490,7 @@ class TrainingRun(RunWriter):
         )
         measured = {**evaluation.metrics(), "time/validation": time.perf_counter() - started}
         validated = {k: n for k, n in self.ledger.counts.items() if k.startswith("validation/")}
-        append_jsonl(self.run_dir.failures, {"step": step, "validated": validated})  # its state may be older
+        append_jsonl(self.run_dir.validated, {"step": step, "ledger": validated})  # its state may be older
         self.publish(ValidationEnded(step=step, metrics=measured))
         return evaluation
 
@@ -540,8 +540,8 @@ class TrainingRun(RunWriter):
         self.ledger.restore(state["ledger"])
         self.run_dir.rewind(step)
         if self._was_validated(step):
-            for row in read_jsonl(self.run_dir.failures):
-                self.ledger.counts |= Counter(row.get("validated", {}))  # the larger of both: they only grow
+            for row in read_jsonl(self.run_dir.validated):
+                self.ledger.counts |= Counter(row["ledger"])  # the larger of both: they only grow
         self.bus.go_on()
         self.publish(RunResumed(step=step, state=state))
 

@@ -8,7 +8,7 @@
       run.log              plan, notes and warnings, with times
       failures.jsonl       every episode that was not scored, and why; how those of the validations ended
       episodes/            readable conversations: step_000012.jsonl, validation_000012.jsonl; and the episode log,
-                           with every token: episodes.sqlite,
+                           with every token: episodes.sqlite; how validations ended: validated.jsonl;
                            tokenizer/tokenizer.json
       checkpoints/         step-000050/ … load with transformers: the newest ones, and the best validated one
       resume/              the newest step, to continue from
@@ -48,6 +48,7 @@ class RunDir:
         self.failures = self.path / "failures.jsonl"
         self.alarms = self.path / "alarms.jsonl"
         self.episodes = self.path / "episodes"
+        self.validated = self.episodes / "validated.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.resume = self.path / "resume"
         self.curve = self.path / "reward_curve.png"
@@ -119,7 +120,7 @@ class RunDir:
         for half in self.path.glob(".*.tmp"):  # of a process that was killed
             half.unlink()
         ended = {row["step"] for row in self.read_metrics() if "val/success" in row}
-        for path in (self.metrics, self.failures, self.alarms):
+        for path in (self.metrics, self.failures, self.alarms, self.validated):
             if path.exists():
                 kept = [row for row in read_jsonl(path) if row.get("step", step) <= step]
                 kept = [row for row in kept if row.get("step") in ended or str(row.get("episode_id"))[0] != "v"]
