@@ -44,7 +44,7 @@ from astuner.support.json_lines import write_jsonl
 from astuner_record.conversations import transcript
 from astuner_record.episode_log import EpisodeLog, EpisodeLogWriter, rewind
 from astuner_record.episode_log.salvage import mend
-from astuner_record.episode_log.store import DATABASE
+from astuner_record.episode_log.store import DATABASE, list_some
 from astuner_report.run_report import origin
 from astuner_view.book import Book
 from astuner_view.log_thread import LogReader, count
@@ -98,6 +98,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = []
     for step in range(1, STEPS + 1):
         if step == 4:
+            list_some(writer._db)  # as the writer does every 16 MiB
             writer.close()
         episodes = [episode(f"g{step}-{attempt}", dice) for attempt in range(EACH)]
         for one in episodes:

@@ -234,17 +234,10 @@ class EpisodeLogWriter:
             add_credit(db, rows)
 
     def close(self) -> None:
-        """List what is left, and let go of the database; its write-ahead log is sorted in, unless somebody still reads
-        it."""
+        """Let go of the database; its write-ahead log is sorted in, unless somebody still reads it."""
         if self._db is not None:
-            try:
-                while not self.failed and list_some(self._db):
-                    pass
-            except sqlite3.Error:
-                pass  # a disk that takes no more: readers list the rest for themselves
-            finally:
-                self._db.close()
-                self._db = None
+            self._db.close()
+            self._db = None
 
     def _open(self) -> Database:
         self._folder.mkdir(parents=True, exist_ok=True)
