@@ -11,8 +11,11 @@ TRINITY := .venv-trinity
 # those with engines fewer, each of which is many processes. Those of a file stay together, with what they set up.
 SPREAD ?= --numprocesses=3 --dist=loadfile
 SPREAD_ENGINES ?= --numprocesses=2 --dist=loadfile
+# Hundreds of these tests kill processes and watch what is left, on machines with a load of their own. One that fails is run
+# once more; one that passes then is listed in the summary as RERUN, and is a defect to mend, of the test or of ASTuner.
+AGAIN ?= --reruns 1 --reruns-delay 1 -raR
 # What this machine should be able to test fails instead of being skipped; ASTUNER_TESTS_REQUIRE= makes it skip again.
-PYTEST = ASTUNER_TESTS_REQUIRE="$${ASTUNER_TESTS_REQUIRE-$$($(PYTHON) tests/should_have.py)}" $(BIN)/python -m pytest
+PYTEST = ASTUNER_TESTS_REQUIRE="$${ASTUNER_TESTS_REQUIRE-$$($(PYTHON) tests/should_have.py)}" $(BIN)/python -m pytest $(AGAIN)
 # uv fills an environment in seconds where pip takes minutes; INSTALLER=pip is the way back.
 INSTALLER ?= uv
 # Python compiles a module when it is first imported; most modules of most packages never are.
@@ -84,14 +87,14 @@ $(VERL)/.done: $(call projects,$(ON_VERL)) requirements/constraints-verl.txt
 	if $(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))'; then \
 	  $(call environment,$(VERL)) && \
 	  $(VERL)/bin/python -m pip install --quiet --constraint requirements/constraints-verl.txt torch && \
-	  $(call install,$(VERL)) --constraint requirements/constraints-verl.txt -e . $(call packages,$(ON_VERL)) pytest pytest-timeout pytest-xdist && touch $@; \
+	  $(call install,$(VERL)) --constraint requirements/constraints-verl.txt -e . $(call packages,$(ON_VERL)) pytest pytest-rerunfailures pytest-timeout pytest-xdist && touch $@; \
 	else echo 'VERL needs Python 3.10 to 3.12; its tests are not run'; fi
 
 $(TRINITY)/.done: $(call projects,$(ON_TRINITY)) requirements/constraints-trinity.txt
 	if $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))'; then \
 	  $(call environment,$(TRINITY)) && \
 	  $(TRINITY)/bin/python -m pip install --quiet --constraint requirements/constraints-trinity.txt torch && \
-	  $(call install,$(TRINITY)) --constraint requirements/constraints-trinity.txt -e . $(call packages,$(ON_TRINITY)) pytest pytest-timeout pytest-xdist && touch $@; \
+	  $(call install,$(TRINITY)) --constraint requirements/constraints-trinity.txt -e . $(call packages,$(ON_TRINITY)) pytest pytest-rerunfailures pytest-timeout pytest-xdist && touch $@; \
 	else echo 'Trinity needs Python 3.10 to 3.12, and what is pinned for its tests 3.11; they are not run'; fi
 
 sync-verl: $(VERL)/.done  ## make .venv-verl with the VERL backbone, as it runs on a CPU
@@ -128,14 +131,14 @@ test-packages: $(VENV)/.test  ## the fast tests of each package where of ours th
 	$(BIN)/python -m tests.packaging.own_tests
 
 test-verl: $(VERL)/.done  ## the tests that run VERL itself, on a CPU
-	if test -e $(VERL)/.done; then $(VERL)/bin/python -m pytest $(SPREAD_ENGINES) -m 'not engines' tests/verl; fi
+	if test -e $(VERL)/.done; then $(VERL)/bin/python -m pytest $(AGAIN) $(SPREAD_ENGINES) -m 'not engines' tests/verl; fi
 
 test-trinity: $(TRINITY)/.done  ## the tests that run Trinity itself, on a CPU
-	if test -e $(TRINITY)/.done; then $(TRINITY)/bin/python -m pytest $(SPREAD_ENGINES) -m 'not engines' tests/trinity; fi
+	if test -e $(TRINITY)/.done; then $(TRINITY)/bin/python -m pytest $(AGAIN) $(SPREAD_ENGINES) -m 'not engines' tests/trinity; fi
 
 test-engines: $(VERL)/.done $(TRINITY)/.done  ## whole runs of VERL and Trinity that `make test-all` leaves out; see tests/ENGINES.md
-	if test -e $(VERL)/.done; then $(VERL)/bin/python -m pytest $(SPREAD_ENGINES) -m engines tests/verl; fi
-	if test -e $(TRINITY)/.done; then $(TRINITY)/bin/python -m pytest $(SPREAD_ENGINES) -m engines tests/trinity; fi
+	if test -e $(VERL)/.done; then $(VERL)/bin/python -m pytest $(AGAIN) $(SPREAD_ENGINES) -m engines tests/verl; fi
+	if test -e $(TRINITY)/.done; then $(TRINITY)/bin/python -m pytest $(AGAIN) $(SPREAD_ENGINES) -m engines tests/trinity; fi
 
 lint: $(VENV)/.test  ## ruff, and the rules which module may import which
 	$(BIN)/ruff check .
