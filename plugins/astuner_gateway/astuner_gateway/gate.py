@@ -32,6 +32,8 @@ HEALTH = "/health"
 MAX_BYTES = 16 << 20
 """Bytes of a body, unless the application says otherwise; to parse more holds Python's lock for more than 0.1 s."""
 BODY_TIMEOUT = 60.0
+IDLE = 75.0
+"""Seconds that a connection may stand without a whole request, before the first and between two."""
 _LONG = 32 << 10
 """Bytes of a body that is read in a thread of its own, so that the others' requests go on meanwhile."""
 
@@ -184,7 +186,9 @@ def make_server(gate: Gate) -> web.Server:
         def __call__(self) -> web.RequestHandler:
             # Bodies stay as they came: a compressed one is refused, and none unfolds before its key was looked at.
             none: Any = None  # allowed, whatever its type says
-            return Protocol(self, loop=loop, access_log=none, logger=logger, auto_decompress=False)
+            return Protocol(
+                self, loop=loop, access_log=none, logger=logger, auto_decompress=False, keepalive_timeout=IDLE
+            )
 
     return Server(gate, request_factory=make_request, handler_cancellation=True)
 

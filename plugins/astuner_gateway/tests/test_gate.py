@@ -135,3 +135,19 @@ def test_a_key_is_compared_whole() -> None:
     assert has_key({"x-api-key": f" {KEY} "}, KEY)
     assert not has_key({"Authorization": "Bearer \udce9"}, KEY)
     assert not has_key({}, KEY)
+
+
+@table("said", [b"", b"GET /health HTTP/1.1\r\nHost:", b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"])
+def test_a_connection_without_a_whole_request_is_closed(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("astuner_gateway.gate.IDLE", 0.2)
+
+    async def main() -> bytes:
+        with bind("127.0.0.1", 0, listen=True) as listening:
+            async with running(Echo("127.0.0.1"), listening, grace=1.0):
+                reader, writer = await asyncio.open_connection(*listening.getsockname())
+                writer.write(said)
+                heard = await asyncio.wait_for(reader.read(), 60)
+                writer.close()
+                return heard
+
+    assert asyncio.run(main()).startswith(b"HTTP/1.1 200") == said.endswith(b"\r\n\r\n")
