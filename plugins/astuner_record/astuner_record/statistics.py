@@ -1,13 +1,12 @@
 """Statistics of paired numbers: intervals and tests, each a pure function with its source.
 
 ``differences`` are b - a, one for each task.  Whatever draws random numbers takes a seed, and gives the same answer
-for it everywhere.
+for it everywhere, with one numpy.
 """
 
 from __future__ import annotations
 
 import math
-import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -116,8 +115,10 @@ def bootstrap_interval(differences: Sequence[float], *, seed: int = 0, draws: in
     """
     if not differences:
         return Interval(-math.inf, math.inf)
-    rng, n = random.Random(seed), len(differences)
-    return _percentiles([math.fsum(rng.choices(differences, k=n)) / n for _ in range(draws)])
+    import numpy as np
+
+    rng, values = np.random.default_rng(seed), np.asarray(differences, float)
+    return _percentiles([float(rng.choice(values, values.size).mean()) for _ in range(draws)])
 
 
 def crossed_bootstrap_interval(
@@ -132,20 +133,17 @@ def crossed_bootstrap_interval(
 
     :param a: run -> task -> mean, the tasks in the same order for all runs of both sides.
     """
-    tasks = len(a[0]) if a else 0
-    if not tasks or not b:
+    if not a or not b or not len(a[0]):
         return Interval(-math.inf, math.inf)
-    rng = random.Random(seed)
+    import numpy as np
+
+    rng, sides = np.random.default_rng(seed), [np.asarray(runs, float) for runs in (a, b)]
     means = []
     for _ in range(draws):
-        chosen = rng.choices(range(tasks), k=tasks)
-        means.append(_drawn_mean(b, chosen, rng) - _drawn_mean(a, chosen, rng))
+        tasks = rng.integers(len(a[0]), size=len(a[0]))
+        of_a, of_b = (runs[rng.integers(len(runs), size=(len(runs), 1)), tasks].mean() for runs in sides)
+        means.append(float(of_b - of_a))
     return _percentiles(means)
-
-
-def _drawn_mean(runs: Sequence[Sequence[float]], tasks: Sequence[int], rng: random.Random) -> float:
-    drawn = rng.choices(runs, k=len(runs)) if len(runs) > 1 else runs
-    return math.fsum(math.fsum(map(run.__getitem__, tasks)) for run in drawn) / (len(drawn) * len(tasks))
 
 
 def _percentiles(means: Sequence[float]) -> Interval:
@@ -170,13 +168,10 @@ def sign_flip_test(differences: Sequence[float], *, seed: int = 0, draws: int = 
     reached = seen - 1e-9 * math.fsum(sizes)  # a sum in another order may be smaller by a rounding
     if len(sizes) <= _EXACT_UP_TO:
         return _all_signs(sizes, reached)
-    rng = random.Random(seed)
-    total, n = math.fsum(sizes), len(sizes)
-    hits = 0
-    for _ in range(draws):
-        signs = rng.getrandbits(n)
-        positive = math.fsum(size for i, size in enumerate(sizes) if signs >> i & 1)
-        hits += abs(2 * positive - total) >= reached
+    import numpy as np
+
+    rng, steps = np.random.default_rng(seed), np.asarray(sizes)
+    hits = sum(abs(float(steps @ rng.choice((-1.0, 1.0), steps.size))) >= reached for _ in range(draws))
     return (1 + hits) / (1 + draws)
 
 
