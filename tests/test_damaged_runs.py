@@ -190,6 +190,11 @@ def other_row(run: Path) -> None:
         db.execute("UPDATE data SET row = ? WHERE episode_id = 'g4-4'", (frame,))
 
 
+def name_of_bytes(run: Path) -> None:
+    with closing(sqlite3.connect(run / "episodes" / DATABASE)) as db, db:
+        db.execute("UPDATE data SET episode_id = CAST(episode_id AS BLOB) WHERE episode_id = 'g4-4'")
+
+
 def listed_otherwise(run: Path) -> None:
     with closing(sqlite3.connect(run / "episodes" / DATABASE)) as db, db:
         db.execute("UPDATE episodes SET reward = 0.0 WHERE episode_id = 'g1-1'")
@@ -218,6 +223,7 @@ DAMAGES: Sequence[tuple[Callable[[Path], None], Sequence[str], Sequence[str], st
     (page_of_zeros, ["g3-7"], [], "1 of 40 episodes are lost: 'g3-7' of step 3"),
     (first_page_of_noise, [], [], "no episode is known to be lost"),
     (other_row, ["g4-4"], [], "1 of 40 episodes are lost: 'g4-4' of step 4"),
+    (name_of_bytes, ["g4-4"], [], "1 of 40 episodes are lost: 'g4-4' of step 4"),
     (listed_otherwise, [], [], "the row of g1-1 is damaged, or its row in the list"),
     (no_wal, OF_STEPS_4_AND_5, ["unnamed"], "has 24 of 40 training episodes"),
     (flip_in_wal, OF_STEPS_4_AND_5, ["unnamed"], "has 24 of 40 training episodes"),

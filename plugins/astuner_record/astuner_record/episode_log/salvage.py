@@ -28,7 +28,8 @@ from astuner_record.episode_log.store import DATABASE, Database, add_credit
 
 _MOST = 20
 """Lost episodes, or steps, that a sentence names."""
-_CREDITED = "SELECT DISTINCT step, episode_id FROM credit WHERE typeof(step) = 'integer'"
+_NAMED = "typeof(step) = 'integer' AND typeof(episode_id) = 'text'"
+_CREDITED = f"SELECT DISTINCT step, episode_id FROM credit WHERE {_NAMED}"
 _CREDITED_ONLY = f"{_CREDITED} AND episode_id NOT IN (SELECT episode_id FROM data) ORDER BY 1, 2"
 _PAGE = 4096
 """Bytes of a page, as SQLite makes them."""
@@ -201,7 +202,7 @@ def _copy_whole(copy: Path, db: Database, problems: list[str]) -> tuple[int, lis
 
 def _rows(db: Database, table: str) -> Iterator[tuple[int, Lost]]:
     """The ids of a table and what they are of; damaged pages are left out, whose ends are found by halving."""
-    sql, at = f"SELECT id, episode_id, step FROM {table} WHERE id >= ? AND typeof(step) = 'integer' ORDER BY id", 0
+    sql, at = f"SELECT id, episode_id, step FROM {table} WHERE id >= ? AND {_NAMED} ORDER BY id", 0
 
     def reads(id_: int) -> bool:
         return any(True for _ in _found(db, f"SELECT * FROM ({sql} LIMIT 1) UNION ALL SELECT 0, '', 0", id_))
