@@ -13,7 +13,7 @@ SPREAD ?= --numprocesses=3 --dist=loadfile
 SPREAD_ENGINES ?= --numprocesses=2 --dist=loadfile
 # Hundreds of these tests kill processes and watch what is left, on machines with a load of their own. One that fails is run
 # once more; one that passes then is listed in the summary as RERUN, and is a defect to mend, of the test or of ASTuner.
-AGAIN ?= --reruns 1 --reruns-delay 1 -raR
+export AGAIN ?= --reruns 1 --reruns-delay 1 -raR
 # What this machine should be able to test fails instead of being skipped; ASTUNER_TESTS_REQUIRE= makes it skip again.
 PYTEST = ASTUNER_TESTS_REQUIRE="$${ASTUNER_TESTS_REQUIRE-$$($(PYTHON) tests/should_have.py)}" $(BIN)/python -m pytest $(AGAIN)
 # uv fills an environment in seconds where pip takes minutes; INSTALLER=pip is the way back.

@@ -18,6 +18,7 @@ from queue import SimpleQueue
 from tests.packaging.conftest import ROOT, Environment, build_wheels, pyproject, third_parties_here, with_ours
 
 AT_ONCE = 2
+AGAIN = os.environ.get("AGAIN", "").split()  # the Makefile's
 
 
 def environment_with_third_parties(folder):
@@ -52,7 +53,7 @@ def own_tests(project, wheels, copy, environments):
             "--no-deps", *with_ours(wheels, said["project"]["name"], *said["dependency-groups"]["test"])
         )
         shown = subprocess.run(
-            [environment.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", project / "tests"],
+            [environment.python, "-m", "pytest", "-q", *AGAIN, "-pno:cacheprovider", "-mnot slow", project / "tests"],
             cwd=copy,
             env={k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))},
             capture_output=True,
