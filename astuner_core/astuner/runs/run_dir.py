@@ -6,10 +6,10 @@
       resolved.yaml        the whole config as it ran, secrets removed
       metrics.jsonl        one line per step and per validation
       run.log              plan, notes and warnings, with times
-      failures.jsonl       every episode that was not scored, and why; how those of the validations ended
+      failures.jsonl       every episode that was not scored, and why
       episodes/            readable conversations: step_000012.jsonl, validation_000012.jsonl; and the episode log,
-                           with every token: episodes.sqlite; how validations ended: validated.jsonl;
-                           tokenizer/tokenizer.json
+                           with every token: episodes.sqlite, tokenizer/tokenizer.json; and how validations ended:
+                           validated.jsonl
       checkpoints/         step-000050/ … load with transformers: the newest ones, and the best validated one
       resume/              the newest step, to continue from
       alarms.jsonl         what the sentinel had to say
