@@ -272,6 +272,31 @@ def test_anthropics_route_refuses_in_anthropics_shape(play: Play) -> None:
     play(scenario)
 
 
+SHOWS_NO_TOOLS = """\
+{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + (m.content or '') + '<|im_end|>\\n' }}{% endfor -%}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif -%}"""
+
+
+@table(
+    "asked",
+    [{"tools": [ADD]}, {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}}],
+)
+def test_a_template_without_tools_is_the_requests_fault_and_not_tried_again(play: Play, asked: Any) -> None:
+    """A helper model behind `astuner serve` was asked five times for what could never be: the answer was a 500."""
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = SHOWS_NO_TOOLS
+
+    def speaker(config: Any, engine: FakeEngine) -> ServedModel:
+        return ServedModel(config, PolicyModel(engine, ChatCodec(tokenizer)), ABOUT, SAMPLING)
+
+    async def scenario(running: Running) -> Any:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await running.ask("What is 2 + 2?", **asked)
+        return str(caught.value)
+
+    assert "astuner.model.chat_template" in play(scenario, speaker=speaker)
+
+
 def test_a_body_has_a_limit(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("astuner_gateway.gate.Gate.most_bytes", 1000)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from astuner.contracts.errors import (
     AstunerError,
+    ConfigError,
     ContextOverflow,
     EpisodeAborted,
     ModelFailed,
@@ -39,6 +40,7 @@ _TOLD = (
     (TurnLimitReached, 403, "turn_limit_reached"),
     (EpisodeAborted, 403, "episode_aborted"),
     (ModelFailed, 502, "model_failed"),
+    (ConfigError, 400, "unsupported_value"),  # tools, or a structure, for a chat template that has no place for them
     (AstunerError, 500, "internal_error"),
 )
 """What is told of exceptions as they say it; the first that fits."""
