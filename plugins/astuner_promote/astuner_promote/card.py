@@ -32,7 +32,7 @@ def write_card(gate: Gate, candidate: Candidate, judged: Judgement, serving: str
     """
     config = gate.config
     policies = AgentRegistry.of(config.astuner).trained_policies
-    bases = list(dict.fromkeys(_public(config.model_of(policy).path) for policy in policies))
+    bases = list(dict.fromkeys(_name(config.model_of(policy).path) for policy in policies))
     run = _run_of(candidate)
     recipe, origin = _recipe(config, run), _origin(run)
     licence = {policy: _licence(config, policy) for policy in policies}
@@ -145,8 +145,7 @@ def _recipe(config: Config, run: Path | None) -> dict[str, Any]:
     text = RunDir(run).resolved.read_text(encoding="utf-8") if run else config.dump_yaml()
     read: dict[str, Any] = yaml.safe_load(text)
     read.pop("resolved", None)  # where the file was
-    for name in ("experiment_dir",):
-        read.get("astuner", {}).pop(name, None)
+    read.get("astuner", {}).pop("experiment_dir", None)
     cleaned: dict[str, Any] = _without_folders(read)
     return cleaned
 
@@ -159,9 +158,13 @@ def _without_folders(value: Any) -> Any:
     return _public(value) if isinstance(value, str) else value
 
 
-def _public(path: str) -> str:
+def _public(text: str) -> str:
     """Of a folder or file of this machine, the name."""
-    return f"…/{Path(path).name}" if path.startswith(("/", "~")) and "\n" not in path else path
+    return f"…/{_name(text)}" if text.startswith(("/", "~")) and "\n" not in text else text
+
+
+def _name(path: str) -> str:
+    return Path(path).name if path.startswith(("/", "~")) else path
 
 
 def _origin(run: Path | None) -> Mapping[str, Any]:

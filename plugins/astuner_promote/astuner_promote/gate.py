@@ -164,9 +164,9 @@ class Gate:
         :raises RunError: the experiment itself fails, so there is nothing to compare.
         """
         experiments = [self.config, *self.others]
+        _same_model(self.config, self.others)
         tasks = [self._tasks(config) for config in experiments]
         checks = {name: find_check(self.config, name) for name in self.checks}
-        _same_model(self.config, self.others)
         plays = list(zip(experiments, tasks, strict=True))
         before, after = ([self._play(*play, folder) for play in plays] for folder in (serving, candidate))
         held_out, *also = (

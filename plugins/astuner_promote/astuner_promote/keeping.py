@@ -123,6 +123,8 @@ def changing(run_dir: Path, expected: Promotions | None) -> Iterator[Promotions]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with lock_file(folder / ".lock"):
+            for left in folder.glob(".promoted.*.tmp"):  # of one that was killed
+                left.unlink()
             if Promotions.read(run_dir) != expected:
                 raise RunError(f"{folder}: {again}")
             yield expected or Promotions(folder=folder)
