@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from astuner import AgentRegistry, Config, RunDir, read_jsonl
+from astuner.contracts.errors import DataError
 from astuner_promote.gate import Comparison, Gate, Judgement
 from astuner_promote.keeping import Candidate, licences
 
@@ -33,8 +34,8 @@ def write_card(gate: Gate, candidate: Candidate, judged: Judgement, serving: str
     config = gate.config
     policies = AgentRegistry.of(config.astuner).trained_policies
     bases = list(dict.fromkeys(_name(config.model_of(policy).path) for policy in policies))
-    run = _run_of(candidate)
-    recipe, origin = _recipe(config, run), _origin(run)
+    run, recipe = _recipe(config, candidate)
+    origin = _origin(run)
     licence = {policy: _licence(config, policy) for policy in policies}
     head = {
         "base_model": bases[0] if len(bases) == 1 else bases,
@@ -68,8 +69,8 @@ def _figures(gate: Gate, judged: Judgement, serving: str) -> list[str]:
     rows: list[Sequence[str]] = [_row(judged.held_out, f"above {gate.margin:g}")]
     rows += [_row(one, f"above {-gate.tolerance:g}") for one in judged.also]
     found = [
-        f"Mean {gate.by} on validation tasks, compared with {serving}: the same tasks and seeds, {repeat} episodes a "
-        f"task, temperature {temperature:g}; 95 % intervals of the mean paired difference.",
+        f"Mean {gate.by} on validation tasks, compared with {serving}: the same tasks and seeds, {repeat} "
+        f"episode{'s' * (repeat > 1)} a task, temperature {temperature:g}; 95 % intervals of the mean difference.",
         _table(("experiment", "tasks", "before", "this model", "difference", "interval", "must be", "p"), rows),
     ]
     if judged.checks:
@@ -123,31 +124,38 @@ def _made(
         changed = ", with changes that were not committed" if origin["project"].get("changed") else ""
         rows.append(("commit of the experiment", f"{origin['project'].get('commit')}{changed}"))
     if run is None:
-        rows.append(("recipe", "of the experiment file as it was when this was measured: the checkpoint is in no run"))
+        rows.append(
+            (
+                "recipe",
+                "of the experiment file as it was when this was measured: no run beside the checkpoint says more",
+            )
+        )
     return rows
 
 
 def _validated(run: Path, step: int) -> str:
-    rows = read_jsonl(run / "metrics.jsonl") if (run / "metrics.jsonl").is_file() else []
-    row = next((r for r in rows if r.get("step") == step and r.get("val/success") is not None), None)
-    if row is None:
+    """The success of the run's own validation at this step; empty where there was none, or it cannot be read."""
+    try:
+        row = next(
+            r for r in read_jsonl(RunDir(run).metrics) if r.get("step") == step and r.get("val/success") is not None
+        )
+        return f"{row['val/success']:.3f} [{row['val/success_ci_low']:.3f}, {row['val/success_ci_high']:.3f}]"
+    except (StopIteration, DataError, OSError, KeyError, TypeError, ValueError):
         return ""
-    return f"{row['val/success']:.3f} [{row['val/success_ci_low']:.3f}, {row['val/success_ci_high']:.3f}]"
 
 
-def _run_of(candidate: Candidate) -> Path | None:
-    run = candidate.folder.parents[1]
-    return run if RunDir(run).resolved.is_file() and candidate.folder.parent.name == "checkpoints" else None
-
-
-def _recipe(config: Config, run: Path | None) -> dict[str, Any]:
-    """As the run wrote it down, without secrets; else the experiment's settings now."""
-    text = RunDir(run).resolved.read_text(encoding="utf-8") if run else config.dump_yaml()
-    read: dict[str, Any] = yaml.safe_load(text)
-    read.pop("resolved", None)  # where the file was
-    read.get("astuner", {}).pop("experiment_dir", None)
-    cleaned: dict[str, Any] = _without_folders(read)
-    return cleaned
+def _recipe(config: Config, candidate: Candidate) -> tuple[Path | None, dict[str, Any]]:
+    """The candidate's run, and its settings as it wrote them down, without secrets; else the experiment's now."""
+    run = candidate.folder.parents[1] if candidate.folder.parent.name == "checkpoints" else None
+    try:
+        written = yaml.safe_load(RunDir(run).resolved.read_text(encoding="utf-8")) if run else {}
+        known = run is not None and isinstance(written["astuner"], dict)
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        known = False
+    settings: dict[str, Any] = dict(written) if known else yaml.safe_load(config.dump_yaml())
+    settings.pop("resolved", None)  # where the file was
+    settings["astuner"].pop("experiment_dir", None)
+    return run if known else None, {key: _without_folders(value) for key, value in settings.items()}
 
 
 def _without_folders(value: Any) -> Any:

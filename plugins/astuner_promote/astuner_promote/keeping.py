@@ -131,7 +131,10 @@ def changing(run_dir: Path, expected: Promotions | None) -> Iterator[Promotions]
     except LockTaken as e:
         raise RunError(f"{folder}: another astuner promote is at it (pid {e.pid}); wait for it") from None
     except OSError as e:
-        raise RunError(f"{folder} cannot be written to: {e}; what served before still does") from e
+        raise RunError(
+            f"nothing was changed in {folder}, and what served before still does: {e}; free space, or have permission "
+            "to write there; a run that goes on may also have deleted the checkpoint meanwhile"
+        ) from e
 
 
 def promote(

@@ -327,6 +327,15 @@ def test_a_trial_changes_nothing_and_the_real_one_has_a_card_and_a_history(
     assert (kept / "LICENSE").read_text() == "Do what you like."
     assert str(Path.cwd()) not in card, "no folders of the machine"
     assert problem(kept) == ""
+    run.metrics.write_text("no row\n")
+    run.resolved.write_text("astuner: [")
+    run.origin.write_text("{}")
+    assert typed(*command[:-1], "step-000020") == 0, "what it cannot read of a run, it does without"
+    card = (config.run_dir.with_name("e.promoted") / "0002" / "step-000020" / "README.md").read_text()
+    assert "| steps | 20 of 180 |" in card
+    assert "no run beside the checkpoint says more" in card
+    assert typed("promote", "e.yaml", "--back") == 0
+    capsys.readouterr()
     assert typed("promote", "e.yaml", "--list", "--json") == 0
     history = json.loads(capsys.readouterr().out)
     assert history["serving"] == "0001"
