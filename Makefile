@@ -36,7 +36,7 @@ help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 # What each environment has of plugins/, with extras, beside the core. `cpu` is a folder of the backbone's own.
-USED := agentscope[agentscope1] checks compat datasets debug env[gymnasium] export families gateway helpers http local[lora] math[agent] models objectives record report[plot] sandbox testing trackers
+USED := agentscope[agentscope1] checks compat datasets debug env[gymnasium] export families gateway helpers http local[lora] math[agent] models objectives promote record report[plot] sandbox testing trackers
 DEMO := $(USED) appworld flywheel rubrics view
 TESTED := env[gymnasium,reasoning-gym] trackers[mlflow,otel,tensorboard]
 LIGHT := ray trinity verl

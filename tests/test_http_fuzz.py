@@ -32,6 +32,7 @@ from astuner.testing import FakeEngine, fake_config, make_tokenizer
 from astuner_gateway.gate import running
 from astuner_gateway.listening import bind
 from astuner_gateway.served.conversations import Conversations
+from astuner_gateway.served.following import Answering
 from astuner_gateway.served.handler import Handler
 from astuner_gateway.served.model import About, ServedModel
 from plugins.astuner_env.tests._service import TOYS, Live, served
@@ -132,7 +133,7 @@ def _serving(folder: Path) -> Iterator[int]:
     model = PolicyModel(engine, ChatCodec(tokenizer))
     served_model = ServedModel(fake_config(folder), model, about, SamplingParams(max_tokens=50))
     with bind("127.0.0.1", 0, listen=True) as listening:
-        gate = Handler(Conversations(served_model.voice, 1_000_000), name=about.name, key=KEY, host="127.0.0.1")
+        gate = Handler(Answering(about, Conversations(served_model.voice, 1_000_000)), key=KEY, host="127.0.0.1")
 
         async def serve() -> None:
             async with running(gate, listening, grace=3.0):

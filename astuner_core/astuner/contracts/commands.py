@@ -37,8 +37,8 @@ BackboneOption = Annotated[
 CheckpointOption = Annotated[
     str,
     typer.Option(
-        metavar="best|latest|base|DIR",
-        help="The checkpoint that did best in its validation, the newest, the model before training, or a folder.",
+        metavar="best|latest|promoted|base|DIR",
+        help="The checkpoint that did best in its validation, the newest, what serves, the untrained one, or a folder.",
     ),
 ]
 RunDirOption = Annotated[

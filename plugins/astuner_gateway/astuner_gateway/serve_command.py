@@ -6,14 +6,15 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack, closing
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from astuner.contracts.commands import (
     BackboneOption,
-    CheckpointOption,
     FileArgument,
     OverridesArgument,
     RunDirOption,
@@ -26,8 +27,9 @@ from astuner.contracts.errors import ConfigError
 if TYPE_CHECKING:
     from astuner import Config
     from astuner.contracts.types import SamplingParams
+    from astuner_gateway.served.following import Loader
     from astuner_gateway.served.handler import Handler
-    from astuner_gateway.served.model import ServedAgent, ServedModel
+    from astuner_gateway.served.model import About
     from astuner_trackers.telemetry.collector import Collector
 
 
@@ -39,7 +41,15 @@ def serve(
     file: FileArgument,
     overrides: OverridesArgument = None,
     backbone: BackboneOption = None,
-    checkpoint: CheckpointOption = "best",
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="promoted|best|latest|base|DIR",
+            help="What answers. Default: what `astuner promote` let through, and what it lets through next; "
+            "before that, the best.",
+            show_default=False,
+        ),
+    ] = None,
     run_dir: RunDirOption = None,
     policy: Annotated[
         str | None, typer.Option(metavar="NAME", help="Serve this policy, where an experiment has several.")
@@ -74,15 +84,15 @@ def serve(
 
     Applications find the address and the key in the file that it names when it is ready. Ctrl-C ends it.
     """
+    from astuner import load_config, run_services
     from astuner_gateway import access_file
     from astuner_gateway.listening import bind, key_for, url_of
-    from astuner_gateway.served.conversations import Conversations
+    from astuner_gateway.served.following import Loader, promoted_now
     from astuner_gateway.served.handler import Handler
-    from astuner_gateway.served.model import About, ServedAgent, ServedModel
     from astuner_gateway.served.spans import CompletionTracer, collector_at, feedback_url
-    from astuner_models.serving import serve as serve_models
+    from astuner_models.promoted import PROMOTED
 
-    given = asked(ctx, file, overrides, run_dir, services, backbone=backbone, checkpoint=checkpoint)
+    given = asked(ctx, file, overrides, run_dir, services, backbone=backbone)
     stdout, key = sys.stdout, key_for(host, key_env, host_at="--host", key_at="--key-env", prefix="sk-astuner")
     if trace is None and trace_headers_env is not None:
         raise ConfigError("--trace-headers-env is for the collector of --trace URL; add that")
@@ -90,20 +100,18 @@ def serve(
     with ExitStack() as stack:
         listening = stack.enter_context(closing(bind(host, port, listen=True)))  # before the model is loaded
         stack.enter_context(only_data_on_stdout(as_json))
-        models = stack.enter_context(serve_models(**given))
-        policy = policy or next(iter(models.served))
-        served, _ = models.policy(policy)
-        about = About.of(models.config, policy, served.name, checkpoint)
-        sampling = _sampling(models.config, temperature, max_tokens)
-        speaker: ServedModel | ServedAgent
-        if workflow:
-            speaker = ServedAgent(models.config, models.models, sampling)
-        else:
-            speaker = ServedModel(models.config, models.models[policy], about, sampling)
+        beside = given.pop("services")
+        config = load_config(**given)
+        promoted = promoted_now(config) if checkpoint in (None, PROMOTED) else None
+        sampling = _sampling(config, temperature, max_tokens)
+        stack.enter_context(run_services(config, beside))
+        loader = Loader(config=config, policy=policy, workflow=workflow, sampling=sampling)
+        current = loader.load(checkpoint or promoted or "best")
+        about = current.about
         tracer = None
         if collector is not None:
-            tracer = stack.enter_context(closing(CompletionTracer(collector, about, sampling, _remark)))
-        handler = Handler(Conversations(speaker.voice), name=about.name, key=key, host=host, tracer=tracer)
+            tracer = stack.enter_context(closing(CompletionTracer(collector, sampling, _remark)))
+        handler = Handler(current, key=key, host=host, tracer=tracer)
         access: dict[str, Any] = {
             "base_url": f"{url_of(host, listening)}/v1",
             "api_key": key,
@@ -112,7 +120,12 @@ def serve(
         }
         if collector is not None:
             access["feedback_url"] = feedback_url(collector)
-        access_path = stack.enter_context(access_file.kept("serve", listening.getsockname()[1], access))
+        number = listening.getsockname()[1]
+        access_path = stack.enter_context(access_file.kept("serve", number, access))
+
+        def switched(to: About) -> None:
+            access_file.write("serve", number, {**access, "model": to.name})
+            _remark(f"{to.name} answers from now on ({to.checkpoint})")
 
         def ready() -> None:
             shown = {name: value for name, value in access.items() if name != "api_key"}
@@ -121,20 +134,36 @@ def serve(
                 print(json.dumps(shown, ensure_ascii=False), file=stdout, flush=True)
                 return
             what = f"{about.name}{', with its agent' if workflow else ''} ({about.checkpoint})"
-            typer.echo("\n".join(_lines(what, served.note, shown, sampling, collector)))
+            typer.echo("\n".join(_lines(what, current.note, shown, sampling, collector)))
             sys.stdout.flush()
 
-        asyncio.run(_run(handler, listening, ready, speaker))
+        follows = loader if checkpoint in (None, PROMOTED) else None
+        asyncio.run(_run(handler, listening, ready, follows, promoted, switched))
         typer.echo(_summary(handler), err=as_json)
 
 
-async def _run(handler: Handler, listening: Any, ready: Any, speaker: ServedModel | ServedAgent) -> None:
+async def _run(
+    handler: Handler,
+    listening: Any,
+    ready: Callable[[], None],
+    follows: Loader | None,
+    promoted: str | None,
+    switched: Callable[[About], None],
+) -> None:
     from astuner_gateway.gate import serve_until_told
+    from astuner_gateway.served.following import follow, promoted_now
 
+    following: list[asyncio.Task[None]] = []
+    if follows is not None:
+        wanted = partial(promoted_now, follows.config)
+        following = [asyncio.create_task(follow(handler, promoted, wanted, follows.load, switched, _remark))]
     try:
         await serve_until_told(handler, listening, ready)
     finally:
-        await speaker.close()
+        for task in following:
+            task.cancel()
+            await asyncio.wait({task})
+        await handler.current.retire()
 
 
 def _sampling(config: Config, temperature: float | None, max_tokens: int | None) -> SamplingParams:

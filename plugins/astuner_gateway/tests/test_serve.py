@@ -21,6 +21,7 @@ from astuner.rollout.models import PolicyModel, one_model
 from astuner.testing import FakeEngine, fake_config, make_tokenizer
 from astuner_gateway.listening import bind
 from astuner_gateway.served.conversations import Conversations
+from astuner_gateway.served.following import Answering
 from astuner_gateway.served.handler import Handler
 from astuner_gateway.served.model import About, ServedAgent, ServedModel
 from astuner_gateway.served.spans import CompletionTracer, collector_at, parent_of
@@ -89,13 +90,8 @@ def play(codec: ChatCodec, tmp_path: Path) -> Play:
         )
 
         async def main() -> Any:
-            handler = Handler(
-                Conversations(served.voice, kept_tokens),
-                name=ABOUT.name,
-                key=KEY,
-                host="127.0.0.1",
-                tracer=tracer,
-            )
+            current = Answering(ABOUT, Conversations(served.voice, kept_tokens))
+            handler = Handler(current, key=KEY, host="127.0.0.1", tracer=tracer)
             listening = bind("127.0.0.1", 0, listen=True)
             runner = aiohttp.web.ServerRunner(make_server(handler), shutdown_timeout=1.0)
             await runner.setup()
@@ -340,7 +336,7 @@ def test_an_engine_that_fails_is_no_answer(play: Play) -> None:
             await running.ask("x")
         assert failed.value.status_code == 502
         assert told.exchanges == []
-        assert len(running.handler._conversations) == 0
+        assert len(running.handler.current.conversations) == 0
 
     told = Told()
     play(scenario, engine=Broken([]), tracer=told)
@@ -397,7 +393,7 @@ def test_old_conversations_are_forgotten_and_go_on_as_new_ones(play: Play) -> No
     async def scenario(running: Running) -> None:
         for name in ("a", "b", "c"):
             await running.ask(name)
-        assert len(running.handler._conversations) == 1
+        assert len(running.handler.current.conversations) == 1
         await running.ask("c", "four", "more")
         await running.ask("a", "four", "more")
         counts = running.handler.metrics()
@@ -452,7 +448,7 @@ def test_a_client_that_goes_away_ends_its_generation_and_is_counted(play: Play) 
 
 
 def traced(to: Collector, remarks: list[str]) -> CompletionTracer:
-    return CompletionTracer(collector_at(to.url, None), ABOUT, SAMPLING, remarks.append)
+    return CompletionTracer(collector_at(to.url, None), SAMPLING, remarks.append)
 
 
 def test_a_collector_is_told_what_was_said_and_under_which_ids(play: Play) -> None:
@@ -514,7 +510,7 @@ def test_a_collector_that_is_down_delays_nothing_and_is_spoken_of_once(play: Pla
         nobody.bind(("127.0.0.1", 0))
         remarks: list[str] = []
         to = collector_at(f"http://127.0.0.1:{nobody.getsockname()[1]}", None)
-        tracer = CompletionTracer(to, ABOUT, SAMPLING, remarks.append)
+        tracer = CompletionTracer(to, SAMPLING, remarks.append)
 
         async def scenario(running: Running) -> None:
             for n in range(5):

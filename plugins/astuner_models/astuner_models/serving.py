@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,8 +30,9 @@ from astuner import (
 )
 from astuner.contracts.backbone import Backbone, Served
 from astuner.contracts.errors import CheckpointError, ConfigError, MissingDependency
-from astuner.contracts.types import Split
+from astuner.contracts.types import Episode, Split, Task
 from astuner_models.hub import Downloads, require_model
+from astuner_models.promoted import PROMOTED, served_checkpoint
 
 if TYPE_CHECKING:
     from astuner.rollout.metrics import Evaluation
@@ -157,22 +158,34 @@ def evaluate(
             raise ConfigError(
                 f"{config.path}: the task reader yields no validation tasks, so there is nothing to evaluate on"
             )
-        runner = EpisodeRunner(config)
-        runner.prepare()
-        run_episode = partial(EpisodesHere(runner, serving.models).run, sampling=sampling_for(config, Split.VALIDATION))
         n = repeat or config.astuner.rollout.val_kwargs.num_repeat
-        workers = config.astuner.rollout.max_env_worker
-        pool = RolloutPool(run_episode, max_parallel=workers, judge_group=runner.judge_group)
-        draws = [(f"v{i:05d}", task) for i, task in enumerate(held_out)]
+        groups = validate(config, serving.models, held_out, repeat=n)
+        return evaluate_groups(groups, repeat=n, max_failed_share=config.astuner.rollout.max_failed_share)
 
-        async def run_all() -> list[Group]:
-            try:
-                return await pool.run_groups(draws, repeat=n, split=Split.VALIDATION)
-            finally:
-                await runner.close()
 
-        limit = config.astuner.rollout.max_failed_share
-        return evaluate_groups(asyncio.run(run_all()), repeat=n, max_failed_share=limit)
+def validate(
+    config: Config,
+    models: Models,
+    tasks: Sequence[Task],
+    *,
+    repeat: int,
+    on_episode: Callable[[Episode], None] | None = None,
+) -> list[Group]:
+    """``repeat`` episodes of every task, as in a validation: a group for each, in their order."""
+    runner = EpisodeRunner(config)
+    runner.prepare()
+    run_episode = partial(EpisodesHere(runner, models).run, sampling=sampling_for(config, Split.VALIDATION))
+    workers = config.astuner.rollout.max_env_worker
+    pool = RolloutPool(run_episode, max_parallel=workers, on_episode=on_episode, judge_group=runner.judge_group)
+    draws = [(f"v{i:05d}", task) for i, task in enumerate(tasks)]
+
+    async def run_all() -> list[Group]:
+        try:
+            return await pool.run_groups(draws, repeat=repeat, split=Split.VALIDATION)
+        finally:
+            await runner.close()
+
+    return asyncio.run(run_all())
 
 
 def load_tokenizer(model: str, revision: str | None = None) -> Any:
@@ -219,7 +232,7 @@ def make_codec(config: Config, tokenizer: Any) -> ChatCodec:
 
 
 def find_checkpoint(config: Config, checkpoint: str) -> Path | None:
-    """The model folder that ``best``, ``latest``, ``base``, a path, or the name of one of the run's checkpoints means.
+    """The model folder that ``best``, ``latest``, ``promoted``, ``base``, a path, or a checkpoint's name means.
 
     Where no kept checkpoint was validated, the best is the newest.
 
@@ -229,6 +242,8 @@ def find_checkpoint(config: Config, checkpoint: str) -> Path | None:
     """
     if checkpoint == "base":
         return None
+    if checkpoint == PROMOTED:
+        return served_checkpoint(config.run_dir)
     run_dir = RunDir(config.run_dir)
     if checkpoint in ("best", "latest"):
         if not run_dir.models:
@@ -241,7 +256,7 @@ def find_checkpoint(config: Config, checkpoint: str) -> Path | None:
     if not (folder / "config.json").is_file() and not any(folder.glob("*/config.json")):
         known = ", ".join(model.name for model in run_dir.models) or "there is none yet"
         raise CheckpointError(
-            f"{folder} is not a model folder (no config.json); write best, latest, base, a folder, or one of the "
-            f"checkpoints in {run_dir.checkpoints}: {known}"
+            f"{folder} is not a model folder (no config.json); write best, latest, promoted, base, a folder, or one of "
+            f"the checkpoints in {run_dir.checkpoints}: {known}"
         )
     return folder

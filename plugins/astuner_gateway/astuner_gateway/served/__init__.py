@@ -4,5 +4,6 @@ It speaks the dialects of `astuner.endpoint`, which serves the model of one epis
 who wants to learn from what was said sends it to a collector (``--trace``) and reads it back as tasks.
 
 ``model`` who answers: a conversation's voice, or the agent · ``conversations`` which one a request continues ·
-``handler`` from a request to its answer · ``spans`` what a collector is told of it
+``handler`` from a request to its answer · ``following`` the next model, when one was promoted · ``spans`` what a
+collector is told of it
 """

@@ -1,7 +1,8 @@
 """From an HTTP request to its answer, in any dialect of the endpoint.
 
 Invariant: nothing but ``GET /health`` is answered without the key; every answer that was made is told to the tracer,
-once, after it reached its client or could not any more.
+once, after it reached its client or could not any more.  A request is answered by the model that was the current one
+when it had been read.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from astuner_gateway.endpoint.errors import ApiError
 from astuner_gateway.endpoint.handler import DIALECTS, MODELS, ModelGate, check_post, made_for, send
 from astuner_gateway.endpoint.request import Answer, ChatRequest, Dialect, Holder
 from astuner_gateway.gate import HEALTH, check_key, json_answer, parse, read_body, worked_on
-from astuner_gateway.served.conversations import Conversations, digests, label_of
+from astuner_gateway.served.conversations import digests, label_of
+from astuner_gateway.served.following import Answering
+from astuner_gateway.served.model import About
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -33,6 +36,8 @@ METRICS = "/metrics"
 class Exchange:
     """One completion, for who is told of it."""
 
+    about: About
+    """Who answered."""
     request: ChatRequest
     answers: Sequence[Answer]
     completion_id: str
@@ -50,20 +55,24 @@ class Exchange:
 class Handler(ModelGate):
     """Answers all requests of one server.
 
-    :param name: what the API calls the model.
+    :param current: who answers; see `switch`.
     :param host: where the server listens.
     """
 
     routes = (*ModelGate.routes, f"GET {METRICS}", f"GET {HEALTH}")
 
-    def __init__(
-        self, conversations: Conversations, *, name: str, key: str, host: str, tracer: CompletionTracer | None = None
-    ) -> None:
+    def __init__(self, current: Answering, *, key: str, host: str, tracer: CompletionTracer | None = None) -> None:
         super().__init__(host)
-        self._conversations, self._tracer = conversations, tracer
-        self._name, self._key = name, key
+        self.current, self._tracer, self._key = current, tracer, key
         self._counts: Counter[str] = Counter()
         self._under_way = 0
+
+    def switch(self, to: Answering) -> Answering:
+        """From now on ``to`` answers; requests under way end with the one before, which is returned."""
+        before, self.current = self.current, to
+        self._counts["switches"] += 1
+        self._counts["conversations"] += before.conversations.begun
+        return before
 
     async def reply(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
         check_key(
@@ -77,7 +86,7 @@ class Handler(ModelGate):
             return await self._reply(request, dialect, request_id)
         if request.path == METRICS and request.method in ("GET", "HEAD"):
             return json_answer(self.metrics(), request_id)
-        return json_answer(self.look_up(request, self._name), request_id)
+        return json_answer(self.look_up(request, self.current.about.name), request_id)
 
     def look_up(self, request: web.BaseRequest, name: str) -> dict[str, Any]:
         if request.path.startswith(f"{MODELS}/") and request.path != f"{MODELS}/{name}":
@@ -92,10 +101,10 @@ class Handler(ModelGate):
         """Since the start, but for those under way and remembered now."""
         traced = self._tracer.metrics() if self._tracer else {}
         return {
-            **{word: self._counts[word] for word in ("answered", "lost", "refused")},
+            **{word: self._counts[word] for word in ("answered", "lost", "refused", "switches")},
             "under_way": self._under_way,
-            "conversations": self._conversations.begun,
-            "remembered_conversations": len(self._conversations),
+            "conversations": self._counts["conversations"] + self.current.conversations.begun,
+            "remembered_conversations": len(self.current.conversations),
             **traced,
         }
 
@@ -113,18 +122,28 @@ class Handler(ModelGate):
             self._under_way -= 1
 
     async def _answer(self, request: web.BaseRequest, dialect: Dialect, request_id: str) -> web.StreamResponse:
+        raw = await read_body(request)
+        with self.current.asked() as answering:
+            return await self._answer_by(answering, request, dialect, request_id, raw)
+
+    async def _answer_by(
+        self, answering: Answering, request: web.BaseRequest, dialect: Dialect, request_id: str, raw: bytes
+    ) -> web.StreamResponse:
+        name, conversations = answering.about.name, answering.conversations
+
         def understand(raw: bytes) -> tuple[ChatRequest, str, Sequence[bytes]]:
             body = parse(raw)
-            chat = replace(dialect.read(body, self._name), model=self._name)
+            chat = replace(dialect.read(body, name), model=name)
             return chat, label_of(body), digests(chat.messages)
 
-        chat, label, history = await worked_on(await read_body(request), understand)
+        chat, label, history = await worked_on(raw, understand)
         started, made = time.time(), list[Exchange]()
-        with self._conversations.of(history, label) as conversation:
+        with conversations.of(history, label) as conversation:
 
             def told(answers: Sequence[Answer], whole: Mapping[str, Any]) -> None:
-                self._conversations.replied(conversation, history, [each.reply.message for each in answers])
+                conversations.replied(conversation, history, [each.reply.message for each in answers])
                 exchange = Exchange(
+                    about=answering.about,
                     request=chat,
                     answers=answers,
                     completion_id=whole["id"],

@@ -18,7 +18,6 @@ from astuner.contracts.errors import ConfigError
 from astuner.contracts.messages import mapping_of
 from astuner.contracts.types import SamplingParams
 from astuner_gateway.served.handler import Exchange
-from astuner_gateway.served.model import About
 from astuner_trackers.telemetry import messages as said
 from astuner_trackers.telemetry.collector import Collector, collector
 from astuner_trackers.telemetry.settings import Telemetry
@@ -54,17 +53,17 @@ class CompletionTracer:
         much was lost.
     """
 
-    def __init__(self, to: Collector, about: About, sampling: SamplingParams, remark: Callable[[str], None]) -> None:
+    def __init__(self, to: Collector, sampling: SamplingParams, remark: Callable[[str], None]) -> None:
         from astuner import __version__
         from astuner_trackers.telemetry.export import SpanSender, resource
 
         who = resource({"service.version": __version__, "service.instance.id": secrets.token_hex(8)})
-        self._about, self._sampling = about, sampling
+        self._sampling = sampling
         self._sender = SpanSender(to, who, __version__, remark)
 
     def completed(self, exchange: Exchange) -> None:
         """Returns at once."""
-        self._sender.send([completion_span(exchange, self._about, self._sampling)])
+        self._sender.send([completion_span(exchange, self._sampling)])
 
     def metrics(self) -> Mapping[str, int]:
         made, sent = self._sender.made_and_sent
@@ -75,9 +74,9 @@ class CompletionTracer:
         self._sender.close()
 
 
-def completion_span(exchange: Exchange, about: About, sampling: SamplingParams) -> Span:
+def completion_span(exchange: Exchange, sampling: SamplingParams) -> Span:
     """The span of one completion; where the request named a trace of its own, a part of that."""
-    request, answers = exchange.request, exchange.answers
+    about, request, answers = exchange.about, exchange.request, exchange.answers
     trace_id, parent_id = parent_of(exchange.traceparent)
     everything = [*request.messages, *(each.reply.message for each in answers)]
     is_cut = any(len(said.shown(message.get("content"))) > said.LONGEST for message in everything)
