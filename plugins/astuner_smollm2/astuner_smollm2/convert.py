@@ -104,7 +104,8 @@ def _as_halves(values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
     llama.cpp rotates neighbours, and so its files have the halves of a pair beside each other.
     """
     rows, columns = values.shape
-    return values.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+    halves: NDArray[np.float32] = values.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2)
+    return halves.reshape(rows, columns)
 
 
 def _tokenizer(reader: GGUFReader) -> dict[str, Any]:
