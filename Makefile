@@ -37,7 +37,7 @@ help:  ## what there is
 
 # What each environment has of plugins/, with extras, beside the core. `cpu` is a folder of the backbone's own.
 USED := agentscope[agentscope1] checks compat datasets debug env[gymnasium] export families gateway helpers http local[lora] math[agent] models objectives promote record report[plot] sandbox testing trackers
-DEMO := $(USED) appworld flywheel rubrics view
+DEMO := $(USED) appworld flywheel rubrics smollm2 view
 TESTED := env[gymnasium,reasoning-gym] trackers[mlflow,otel,tensorboard]
 LIGHT := ray trinity verl
 ANY_FRAMEWORK := checks compat debug env families gateway helpers http models record report sandbox testing trackers

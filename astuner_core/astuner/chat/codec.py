@@ -139,8 +139,8 @@ class Conversation:
         if offered and not template.renders_tools:
             raise ConfigError(
                 f"the agent offers {len(offered)} tools, but the chat template ({template.format.name}) does not show "
-                "them, or writes calls in a way that ASTuner does not read; set astuner.model.chat_template to a Jinja "
-                "file that does, or astuner.rollout.disable_tool_calls: true"
+                "them, or writes calls in a way that ASTuner does not read; write chat_template: hermes (for ChatML) "
+                "or a Jinja file that does as astuner.model.chat_template, or astuner.rollout.disable_tool_calls: true"
             )
         root, offered = self._history.root(offered)
         place = self._history.find(root, messages)

@@ -52,7 +52,7 @@ class ModelSection(Section):
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """`auto`, `cpu`, `cuda` or `cuda:N`; `auto` takes a GPU when there is one."""
     chat_template: str | None = None
-    """A Jinja file that replaces the tokenizer's own chat template."""
+    """A Jinja file that replaces the tokenizer's own chat template; `hermes` is ChatML with tools."""
     chat_template_kwargs: dict[str, Any] = Field({})
     """Variables for the chat template, e.g. `{enable_thinking: false}`; one that it does not know is refused."""
     lora: LoraSection = LoraSection()

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from astuner import AgentRegistry, load_config
-from astuner.contracts.errors import CheckpointError, ConfigError
-from astuner_models.serving import find_checkpoint, policy_folder
+from astuner.contracts.errors import CheckpointError
+from astuner_models.serving import chat_template, find_checkpoint, policy_folder
 from astuner_objectives.manifest import require_whole
 
 if TYPE_CHECKING:
@@ -174,12 +174,9 @@ def _copy(config: Config, policy: str, source: Path, target: Path) -> None:
     for file in source.iterdir():
         if file.is_file() and _belongs(file.name):
             shutil.copyfile(file, target / file.name)
-    template = config.astuner.model.chat_template
+    template = chat_template(config)
     if template is not None and config.model_of(policy).path == config.astuner.model.path:  # as it was trained
-        try:
-            shutil.copyfile(config.base_dir / template, target / _TEMPLATE)
-        except OSError as e:
-            raise ConfigError(f"astuner.model.chat_template: cannot read {config.base_dir / template}: {e}") from None
+        (target / _TEMPLATE).write_text(template, encoding="utf-8")
     if why := problem(target):
         raise CheckpointError(f"the copy of {source} is not complete, and was removed: {why}; type the command again")
 

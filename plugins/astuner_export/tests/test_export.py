@@ -13,6 +13,7 @@ import astuner_local
 from astuner.cli import main
 from astuner.contracts.errors import CheckpointError, ConfigError
 from astuner_export.model import export, problem
+from astuner_models.serving import TEMPLATES
 from astuner_objectives.manifest import write_manifest
 from tests.table import table
 
@@ -134,6 +135,8 @@ def test_the_template_that_was_trained_with_goes_along(run: Path) -> None:
     Path("mine.jinja").write_text("{{ messages }}")
     export("e.yaml", ["astuner.model.chat_template=mine.jinja"], to="out")
     assert AutoTokenizer.from_pretrained("out").chat_template == "{{ messages }}"
+    export("e.yaml", ["astuner.model.chat_template=hermes"], to="named-one")
+    assert AutoTokenizer.from_pretrained("named-one").chat_template == TEMPLATES["hermes"].read_text()
     with pytest.raises(ConfigError, match=r"astuner.model.chat_template: cannot read .*yours.jinja"):
         export("e.yaml", ["astuner.model.chat_template=yours.jinja"], to="out2")
     assert sorted(p.name for p in Path().iterdir() if "out" in p.name) == ["out"]

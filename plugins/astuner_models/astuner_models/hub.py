@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 PATIENCE = 3.0
 """Seconds that the hub has to take a connection, finding its address included."""
 
+PACKAGES = {"tiny-calculator": "astuner-local", "smollm2-135m": "astuner-smollm2"}
+"""Models of ours -> the packages that bring them, which may not be installed."""
+
 
 class Downloads(DownloadsPart):
     """The part ``downloads``."""
@@ -74,15 +77,17 @@ def why_no_model(path: str, key: str = "astuner.model.path", plugins: PluginMana
     """
     if is_folder_name(path):
         return ""
+    if path in PACKAGES:  # whose plugin would have located it
+        return f"{key} is {path}, a model of the package {PACKAGES[path]}; type: pip install {PACKAGES[path]}"
     found = hub_downloads("model")
     if not (reason := hub_problem(path, found)):
         return ""
     shipped = [name for names in (plugins or load_plugins()).hook.list_models() for name in names]
     here = [*sorted(shipped), *found]
     return (
-        f"{key} is {path}, which is not on this machine, and {reason}{did_you_mean(path, here)}. Models that are here: "
-        f"{', '.join(here) or 'none'}. Write one of them or a folder that holds config.json, *.safetensors and the "
-        "tokenizer, or set HF_ENDPOINT to a mirror of the hub"
+        f"{key} is {path}, which is not on this machine, and {reason}{did_you_mean(path, here)}. Models without the "
+        f"hub: {', '.join(here) or 'none'}. Write one of them or a folder that holds config.json, *.safetensors and "
+        "the tokenizer, or set HF_ENDPOINT to a mirror of the hub"
     )
 
 

@@ -37,6 +37,9 @@ from astuner_models.promoted import PROMOTED, served_checkpoint
 if TYPE_CHECKING:
     from astuner.rollout.metrics import Evaluation
 
+TEMPLATES = {file.stem: file for file in Path(__file__).with_name("templates").glob("*.jinja")}
+"""Chat templates that come with this package, by the name that ``astuner.model.chat_template`` may have."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
@@ -204,18 +207,34 @@ def load_tokenizer(model: str, revision: str | None = None) -> Any:
     return AutoTokenizer.from_pretrained(model, **({} if revision is None else {"revision": revision}))
 
 
-def make_codec(config: Config, tokenizer: Any) -> ChatCodec:
-    """The chat codec of an experiment: the tokenizer's template unless the config names a file.
+def chat_template(config: Config) -> str | None:
+    """The Jinja text that ``astuner.model.chat_template`` stands for; None where it is not written.
 
-    That file's template becomes the tokenizer's own, so that a checkpoint saved with it speaks as it was trained.
+    :raises ConfigError: it is no file that can be read, and no template of `TEMPLATES`.
     """
-    template = config.astuner.model.chat_template
-    file = config.base_dir / (template or "")
+    written = config.astuner.model.chat_template
+    return None if written is None else read_template(written, config.base_dir)
+
+
+def read_template(written: str, base_dir: Path) -> str:
+    """The Jinja text of a file (from ``base_dir``) or of the template of that name; raises as `chat_template`."""
+    file = TEMPLATES[written] if written in TEMPLATES else base_dir / written
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(
+            f"astuner.model.chat_template: cannot read {file}: {e}; name a Jinja file, or one of {', '.join(TEMPLATES)}"
+        ) from None
+
+
+def make_codec(config: Config, tokenizer: Any) -> ChatCodec:
+    """The chat codec of an experiment: the tokenizer's template unless the config names another.
+
+    That template becomes the tokenizer's own, so that a checkpoint saved with it speaks as it was trained.
+    """
+    template = chat_template(config)
     if template is not None:
-        try:
-            tokenizer.chat_template = file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as e:
-            raise ConfigError(f"astuner.model.chat_template: cannot read {file}: {e}") from None
+        tokenizer.chat_template = template
     rollout = config.astuner.rollout
     try:
         return ChatCodec(
@@ -228,7 +247,8 @@ def make_codec(config: Config, tokenizer: Any) -> ChatCodec:
     except ConfigError as e:
         if template is None:
             raise
-        raise ConfigError(f"astuner.model.chat_template: {file} with this model's tokenizer: {e}") from e
+        named = config.astuner.model.chat_template
+        raise ConfigError(f"astuner.model.chat_template: {named} with this model's tokenizer: {e}") from e
 
 
 def find_checkpoint(config: Config, checkpoint: str) -> Path | None:

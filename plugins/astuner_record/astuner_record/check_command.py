@@ -53,7 +53,7 @@ def tokens(
     ] = None,
     templates: Annotated[
         list[Path] | None,
-        typer.Option("--template", metavar="FILE", help="Also try this Jinja chat template (repeatable)."),
+        typer.Option("--template", metavar="FILE", help="Also try this Jinja chat template, or hermes (repeatable)."),
     ] = None,
     tools: Annotated[
         Tools | None, typer.Option(help="With the agent's tools, without, or both. Default: as configured.")

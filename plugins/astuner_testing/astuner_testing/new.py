@@ -5,6 +5,7 @@ The texts are in ``templates``, as `string.Template`; nothing is ever overwritte
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 from collections.abc import Mapping
@@ -65,10 +66,16 @@ def plugin(
 
 
 @app.command()
-def experiment(name: NameArgument, into: IntoOption = Path(".")) -> None:
+def experiment(
+    name: NameArgument,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="For a real model, such as smollm2-135m, which sorts messages.")
+    ] = None,
+    into: IntoOption = Path("."),
+) -> None:
     """Write an experiment that learns: an agent, its tasks, a YAML file, and what VS Code needs for breakpoints."""
     bare = normal_name(name).replace("-", "_")
-    write(into / bare, experiment_files(bare))
+    write(into / bare, experiment_files(bare, model))
     runpy.run_path(str(into / bare / "make_tasks.py"))
     file = into / bare / f"{bare}.yaml"
     typer.echo(f"try it:\n  astuner run {file} --backbone debug\nthen train:\n  astuner run {file} --backbone local")
@@ -119,15 +126,23 @@ def plugin_files(bare: str, kinds: list[str]) -> dict[str, str]:
     return texts
 
 
-def experiment_files(bare: str) -> dict[str, str]:
-    """Relative path -> text of an experiment."""
-    camel = _camel(bare)
-    values = {"name": bare, "class_name": camel if camel.endswith("Agent") else f"{camel}Agent"}
-    same_name = ("README.md", "workflow.py", "make_tasks.py", "test_workflow.py")
+def experiment_files(bare: str, model: str | None = None) -> dict[str, str]:
+    """Relative path -> text of an experiment.
+
+    :param model: the name or folder of a real model; None: the tiny one, which calculates.
+    """
+    camel, kind = _camel(bare), "experiment" if model is None else "experiment_model"
+    values = {
+        "name": bare,
+        "class_name": camel if camel.endswith("Agent") else f"{camel}Agent",
+        "judge_name": f"{camel}Judge",
+        "model": json.dumps(model),
+    }
+    same_name = ["README.md", "workflow.py", "make_tasks.py", "test_workflow.py", *(["judge.py"] if model else [])]
     return {
-        f"{bare}.yaml": _fill("experiment/experiment.yaml", values),
+        f"{bare}.yaml": _fill(f"{kind}/experiment.yaml", values),
         ".vscode/launch.json": _fill("experiment/vscode/launch.json", values),
-        **{path: _fill(f"experiment/{path}", values) for path in same_name},
+        **{path: _fill(f"{kind}/{path}", values) for path in same_name},
     }
 
 

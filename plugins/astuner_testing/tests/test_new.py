@@ -4,6 +4,7 @@ What it writes is installed, and its own tests are run, in tests/packaging.
 """
 
 import ast
+import collections
 import json
 import operator
 import re
@@ -131,6 +132,35 @@ def test_an_experiments_tasks_are_written_again_by_its_own_script(experiment):
     assert train.read_text() == before
 
 
+@pytest.fixture
+def sorting(tmp_path, capsys):
+    assert run("experiment", "My-Mail", "--model", "some: model", "--into", str(tmp_path)) == 0
+    return tmp_path / "my_mail"
+
+
+def test_an_experiment_for_a_real_model_has_a_judge_of_its_own(sorting):
+    config = load_config(sorting / "my_mail.yaml")
+    assert config.astuner.model.path == "some: model"
+    judge = config.resolve("judge", config.astuner.task_judge.judge)()
+    task = workflow_task("My lamp leaks.", answer="defect")
+    for answer, reward in (("Defect.", 1.0), ("payment", 0.0), ("a defect", 0.0)):
+        assert check_judge(judge, task, WorkflowOutput(metadata={"final_answer": answer})).reward == reward
+    workflow = config.resolve("workflow", config.astuner.rollout.workflow)
+    assert check_workflow(workflow, task, replies=["defect"]).metadata == {"final_answer": "defect"}
+
+
+def test_its_held_out_messages_are_of_every_kind_and_worded_otherwise(sorting):
+    from astuner.rollout.parts import build_task_reader
+
+    reader = build_task_reader(load_config(sorting / "my_mail.yaml"))
+    tasks, held_out = check_task_reader(reader), list(reader.read(Split.VALIDATION))
+    kinds = collections.Counter(task.metadata["answer"] for task in held_out)
+    assert kinds == {"delivery": 27, "payment": 27, "defect": 27}
+    things = "lamp|kettle|radio|drill|clock|fan|mixer|toaster|heater"
+    frames, kept = ({re.sub(things, "", task.main_query) for task in part} for part in (tasks, held_out))
+    assert frames.isdisjoint(kept)
+
+
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "6 * 7"}}\n</tool_call>'
 
 
@@ -192,5 +222,6 @@ def test_every_template_is_used(tmp_path):
     texts = {**new.plugin_files("shop", list(new.SUMMARIES)), **new.experiment_files("shop")}
     templates = files("astuner_testing") / "templates"
     there = [p for p in templates.rglob("*.template")]  # a real folder, in an editable install
-    hooks, both_have_a_readme = 2, 1
-    assert len(there) == len(texts) + hooks + both_have_a_readme
+    of_a_model = set(new.experiment_files("shop", "m")) - {".vscode/launch.json"}  # which both have
+    hooks, plugins_have_a_readme_too = 2, 1
+    assert len(there) == len(texts) + len(of_a_model) + hooks + plugins_have_a_readme_too

@@ -32,7 +32,7 @@ import yaml
 
 from astuner import Optim
 from astuner.contracts.backbone import Capabilities
-from astuner.contracts.errors import ConfigError
+from astuner_models import serving
 from astuner_ray.native.facts import Facts
 
 _F = TypeVar("_F", bound=Facts, contravariant=True)
@@ -170,17 +170,12 @@ def precision(facts: Facts) -> Any:
 
 
 def chat_template(facts: Facts) -> Any:
-    """The text of the file that replaces the tokenizer's own template.
+    """The text that replaces the tokenizer's own template.
 
     :raises ConfigError: it cannot be read.
     """
-    template = facts.a.model.chat_template
-    if template is None:
-        return UNSET
-    try:
-        return (facts.config.base_dir / template).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as e:
-        raise ConfigError(f"astuner.model.chat_template: cannot read {facts.config.base_dir / template}: {e}") from None
+    template = serving.chat_template(facts.config)
+    return UNSET if template is None else template
 
 
 def checkpointing(facts: Facts) -> Any:

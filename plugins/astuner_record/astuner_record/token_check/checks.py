@@ -42,7 +42,7 @@ from astuner.contracts.types import (
     WorkflowOutput,
     WorkflowTask,
 )
-from astuner_models.serving import load_tokenizer, make_codec
+from astuner_models.serving import TEMPLATES, load_tokenizer, make_codec, read_template
 from astuner_record.token_check.report import EpisodeFound, Report, VariantFound, facts_of, look_at
 from astuner_record.token_check.scripted import (
     CONTEXT,
@@ -209,7 +209,8 @@ def _with_template(config: Config, template: Path | None, tools: bool) -> Config
     a = config.astuner
     update: dict[str, Any] = {"rollout": a.rollout.model_copy(update={"disable_tool_calls": not tools})}
     if template is not None:
-        update["model"] = a.model.model_copy(update={"chat_template": str(template.resolve())})
+        named = str(template) if str(template) in TEMPLATES else str(template.resolve())
+        update["model"] = a.model.model_copy(update={"chat_template": named})
     return replace(config, astuner=a.model_copy(update=update))
 
 
@@ -495,9 +496,6 @@ def _codec(
             _with_template(config, template, tools),
             read_tokenizer(config.locate_model(), config.astuner.model.revision),
         )
-    try:
-        text = None if template is None else template.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as e:
-        raise ConfigError(f"--template {template} cannot be read: {e}") from e
+    text = None if template is None else read_template(str(template), Path())
     located: str | None = (plugins or load_plugins()).hook.locate_model(path=model)
     return ChatCodec(read_tokenizer(located or str(model)), chat_template=text, disable_tool_calls=not tools)
