@@ -59,7 +59,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="keep the tables in benchmarks/NAME.md")
     keep = f"keep the training runs of {', '.join(TRAINING)} there, and go on with what is there"
     parser.add_argument("--runs", type=Path, metavar="DIR", help=keep)
-    parser.add_argument("--task", action="append", default=[], help="of real_model: only this one, or none (repeatable)")
+    only = "of real_model: only this one (repeatable), or none"
+    parser.add_argument("--task", action="append", default=[], help=only)
     parser.add_argument("--seeds", type=int, metavar="N", help="of real_model: only the first N seeds")
     settings = "of real_model: for every run (repeatable)"
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=settings)

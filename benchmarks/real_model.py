@@ -79,18 +79,17 @@ def run(
     :param seeds: only the first so many.
     :param settings: for every run, such as where the model is.
     """
-    if unknown := {*tasks} - {task.name for task in TASKS}:
-        raise SystemExit(
-            f"no task is called {', '.join(sorted(unknown))}; there are {', '.join(t.name for t in TASKS)}"
-        )
+    names = [task.name for task in TASKS]
+    if unknown := {*tasks} - {*names, "none"}:
+        raise SystemExit(f"no task is called {', '.join(sorted(unknown))}; there are {', '.join(names)}, or none")
     chosen = SEEDS[: 1 if quick else seeds]
     more = (*settings, *(("astuner.data.train_batch_size=2", "astuner.rollout.num_repeat=2") if quick else ()))
     report = Report(
         "A real language model, before and after",
         "`astuner run examples/TASK/TASK.yaml --backbone local`: SmolLM2-135M, each run a process of its own with a "
         f"fresh run folder. Success on {LEAST_HELD_OUT} test tasks that no recipe was chosen by (their wordings, "
-        "things or numbers are in no training task), one greedy answer each, with Wilson's 95 % interval: *before*, after the "
-        "*warm start* where the recipe has one, and *after* GRPO. What is not run yet is said to be.",
+        "things or numbers are in no training task), one greedy answer each, with Wilson's 95 % interval: *before*, "
+        "after the *warm start* where the recipe has one, and *after* GRPO. What is not run yet is said to be.",
     )
     for task in TASKS:
         found = _runs_of(task, chosen, runs, task.command(*more), asked=not tasks or task.name in tasks)
