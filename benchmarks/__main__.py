@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from benchmarks.trained import Runs
 
@@ -34,9 +35,10 @@ BENCHMARKS = {
     "asynchrony": "Trinity's synchronisation styles with agents that wait: throughput and learning curves (in"
     " .venv-trinity, half an hour)",
     "examples": "where the examples that learn end, five seeds each (hours)",
+    "real_model": "a real language model on three tasks, three seeds each, with controls that must not learn (hours)",
     "learning": "success on held-out tasks of 20 seeds, the recipe before, and ablations that must not learn (an hour)",
 }
-TRAINING = ("examples", "learning")
+TRAINING = ("examples", "learning", "real_model")
 """Whole training runs."""
 BY_DEFAULT = tuple(name for name in BENCHMARKS if name not in ("guard", "asynchrony", *TRAINING))
 ON_THE_CLOCK = ("env_load", "sandbox_cost")
@@ -57,6 +59,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="keep the tables in benchmarks/NAME.md")
     keep = f"keep the training runs of {', '.join(TRAINING)} there, and go on with what is there"
     parser.add_argument("--runs", type=Path, metavar="DIR", help=keep)
+    only = "of real_model: only this one (repeatable), or none"
+    parser.add_argument("--task", action="append", default=[], help=only)
+    parser.add_argument("--seeds", type=int, metavar="N", help="of real_model: only the first N seeds")
+    settings = "of real_model: for every run (repeatable)"
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=settings)
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="training runs at once")
     parser.add_argument("--force", action="store_true", help="keep them although the machine is busy")
     options = parser.parse_args(arguments)
@@ -70,7 +77,9 @@ def main(arguments: list[str] | None = None) -> int:
             f"{' and '.join(ON_THE_CLOCK)} measure on the clock, and the load here is {_LOAD:.1f} on {os.cpu_count()} "
             "cores: wait until it is quiet, leave out --write, or add --force"
         )
-    trains = {name: {"runs": Runs(options.runs / name if options.runs else None, options.jobs)} for name in TRAINING}
+    kept = {name: Runs(options.runs / name if options.runs else None, options.jobs) for name in TRAINING}
+    trains: dict[str, dict[str, Any]] = {name: {"runs": kept[name]} for name in TRAINING}
+    trains["real_model"] |= {"tasks": options.task, "seeds": options.seeds, "settings": options.set}
     failed = False
     for name in names:
         started = time.perf_counter()

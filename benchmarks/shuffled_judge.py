@@ -8,12 +8,13 @@ what the episode did.
 from __future__ import annotations
 
 import random
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
-from astuner import Judge, JudgeOutput, WorkflowOutput, WorkflowTask
+from astuner import Judge, JudgeOutput, WorkflowOutput, WorkflowTask, import_user_code
 from astuner.contracts.types import Split
-from astuner_math.judges import MathAnswerAsJudge
 
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 POOL = 256
 """Verdicts that wait to be given away: four steps of 64 episodes, so hardly any stays within its own group."""
 FIRST_SHARE = 0.15
@@ -23,16 +24,39 @@ FIRST_SHARE = 0.15
 class ShuffledJudge(Judge):
     """`MathAnswerAsJudge`, with the training verdicts dealt out at random."""
 
+    true: ClassVar[str] = "astuner_math.judges->MathAnswerAsJudge"
+    """The judge whose verdicts these are."""
+
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self._judge = MathAnswerAsJudge()
+        self._judge = import_user_code(self.true, EXAMPLES)()
         self._random = random.Random(config.astuner.seed)
         self._waiting = [JudgeOutput(reward=float(self._random.random() < FIRST_SHARE)) for _ in range(POOL)]
 
     async def judge(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> JudgeOutput:
-        verdict = await self._judge.judge(workflow_task, output)
+        verdict = self._judge.judge(workflow_task, output)
+        if not isinstance(verdict, JudgeOutput):
+            verdict = await verdict
         if workflow_task.split is Split.VALIDATION:
             return verdict
         place = self._random.randrange(POOL)
         given, self._waiting[place] = self._waiting[place], verdict
         return given
+
+
+class ShuffledLabel(ShuffledJudge):
+    """The same of the ticket triage."""
+
+    true = "ticket_triage/triage.py->RightLabel"
+
+
+class ShuffledLookup(ShuffledJudge):
+    """The same of the shop lookup."""
+
+    true = "shop_lookup/shop.py->RightNumber"
+
+
+class ShuffledNumber(ShuffledJudge):
+    """The same of the word problems."""
+
+    true = "word_problems/solver.py->LastNumber"

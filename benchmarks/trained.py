@@ -50,7 +50,7 @@ class Trained:
     rewards: Sequence[float]
     """Mean training reward of each step."""
     seconds: float
-    """Of the whole command, start of Python and validations included."""
+    """Of the whole command, start of Python and validations included; of a run that was cut off, of its steps."""
     rows: Sequence[Mapping[str, Any]]
     """What the run wrote into ``metrics.jsonl``."""
 
@@ -106,14 +106,15 @@ def train(seed: int, command: Command, folder: Path, overrides: Sequence[str] = 
     """
     took = folder / "seconds.json"
     if not took.exists():
-        arguments = ["run", *command.arguments, *overrides, "--no-resume", "--seed", str(seed)]
+        arguments = ["run", *command.arguments, *overrides, "--seed", str(seed)]  # goes on where it was cut off
         folder.parent.mkdir(parents=True, exist_ok=True)
-        started = time.perf_counter()
+        started, cut_off = time.perf_counter(), folder.exists()
         home = folder.with_name(f"{folder.name}.home")  # access files, of this run alone
         with _beside(command.beside, home):
             _astuner([*arguments, "--run-dir", str(folder)], home)
-        took.write_text(json.dumps({"seconds": time.perf_counter() - started}))
-    rows: list[dict[str, Any]] = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        seconds = _working(_rows(folder)) if cut_off else time.perf_counter() - started
+        took.write_text(json.dumps({"seconds": seconds}))
+    rows = _rows(folder)
     if command.measured_by is None:
         validations = [_validation(row) for row in rows if "val/success" in row]
     else:
@@ -124,6 +125,25 @@ def train(seed: int, command: Command, folder: Path, overrides: Sequence[str] = 
         )
     rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
     return Trained(seed, validations, rewards, json.loads(took.read_text())["seconds"], rows)
+
+
+def _rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def _working(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Seconds in steps and validations."""
+    return sum(row.get("time/step", 0.0) + row.get("time/validation", 0.0) for row in rows)
+
+
+def is_kept(runs: Runs, name: str, seed: int) -> bool:
+    """Whether the run of a condition came to its end before."""
+    return runs.folder is not None and (run_folder(runs.folder, name, seed) / "seconds.json").exists()
+
+
+def run_folder(root: Path, name: str, seed: int) -> Path:
+    """Where a run of a condition is kept."""
+    return root / name.replace(" ", "-") / str(seed)
 
 
 def _astuner(arguments: Sequence[str], home: Path) -> str:
@@ -170,8 +190,8 @@ def train_all(conditions: Mapping[str, Condition], command: Command, runs: Runs 
         root = runs.folder.resolve() if runs.folder else Path(temporary)
 
         def one(name: str, condition: Condition, seed: int) -> Trained:
-            folder = root / name.replace(" ", "-") / str(seed)
-            run = train(seed, command, folder, condition.overrides)
+            print(f"{name}, seed {seed}: begins, or goes on", file=sys.stderr)
+            run = train(seed, command, run_folder(root, name, seed), condition.overrides)
             print(f"{name}, seed {seed}: {run.before} -> {run.after}, {run.seconds:.0f} s", file=sys.stderr)
             return run
 
@@ -209,15 +229,18 @@ def verdict(report: Report, found: Mapping[str, Sequence[Trained]], conditions: 
     report.table(("run", "change over all seeds, 95 %", "verdict", ""), rows)
 
 
-def pooled_change(runs: Sequence[Trained]) -> tuple[float, float, float]:
-    """After minus before over all runs, with a 95 % interval (normal approximation of two proportions)."""
+def pooled_change(runs: Sequence[Trained], start: int = 0) -> tuple[float, float, float]:
+    """After minus before over all runs, with a 95 % interval (normal approximation of two proportions).
+
+    :param start: which validation is before.
+    """
 
     def pooled(validations: Sequence[Validation]) -> tuple[float, float]:
         n = sum(v.tasks for v in validations)
         p = sum(v.success * v.tasks for v in validations) / n
         return p, p * (1 - p) / n
 
-    (p0, variance0), (p1, variance1) = pooled([r.before for r in runs]), pooled([r.after for r in runs])
+    (p0, variance0), (p1, variance1) = pooled([r.validations[start] for r in runs]), pooled([r.after for r in runs])
     half = 1.959964 * math.sqrt(variance0 + variance1)
     return p1 - p0, p1 - p0 - half, p1 - p0 + half
 

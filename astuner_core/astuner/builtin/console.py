@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 LINE_SECONDS = 2.0
 """Without a terminal, steps that follow faster than this share a line."""
+_SHOWN = {"loss": "warm_start/loss", "reward": "reward/mean", "success": "success/mean"}
 
 
 class ConsoleSink(LogSink):
@@ -70,8 +71,7 @@ class ConsoleSink(LogSink):
         self._last_line = now
         parts = [
             f"step {step:>4}/{self._total}" if self._total else f"step {step:>4}",  # before any episode of this run
-            f"reward {metrics.get('reward/mean', 0):.3f}",
-            f"success {metrics.get('success/mean', 0):.3f}",
+            *(f"{name} {metrics[key]:.3f}" for name, key in _SHOWN.items() if key in metrics),
             f"{metrics.get('throughput/tokens_per_s', 0):,.0f} tok/s",
         ]
         if metrics.get("rollout/errored_frac"):

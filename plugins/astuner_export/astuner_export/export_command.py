@@ -25,7 +25,7 @@ from astuner_export.model import export as export_model
 from astuner_record.episode_log.convert import Choice, write_episodes
 from astuner_record.episode_log.salvage import end_partly
 
-DATA = ("parquet", "jsonl", "sft", "dpo")
+DATA = ("parquet", "jsonl", "sft", "tokens", "dpo")
 """What --to may say instead of a folder; `astuner_record.episode_log.convert` writes them."""
 
 
@@ -39,7 +39,7 @@ def export(
         str,
         typer.Option(
             "--to",
-            metavar="DIR|parquet|jsonl|sft|dpo",
+            metavar="DIR|parquet|jsonl|sft|tokens|dpo",
             help="The new folder for the model; or the form of the episodes, then with --out.",
             show_default=False,
         ),
@@ -55,13 +55,13 @@ def export(
         list[str] | None,
         typer.Option(
             metavar="CONDITION",
-            help="Only such episodes, e.g. 'reward>=0.5', agent=NAME, text~word (repeatable). For sft and dpo "
-            "split=train holds, unless one is about split.",
+            help="Only such episodes, e.g. 'reward>=0.5', agent=NAME, text~word (repeatable). For sft, tokens and "
+            "dpo split=train holds, unless one is about split.",
             show_default=False,
         ),
     ] = None,
     min_reward: Annotated[
-        float | None, typer.Option(help="Episodes for sft have this reward. Default: they succeeded.")
+        float | None, typer.Option(help="Episodes for sft and tokens have this reward. Default: they succeeded.")
     ] = None,
     min_gap: Annotated[float, typer.Option(help="Rewards of a pair for dpo differ by this.")] = 0.0,
     force: Annotated[bool, typer.Option("--force", help="Replace the model in DIR, or the file.")] = False,

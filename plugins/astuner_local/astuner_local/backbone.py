@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 from astuner import AgentRegistry
 from astuner.contracts.backbone import Backbone, Capabilities, Served
 from astuner.contracts.events import StalenessBounded
+from astuner_local.settings import LocalSettings
 
 if TYPE_CHECKING:
     from astuner import Config, RunDir
@@ -65,13 +66,17 @@ class LocalBackbone(Backbone):
     def plan(self) -> Mapping[str, str]:
         from astuner_local.memory import estimate
 
-        return estimate(self.config)
+        warm = LocalSettings.of(self.config).warm_start
+        first = {"warm start": f"the first {warm.steps} steps learn from {warm.file}, lr {warm.lr:g}"} if warm else {}
+        return {**first, **estimate(self.config)}
 
     def check(self) -> None:
         from astuner_local.memory import checked_config
+        from astuner_local.warm_start import warm_start_of
 
         for policy in AgentRegistry.of(self.config.astuner).policies:
             checked_config(self.config, policy)
+        warm_start_of(self.config)
 
     def saved_states(self, run_dir: RunDir) -> Iterable[tuple[Path, str]]:
         from astuner_local.trainer.checkpoint import saved_states
@@ -97,15 +102,21 @@ class LocalBackbone(Backbone):
         from astuner_local.loop import TrainingLoop, place, trainers
         from astuner_local.policy import running
         from astuner_local.trainer.checkpoint import read_checkpoint, restore
+        from astuner_local.warm_start import warm_start_of, warm_up
 
-        saved = read_checkpoint(run.resume_from) if run.resume_from else None
-        done = saved.step if saved else 0
         run.publish(StalenessBounded(most=0))  # an engine reads the tensors that are trained
-        with running(self.config, done=done, total_steps=run.total_steps) as policies:
+        warm, start = warm_start_of(self.config), run.resume_from
+        if warm is not None and start is None:
+            start = warm_up(run, warm)
+        saved = read_checkpoint(start) if start else None
+        done = saved.step if saved else 0
+        total_steps = run.total_steps - (warm.steps if warm else 0)
+        with running(self.config, done=done, total_steps=total_steps) as policies:
             learning = trainers(policies)
             if saved is not None:
                 restore(saved, {place(policies, name): trainer for name, trainer in learning.items()})
-                run.restore(saved.state, done)
+                if run.resume_from:
+                    run.restore(saved.state, done)
             for name in learning:
                 with policies[name].engine.paused():
                     policies[name].engine.weights_updated(done)

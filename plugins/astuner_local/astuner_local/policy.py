@@ -89,7 +89,7 @@ def running(config: Config, *, done: int, total_steps: int) -> Iterator[Mapping[
             engine = start_engine(config, mine, seed=seed, engines=len(loaded), turns=turns)
             stack.callback(engine.close)
             trained = name in roster.trained_policies
-            trainer = _trainer(config, weights, name, mine, total_steps) if trained else None
+            trainer = new_trainer(config, weights, name, mine, total_steps) if trained else None
             policies[name] = LocalPolicy(name=name, loaded=mine, engine=engine, trainer=trainer)
         yield policies
 
@@ -143,7 +143,10 @@ def _load(config: Config, weights: Weights, name: str, trained: bool) -> LoadedM
     return replace(base, model=wrap(twin(base.model), lora, seed=seed))
 
 
-def _trainer(config: Config, weights: Weights, name: str, loaded: LoadedModel, total_steps: int) -> PolicyTrainer:
+def new_trainer(
+    config: Config, weights: Weights, name: str, loaded: LoadedModel, total_steps: int
+) -> PolicyTrainer:
+    """A trainer of a policy whose optimizer has not moved yet."""
     a, common = config.astuner, config.astuner.trainer_common
     wants_reference = common.use_kl_loss or common.algorithm.use_kl_in_reward
     at_once = micro_batch_tokens(common, Dimensions.of(loaded.model.config), loaded.dtype, loaded.device)

@@ -12,6 +12,19 @@ if TYPE_CHECKING:
     from astuner import Config
 
 
+class WarmStart(Section):
+    """Steps that learn from conversations in a file before the first episode is trained on."""
+
+    file: str = Field(min_length=1)
+    """A JSON Lines file, relative to the experiment file's folder: `messages` and `tools`, or exact tokens."""
+    steps: int = Field(ge=1)
+    """The first so many of `trainer_common.total_steps` are these."""
+    batch_size: int = Field(8, ge=1)
+    """Conversations of a step."""
+    lr: float = Field(2e-5, ge=0)
+    """Learning rate of these steps, constant; the rest of `trainer_common.optim` holds."""
+
+
 class LocalSettings(Section):
     """What only the embedded backbone understands."""
 
@@ -21,6 +34,8 @@ class LocalSettings(Section):
     """Most tokens of KV cache the engine keeps; None sizes it by `max_num_seqs` and the context."""
     prefix_sharing: Literal["auto", "always", "never"] = "auto"
     """Whether the trainer computes shared prefixes of a batch once; `auto` does where it pays."""
+    warm_start: WarmStart | None = None
+    """Supervised steps before GRPO's; None for a run that needs none."""
 
     @classmethod
     def of(cls, config: Config) -> LocalSettings:

@@ -359,6 +359,15 @@ def test_sft_has_the_chats_of_good_episodes(run: Path) -> None:
     assert len(exported(run, "sft", "--min-reward", "0.5", "--force")) == 3
 
 
+def test_tokens_are_those_of_the_samples(run: Path) -> None:
+    (row,) = exported(run, "tokens")
+    with EpisodeLog(run) as log:
+        (sample,) = build_samples(log.read("a-1").episode).samples
+    assert (row["input_ids"], row["loss_mask"]) == (list(sample.input_ids), list(sample.loss_mask))
+    assert (row["episode_id"], row["reward"], row["agent"]) == ("a-1", 1.0, sample.agent)
+    assert len(exported(run, "tokens", "--min-reward", "0.5", "--force")) == 3
+
+
 def test_what_is_to_be_learned_from_has_no_held_out_task_unless_one_asks_for_it(tmp_path: Path) -> None:
     log = EpisodeLogWriter(tmp_path / "run" / "episodes")
     for reward, attempt in ((0.5, 0), (1.0, 1)):
@@ -366,7 +375,7 @@ def test_what_is_to_be_learned_from_has_no_held_out_task_unless_one_asks_for_it(
             one = episode(group, attempt, reward, "4" if reward == 1 else "5")
             log.episode(1, replace(one, workflow_task=replace(one.workflow_task, split=split)))
     log.close()
-    for to in ("sft", "dpo"):
+    for to in ("sft", "tokens", "dpo"):
         assert {row["group_id"] for row in exported(tmp_path / "run", to)} == {"a"}
         asked = exported(tmp_path / "run", to, "--where", "split!=none", "--force")
         assert {row["group_id"] for row in asked} == {"a", "v"}

@@ -1,4 +1,4 @@
-"""``astuner export RUN --to parquet|jsonl|sft|dpo``: the episodes of a run as a file for somebody else.
+"""``astuner export RUN --to parquet|jsonl|sft|tokens|dpo``: the episodes of a run as a file for somebody else.
 
 Invariant: the file is complete, or not there.
 """
@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from astuner import upwards
+from astuner import build_samples, upwards
 from astuner.contracts.errors import ConfigError, DataError, MissingDependency
 from astuner.contracts.types import Episode, Turn
 from astuner_record.episode_log.reader import CREDITED, EpisodeLog, LoggedEpisode
@@ -33,9 +33,9 @@ class Choice:
     """Which episodes, and what of them."""
 
     where: Sequence[str] = ()
-    """Conditions as of `EpisodeLog`; ``sft`` and ``dpo`` add ``split=train`` where none is about it."""
+    """Conditions as of `EpisodeLog`; ``sft``, ``tokens`` and ``dpo`` add ``split=train`` where none is about it."""
     min_reward: float | None = None
-    """For ``sft``: the least reward; None: successful episodes."""
+    """For ``sft`` and ``tokens``: the least reward; None: successful episodes."""
     min_gap: float = 0.0
     """For ``dpo``: by how much the chosen one's reward is greater, at least; more than 0 in any case."""
 
@@ -51,8 +51,9 @@ def write_episodes(
     :raises DataError: there is no log, nothing of it is whole, nothing in it was asked for, or ``target`` is there.
     :raises ConfigError: a condition cannot be read, or does not go with the format.
     """
-    if choice.min_reward is not None and to != "sft":
-        raise ConfigError(f"--min-reward is for --to sft; for {to} write --where 'reward>={choice.min_reward:g}'")
+    if choice.min_reward is not None and to not in ("sft", "tokens"):
+        instead = f"--where 'reward>={choice.min_reward:g}'"
+        raise ConfigError(f"--min-reward is for --to sft and tokens; for {to} write {instead}")
     if choice.min_gap and to != "dpo":
         raise ConfigError("--min-gap is for --to dpo")
     if target.is_dir() or (target.exists() and not force):
@@ -126,14 +127,34 @@ def _parsed(row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
     return {**row, **{name: None if row[name] is None else json.loads(row[name]) for name in columns}}
 
 
-def _sft(log: EpisodeLog, choice: Choice) -> Rows:
+_OF_EPISODE = ("episode_id", "group_id", "task_id", "step", "split")
+
+
+def _good(log: EpisodeLog, choice: Choice) -> Iterator[LoggedEpisode]:
     good = "success=true" if choice.min_reward is None else f"reward>={choice.min_reward!r}"
-    for logged in log.read_all([*_to_learn_from(choice), good]):
+    return log.read_all([*_to_learn_from(choice), good])
+
+
+def _tokens(log: EpisodeLog, choice: Choice) -> Rows:
+    """The very tokens that the engine saw, and which of them a trained agent said."""
+    for logged in _good(log, choice):
+        for sample in build_samples(logged.episode).samples:
+            yield {
+                "input_ids": list(sample.input_ids),
+                "loss_mask": list(sample.loss_mask),
+                **{name: logged.row[name] for name in _OF_EPISODE},
+                "agent": sample.agent,
+                "reward": sample.reward,
+            }
+
+
+def _sft(log: EpisodeLog, choice: Choice) -> Rows:
+    for logged in _good(log, choice):
         for chat in conversations(logged.episode):
             yield {
                 "messages": list(chat.messages),
                 **({"tools": list(chat.tools)} if chat.tools else {}),
-                **{name: logged.row[name] for name in ("episode_id", "group_id", "task_id", "step", "split")},
+                **{name: logged.row[name] for name in _OF_EPISODE},
                 "agent": chat.agent,
                 "reward": logged.row["reward"],
             }
@@ -233,11 +254,12 @@ FORMATS: dict[str, Callable[[EpisodeLog, Choice, Path], int]] = {
     "parquet": _parquet,
     "jsonl": _lines(_plain),
     "sft": _lines(_sft),
+    "tokens": _lines(_tokens),
     "dpo": _lines(_dpo),
 }
 _NOTHING = {
     "parquet": "no episode was chosen",
     "jsonl": "no episode was chosen",
-    "sft": "no chosen episode is good enough (--min-reward; successful ones without it)",
+    **dict.fromkeys(("sft", "tokens"), "no chosen episode is good enough (--min-reward; successful ones without it)"),
     "dpo": "no group of chosen episodes has two with different rewards and the same beginning",
 }
