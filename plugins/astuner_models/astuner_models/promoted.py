@@ -112,8 +112,3 @@ def served_checkpoint(run_dir: Path) -> Path | None:
     if model is not None and not model.is_dir():
         raise CheckpointError(f"{model}, which was promoted, is not there; go back: astuner promote FILE --back")
     return model
-
-
-def usual_checkpoint(run_dir: Path) -> str:
-    """What serves unless somebody says otherwise: what was promoted, else the best."""
-    return "best" if Promotions.read(run_dir) is None else PROMOTED

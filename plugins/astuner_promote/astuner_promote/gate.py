@@ -88,7 +88,7 @@ class Comparison:
         low, high = self.interval.low, self.interval.high
         return (
             f"{self.serving:.3f} -> {self.candidate:.3f}, difference {self.difference:+.3f} [{low:+.3f}, {high:+.3f}], "
-            f"p = {self.p:.2g}, {self.tasks} tasks"
+            f"p = {self.p:.2g}, {self.tasks} tasks" + (f" ({self.left_out} left out)" if self.left_out else "")
         )
 
 
