@@ -102,7 +102,7 @@ class _Size:
             all=n,
             adapters=min(n, 2 * model.lora.rank * dims.layers * 7 * max(dims.hidden, 1) * 2),
             dims=dims,
-            dtype=resolve_dtype(model.dtype, device),
+            dtype=resolve_dtype(model.dtype, device, dims),
             device=device,
         )
 
