@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from astuner_local import modeling, speed
+from astuner import TrainerCommon, load_config
+from astuner_local import memory, modeling, speed
 from astuner_local.engine.forward import Chunk, Forward
 from astuner_local.engine.kv_cache import KVCache
 from astuner_local.engine.weights import BlockedMatrix, FusedWeights
+from astuner_local.trainer.layout import plan
 
 from ._tiny_models import SHAPES, tiny_config, tiny_model
 
@@ -23,7 +27,7 @@ CPU = torch.device("cpu")
 def test_auto_is_the_type_that_is_measured_to_be_faster(
     monkeypatch: pytest.MonkeyPatch, gain: float, dtype: torch.dtype
 ) -> None:
-    monkeypatch.setattr(speed, "product_speed", lambda of, threads: gain if of is torch.bfloat16 else 1.0)
+    monkeypatch.setattr(speed, "product_speed", lambda of: gain if of is torch.bfloat16 else 1.0)
     assert modeling.resolve_dtype("auto", CPU, BIG) is dtype
     assert modeling.resolve_dtype("float32", CPU, BIG) is torch.float32
     assert modeling.resolve_dtype("bfloat16", CPU, BIG) is torch.bfloat16
@@ -43,7 +47,7 @@ def test_the_size_of_a_model_is_told_from_its_config() -> None:
 
 
 def test_a_product_has_a_speed() -> None:
-    assert speed.product_speed(torch.float32, torch.get_num_threads()) > 1e6
+    assert speed.product_speed(torch.float32) > 1e6
 
 
 def _logits(model: Any, weights: FusedWeights) -> torch.Tensor:
@@ -80,3 +84,45 @@ def test_another_layout_computes_the_same(shape: str, dtype: torch.dtype) -> Non
 
 def test_only_who_gains_has_a_copy() -> None:
     assert not FusedWeights(tiny_model("qwen2")).packs
+
+
+def test_the_estimate_of_activations_is_what_a_forward_pass_keeps() -> None:
+    model = tiny_model(
+        "qwen2", num_hidden_layers=12, hidden_size=96, intermediate_size=256, max_position_embeddings=512
+    )
+    ids = np.arange(400) % 61
+    [micro] = plan([ids], [np.arange(1, 400)], hidden_size=96)
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own and tensor.is_floating_point():
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        hidden = modeling.hidden_states(model, micro.input_ids, micro.position_ids, micro.attention)
+    assert hidden.requires_grad
+    dims = modeling.Dimensions.of(model.config)
+    estimated = len(micro.input_ids) * memory._activation_bytes(TrainerCommon(), dims, torch.float32)
+    assert sum(kept.values()) == pytest.approx(estimated, rel=0.15)
+
+
+def test_the_plan_tells_the_copy_and_the_time_of_a_model_that_is_not_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
+    big = tiny_config("llama", **{**shape, "num_key_value_heads": 3, "vocab_size": 49152, "tie_word_embeddings": True})
+    (tmp_path / "e.yaml").write_text("astuner: {model: {path: tiny-calculator, dtype: float32, device: cpu}}")
+    config = load_config(tmp_path / "e.yaml", ["local.threads=2", "astuner.rollout.max_model_len=64"], backbone="local")
+    assert "time of a step (estimate)" not in memory.estimate(config)
+
+    monkeypatch.setattr(memory, "product_speed", lambda dtype: 1e11)
+    monkeypatch.setattr(memory, "checked_config", lambda config, policy: big)
+    told = memory.estimate(config)
+    assert told["parameters"].startswith("134,515,008 on cpu")
+    assert "weights 1.00, gradients 0.50, optimizer 1.00, " in told["memory (estimate)"]
+    a = config.astuner
+    seconds = 8 * 134.5e6 * a.data.train_batch_size * a.rollout.num_repeat * 100 / (0.65 * 2e11)
+    assert float(told["time of a step (estimate)"].split()[0]) == pytest.approx(seconds, rel=0.01)
