@@ -22,6 +22,7 @@ BENCHMARKS = {
     "guard": "the hot ratios against the recorded ones, in some minutes; 1 where one is worse",
     "step_vs_trl": "a GRPO step of `local` against TRL's GRPOTrainer",
     "rollout_vs_hf": "tokens/s of the engine against transformers' generate and the machine's limit",
+    "real_model_speed": "a real language model (ASTUNER_BENCHMARK_MODEL=FOLDER): steps against TRL's, generating",
     "trainer_tokens": "what packing and prefix sharing save in an update",
     "engine_overhead": "CPU time per model call around an instant model",
     "codec_cost": "tokens tokenised and CPU time of encoding long conversations",
@@ -40,7 +41,7 @@ BENCHMARKS = {
 }
 TRAINING = ("examples", "learning", "real_model")
 """Whole training runs."""
-BY_DEFAULT = tuple(name for name in BENCHMARKS if name not in ("guard", "asynchrony", *TRAINING))
+BY_DEFAULT = tuple(name for name in BENCHMARKS if name not in ("guard", "asynchrony", "real_model_speed", *TRAINING))
 ON_THE_CLOCK = ("env_load", "sandbox_cost")
 """Their work is in other processes, so that a busy machine spoils their numbers."""
 _LOAD = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
@@ -48,9 +49,10 @@ _LOAD = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
 
 def main(arguments: list[str] | None = None) -> int:
+    asked_for = ", ".join(name for name in BENCHMARKS if name not in BY_DEFAULT)
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description=f"Measure ASTuner; without NAME everything but guard, asynchrony, {', '.join(TRAINING)}.",
+        description=f"Measure ASTuner; without NAME everything but {asked_for}.",
         epilog="\n".join(f"  {name:16} {what}" for name, what in BENCHMARKS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

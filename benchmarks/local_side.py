@@ -44,6 +44,7 @@ def make_config(
     max_new_tokens: int,
     max_added_tokens: int | None = None,
     skip_zero_advantage: bool = True,
+    dtype: str = "float32",
 ) -> Config:
     """An experiment on the benchmark's tasks.
 
@@ -52,7 +53,7 @@ def make_config(
     :param skip_zero_advantage: leave out samples without a gradient, as is the default.
     """
     astuner: dict[str, Any] = {
-        "model": {"path": str(model), "dtype": "float32", "device": "cpu"},
+        "model": {"path": str(model), "dtype": dtype, "device": "cpu"},
         "data": {"train_batch_size": groups, "max_response_length": max_added_tokens},
         "rollout": {
             "workflow": workflow,
@@ -112,7 +113,7 @@ class LocalSteps:
         run_dir = RunDir(self.folder / "run")
         run_dir.start()
         self.experiment = TrainingRun(self.config, run_dir, read_tasks(self.config))
-        model, tokenizer = load(a.model.path)
+        model, tokenizer = load(a.model.path, a.model.dtype)
         self.codec: ChatCodec = make_codec(self.config, tokenizer)
         self.engine = make_engine(model, () if self.forced else (tokenizer.eos_token_id,), a.rollout.max_env_worker)
         self.trainer = PolicyTrainer(

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 
 def machine_line() -> str:
@@ -43,14 +44,21 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-@lru_cache(maxsize=1)
 def matmul_flops() -> float:
     """Best float32 operations per second of one thread, over square matrix products."""
     import torch
 
+    return product_flops(torch.float32)
+
+
+@lru_cache(maxsize=4)
+def product_flops(dtype: Any) -> float:
+    """The same in another type."""
+    import torch
+
     best = 0.0
     for n in (512, 1024, 2048):
-        a, b = torch.randn(n, n), torch.randn(n, n)
+        a, b = torch.randn(n, n).to(dtype), torch.randn(n, n).to(dtype)
         best = max(best, 2 * n**3 / _best(lambda a=a, b=b: a @ b))
     return best
 

@@ -58,12 +58,12 @@ def make(name: str) -> Any:
     return Qwen2ForCausalLM(config).eval()
 
 
-def load(path: str | Path) -> tuple[Any, Any]:
-    """Model and tokenizer of a folder, float32 on the CPU."""
+def load(path: str | Path, dtype: str = "float32") -> tuple[Any, Any]:
+    """Model and tokenizer of a folder, on the CPU."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa").eval()
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), attn_implementation="sdpa").eval()
     return model, AutoTokenizer.from_pretrained(path)
 
 

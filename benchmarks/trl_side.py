@@ -54,7 +54,15 @@ class TrlSteps:
     """
 
     def __init__(
-        self, model_path: str, *, groups: int = 8, group_size: int = 8, max_completion: int, tools: bool, forced: bool
+        self,
+        model_path: str,
+        *,
+        groups: int = 8,
+        group_size: int = 8,
+        max_completion: int,
+        tools: bool,
+        forced: bool,
+        dtype: str = "float32",
     ) -> None:
         self.counts: list[StepCount] = []
         self._rollout: tuple[float, list[Any], list[Any], list[Any] | None] | None = None
@@ -63,7 +71,7 @@ class TrlSteps:
         self._stop = False
         self._failure: BaseException | None = None
         self._folder = tempfile.TemporaryDirectory()
-        self._trainer = self._build(model_path, groups, group_size, max_completion, tools, forced)
+        self._trainer = self._build(load(model_path, dtype), groups, group_size, max_completion, tools, forced)
         self._thread = threading.Thread(target=self._run, name="trl", daemon=True)
         self._thread.start()
 
@@ -112,7 +120,7 @@ class TrlSteps:
             control.should_training_stop = True
 
     def _build(
-        self, model_path: str, groups: int, group_size: int, max_completion: int, tools: bool, forced: bool
+        self, loaded: tuple[Any, Any], groups: int, group_size: int, max_completion: int, tools: bool, forced: bool
     ) -> Any:
         os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
         from datasets import Dataset, disable_progress_bars
@@ -134,7 +142,7 @@ class TrlSteps:
             ends = [c[-1]["content"] or "" if c[-1]["role"] == "assistant" else "" for c in completions]
             return [reward(text, right) if tools else digits(text) for text, right in zip(ends, answer, strict=True)]
 
-        model, tokenizer = load(model_path)
+        model, tokenizer = loaded
         model.generation_config.eos_token_id = None if forced else tokenizer.eos_token_id
         model.generation_config.pad_token_id = tokenizer.pad_token_id
         tokenizer.response_template = qwen3_template  # the template is our own, so TRL cannot know how to read replies

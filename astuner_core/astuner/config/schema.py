@@ -48,7 +48,7 @@ class ModelSection(Section):
     revision: str | None = None
     """Branch, tag or commit of a Hugging Face name."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Weights and activations; `auto` is bfloat16 on a GPU and float32 on a CPU."""
+    """Weights and activations; `auto` is bfloat16 on a GPU and where a CPU is faster with it, else float32."""
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     """`auto`, `cpu`, `cuda` or `cuda:N`; `auto` takes a GPU when there is one."""
     chat_template: str | None = None

@@ -1,12 +1,13 @@
-"""What can be said of an experiment's models without their weights: what is wrong, and how much memory they will need.
+"""What can be said of an experiment's models without their weights: what is wrong, how much memory they will need, and
+how long a step takes here.
 
-The memory is an estimate, and said to be one.
+Memory and time are estimates, and said to be.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,14 +17,19 @@ import torch
 from astuner import AgentRegistry, TrainerCommon
 from astuner.contracts.errors import ConfigError
 from astuner_local.engine.kv_cache import bytes_per_token, default_token_budget
+from astuner_local.engine.weights import packs_weights
 from astuner_local.modeling import Dimensions, read_all_but_weights, resolve_device, resolve_dtype
 from astuner_local.settings import LocalSettings
+from astuner_local.speed import product_speed
+from astuner_local.trainer.logprobs import DENSE_LIMIT
 from astuner_models.serving import make_codec
 
 if TYPE_CHECKING:
     from astuner import Config
 
 GIB = 2**30
+_REACHED = 0.65
+"""Share of the speed of large products that whole steps were measured to reach."""
 LEAST_TOKENS = 2048
 """A pass is never smaller than this, however little memory seems free: a sample must fit."""
 
@@ -74,9 +80,15 @@ def micro_batch_tokens(common: TrainerCommon, dims: Dimensions, dtype: torch.dty
 
 
 def _activation_bytes(common: TrainerCommon, dims: Dimensions, dtype: torch.dtype) -> int:
-    """Kept for the backward pass, per token: about 16 hidden-sized tensors a layer, 2 with checkpointing."""
-    kept = 2 if common.activation_checkpointing else 16
-    return dims.layers * dims.hidden * kept * torch.empty((), dtype=dtype).element_size()
+    """Kept for the backward pass, per token.
+
+    Of a layer: what both norms read and give, the gathered q, k and v, what attention gives before and after it is put
+    in order, and in the MLP the gate, its activation, what goes up and their product.
+    """
+    attention = dims.head_dim * (3 * dims.heads + 2 * dims.kv_heads)
+    layer = 4 * dims.hidden + attention + 4 * dims.mlp
+    kept = dims.layers * dims.hidden + layer if common.activation_checkpointing else dims.layers * layer
+    return kept * dtype.itemsize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +114,7 @@ class _Size:
             all=n,
             adapters=min(n, 2 * model.lora.rank * dims.layers * 7 * max(dims.hidden, 1) * 2),
             dims=dims,
-            dtype=resolve_dtype(model.dtype, device),
+            dtype=resolve_dtype(model.dtype, device, dims),
             device=device,
         )
 
@@ -110,13 +122,18 @@ class _Size:
     def bytes(self) -> int:
         return self.all * self.dtype.itemsize
 
+    @property
+    def packed(self) -> int:
+        """Bytes of the copy that an engine multiplies with, where it has one (`engine.weights.packs_weights`)."""
+        return (self.dims.linear + self.dims.vocab * self.dims.hidden) * self.dtype.itemsize
+
     def describe(self, trained: bool) -> str:
         how = f", about {self.adapters:,} in adapters" if self.adapters else ""
         return f"{self.all:,}{how if trained else ', not trained'} on {self.device} in {str(self.dtype)[6:]}"
 
 
 def estimate(config: Config) -> Mapping[str, str]:
-    """Lines for the plan: parameters, device, and bytes by what they are for, over all policies."""
+    """Lines for the plan: parameters, device, bytes by what they are for, over all policies, and the time of a step."""
     roster, common = AgentRegistry.of(config.astuner), config.astuner.trainer_common
     sizes = {name: _Size.of(config, name) for name in roster.policies}
     trained = [sizes[name] for name in roster.trained_policies]
@@ -126,6 +143,7 @@ def estimate(config: Config) -> Mapping[str, str]:
     frozen = {s.path: s.bytes for s in sizes.values() if s not in own or has_reference}  # in memory once a path
     # The engine merges adapters into a copy of its own, unless it shares the base with others.
     beside = sum(s.adapters * 4 if several else s.bytes for s in adapted)
+    beside += sum(s.packed for s in sizes.values() if s not in adapted and packs_weights(s.dims, s.device, not several))
     learning = sum(s.adapters or s.all for s in trained)
     moments = 1 if common.optim.optimizer == "muon" else 2
     masters = sum(s.all for s in own if s.dtype is not torch.float32)
@@ -135,25 +153,62 @@ def estimate(config: Config) -> Mapping[str, str]:
         "optimizer": learning * 4 * moments + masters * 4,
         "KV cache, at most": sum(_cache_bytes(config, s, len(sizes)) for s in sizes.values()),
         "activations, at most": max((_activations(config, s) for s in trained), default=0),
+        "Python and libraries": _resident() if any(s.device.type == "cpu" for s in sizes.values()) else 0,
     }
     text = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts.items())
     each = {name: size.describe(name in roster.trained_policies) for name, size in sizes.items()}
     return {
         "parameters": "; ".join(f"{name}: {size}" if several else size for name, size in each.items()),
         "memory (estimate)": f"{sum(parts.values()) / GIB:.2f} GiB: {text}",
+        **_time_of_a_step(config, trained),
     }
+
+
+def _resident() -> int:
+    """Bytes of this process in memory now, torch and transformers among them; 0 where the system does not say."""
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
+
+
+def _time_of_a_step(config: Config, trained: Sequence[_Size]) -> Mapping[str, str]:
+    """A line on models whose time is in their products, on a CPU: its speed is measured, and the operations counted.
+
+    A token takes 2 operations per weight to be generated, and 6 to be trained.
+    """
+    a, threads = config.astuner, LocalSettings.of(config).threads or torch.get_num_threads()
+    slow = [s for s in trained if s.device.type == "cpu" and not s.dims.is_small]
+    if not slow:
+        return {}
+    size = max(slow, key=lambda s: s.dims.linear)
+    episodes = a.data.train_batch_size * a.rollout.num_repeat
+    speed = threads * product_speed(size.dtype)
+    pass_seconds = 2 * (size.dims.linear + size.dims.vocab * size.dims.hidden) * episodes * 100 / (speed * _REACHED)
+    return {
+        "time of a step (estimate)": (
+            f"{4 * pass_seconds:.0f} s ({pass_seconds:.0f} s to generate, {3 * pass_seconds:.0f} s to train) for every "
+            f"100 tokens in each of {episodes} episodes, with {threads} threads at {speed / 1e9:.0f} GF/s in "
+            f"{str(size.dtype)[6:]}"
+        )
+    }
+
+
+def _longest(config: Config, size: _Size) -> int:
+    """Most tokens of an episode."""
+    data, context = config.astuner.data, config.astuner.rollout.max_model_len or size.dims.context
+    return min(context, (data.max_prompt_length or context) + (data.max_response_length or context))
 
 
 def _cache_bytes(config: Config, size: _Size, engines: int) -> int:
     rollout, budget = config.astuner.rollout, LocalSettings.of(config).kv_token_budget
-    cached = (rollout.max_num_seqs or rollout.max_env_worker) * (rollout.max_model_len or size.dims.context)
+    cached = (rollout.max_num_seqs or rollout.max_env_worker) * _longest(config, size)
     per_token = bytes_per_token(size.dims, size.dtype)
     return per_token * min(cached, budget or default_token_budget(per_token, size.device) // engines)
 
 
 def _activations(config: Config, size: _Size) -> int:
+    """Of one forward and backward pass: what the layers keep, and the logits with two temporaries as large."""
     a = config.astuner
     at_once = micro_batch_tokens(a.trainer_common, size.dims, size.dtype, size.device)
-    context = a.rollout.max_model_len or size.dims.context
-    tokens = min(at_once, context * a.data.train_batch_size * a.rollout.num_repeat)
-    return tokens * _activation_bytes(a.trainer_common, size.dims, size.dtype)
+    tokens = min(at_once, _longest(config, size) * a.data.train_batch_size * a.rollout.num_repeat)
+    logits = 3 * min(tokens * size.dims.vocab * 4, DENSE_LIMIT)
+    return tokens * _activation_bytes(a.trainer_common, size.dims, size.dtype) + logits

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from astuner import ModelSection
 from astuner.contracts.errors import ConfigError, RunError
 from astuner_local.plugin import SHIPPED
+from astuner_local.speed import fastest_dtype
 from astuner_models.hub import is_folder_name, require_model
 from astuner_objectives.manifest import require_whole
 
@@ -31,6 +32,10 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings whose angles depend on the position only. `dynamic` and `longrope` depend on the length of the
 whole sequence, so a cached key would be wrong after the sequence has grown."""
+
+SMALL_MODEL = 20_000_000
+"""Weights below which a second CPU thread costs more in waiting than it computes, another layout of the weights more in
+copying than it saves, and a narrower type more in conversions."""
 
 AttentionFn = Callable[[Tensor, Tensor, Tensor], Tensor]
 """q [T, H, D], k [T, KV, D], v [T, KV, D] of flat tokens, rotated -> [T, H * D]. Scales by 1 / sqrt(D)."""
@@ -45,6 +50,7 @@ class Dimensions:
     heads: int
     kv_heads: int
     head_dim: int
+    mlp: int
     vocab: int
     eps: float
     """RMSNorm's epsilon."""
@@ -59,10 +65,22 @@ class Dimensions:
             heads=config.num_attention_heads,
             kv_heads=config.num_key_value_heads,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+            mlp=config.intermediate_size,
             vocab=config.vocab_size,
             eps=config.rms_norm_eps,
             context=config.max_position_embeddings,
         )
+
+    @property
+    def linear(self) -> int:
+        """Weights that every token is multiplied with, in all layers."""
+        attention = 2 * self.head_dim * (self.heads + self.kv_heads)
+        return self.layers * self.hidden * (attention + 3 * self.mlp)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether overhead, not arithmetic, is what its passes take."""
+        return self.linear + self.vocab * self.hidden < SMALL_MODEL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,10 +148,12 @@ def resolve_device(device: str) -> torch.device:
     return resolved
 
 
-def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """``auto`` is bfloat16 on a GPU and float32 on a CPU."""
+def resolve_dtype(dtype: str, device: torch.device, dims: Dimensions) -> torch.dtype:
+    """``auto`` is bfloat16 on a GPU, and on a CPU for models that are not small where it is measured to be faster."""
     if dtype == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
+        if device.type == "cuda":
+            return torch.bfloat16
+        return torch.float32 if dims.is_small else fastest_dtype()
     resolved: torch.dtype = getattr(torch, dtype)
     return resolved
 
@@ -165,8 +185,8 @@ def load_model(model_config: ModelSection, *, path: str | None = None) -> Loaded
 
     source, options = _source(model_config, path)
     device = resolve_device(model_config.device)
-    dtype = resolve_dtype(model_config.dtype, device)
     config, tokenizer = read_all_but_weights(model_config, path=path)
+    dtype = resolve_dtype(model_config.dtype, device, Dimensions.of(config))
     model, info = _read(
         "weights",
         source,

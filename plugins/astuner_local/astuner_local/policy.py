@@ -29,9 +29,6 @@ from astuner_local.trainer.trainer import PolicyTrainer
 if TYPE_CHECKING:
     from astuner import Config
 
-SMALL_MODEL = 20_000_000
-"""Parameters below which a second CPU thread costs more in waiting than it computes."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class LocalPolicy:
@@ -97,7 +94,7 @@ def running(config: Config, *, done: int, total_steps: int) -> Iterator[Mapping[
 @contextmanager
 def threads(config: Config, *models: LoadedModel) -> Iterator[None]:
     """As many CPU threads as these models can use, and the run's own random numbers."""
-    small = all(sum(p.numel() for p in loaded.model.parameters()) < SMALL_MODEL for loaded in models)
+    small = all(Dimensions.of(loaded.model.config).is_small for loaded in models)
     before = torch.get_num_threads()
     torch.set_num_threads(LocalSettings.of(config).threads or (1 if small else before))
     torch.manual_seed(config.astuner.seed)

@@ -29,7 +29,8 @@ class LocalSettings(Section):
     """What only the embedded backbone understands."""
 
     threads: int | None = Field(None, ge=1)
-    """CPU threads of torch; None takes 1 for models below 20 million parameters (more only get in each other's way)."""
+    """CPU threads of torch; None takes all cores, but 1 for models below 20 million parameters (more get in each
+    other's way)."""
     kv_token_budget: int | None = Field(None, ge=1)
     """Most tokens of KV cache the engine keeps; None sizes it by `max_num_seqs` and the context."""
     prefix_sharing: Literal["auto", "always", "never"] = "auto"

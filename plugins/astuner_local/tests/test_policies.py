@@ -148,7 +148,7 @@ def tensors_of(policy: LocalPolicy) -> list[Tensor]:
     adapters = [m.adapter for m in matrices if m.adapter]
     inside = [t for part in (*weights.layers, *matrices) for t in vars(part).values() if isinstance(t, Tensor)]
     beside = [t for a in adapters for t in (a.down, a.up)]
-    return [*policy.loaded.model.parameters(), *inside, *beside, weights.embedding, weights.head, weights.norm]
+    return [*policy.loaded.model.parameters(), *inside, *beside, weights.embedding, weights.head.weight, weights.norm]
 
 
 # --- who learns from what ---------------------------------------------------------------------------------------

@@ -137,7 +137,7 @@ class Forward:
     def logits(self, x: Tensor) -> Tensor:
         """[m, vocab] from what `decode` returned, or from some of its rows."""
         x = F.rms_norm(x, (self._dimensions.hidden,), self.weights.norm, self._dimensions.eps)
-        return F.linear(x, self.weights.head)
+        return self.weights.head.of(x)
 
 
 class _CausalAttention:

@@ -1,0 +1,209 @@
+"""A real language model: a GRPO step against TRL's, generating against transformers' `generate` and the machine.
+
+The model is a folder that you name: ASTUNER_BENCHMARK_MODEL=FOLDER.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from astuner.contracts.types import SamplingParams
+from benchmarks.local_side import LocalSteps, StepCount, make_config, make_engine
+from benchmarks.machine import product_flops, read_bandwidth
+from benchmarks.measure import Timings, interleave
+from benchmarks.models import load
+from benchmarks.report import Report, goal
+from benchmarks.trl_side import SETTINGS, TrlSteps, quiet
+
+PROMPT, NEW = 64, 48
+SEQUENCES = (8, 32, 64)
+GROUPS, GROUP_SIZE = 4, 8
+DTYPES = ("float32", "bfloat16")
+
+
+def run(*, quick: bool) -> Report:
+    import torch
+
+    from astuner_local.modeling import Dimensions, resolve_dtype
+
+    folder = os.environ.get("ASTUNER_BENCHMARK_MODEL")
+    if not folder or not (Path(folder) / "config.json").is_file():
+        sys.exit(
+            f"ASTUNER_BENCHMARK_MODEL is {folder or 'not set'}; name a folder that holds a model and its tokenizer: "
+            "ASTUNER_BENCHMARK_MODEL=FOLDER python -m benchmarks real_model_speed"
+        )
+    torch.set_num_threads(1)
+    model, _ = load(folder)
+    dims, size = Dimensions.of(model.config), sum(p.numel() for p in model.parameters())
+    dtype = str(resolve_dtype("auto", torch.device("cpu"), dims))[6:]
+    del model
+    report = Report(
+        "A real language model on a CPU: steps and generating",
+        f"{Path(folder).resolve().name}, {size / 1e6:.0f} million weights, one thread. The sides take turns in one "
+        "process; numbers are medians over the repetitions and ratios are of CPU time, which neighbours disturb least. "
+        f"`model.dtype: auto` is {dtype} here.",
+    )
+    repeats = 1 if quick else 3
+    with quiet():
+        _rollout(report, folder, dims, dtype, repeats)
+        _step(report, folder, dtype, repeats)
+    return report
+
+
+# --- a step -----------------------------------------------------------------------------------------------------
+
+
+def _step(report: Report, folder: str, dtype: str, repeats: int) -> None:
+    with contextlib.ExitStack() as stack:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        config = make_config(
+            place,
+            folder,
+            workflow="benchmarks.agents->OneTurn",
+            groups=GROUPS,
+            group_size=GROUP_SIZE,
+            max_new_tokens=NEW,
+            skip_zero_advantage=False,
+            dtype=dtype,
+        )
+        sides: dict[str, Any] = {
+            "TRL": TrlSteps(
+                folder,
+                groups=GROUPS,
+                group_size=GROUP_SIZE,
+                max_completion=NEW,
+                tools=False,
+                forced=True,
+                dtype=dtype,
+            ),
+            "local": LocalSteps(config, place, forced=True),
+        }
+        for side in sides.values():
+            stack.callback(side.close)
+        timings = interleave(sides, repeats=repeats, warm_up=1)
+        counts = {name: side.counts[-repeats:] for name, side in sides.items()}
+    tokens = {name: [step.model_tokens for step in steps] for name, steps in counts.items()}
+    if tokens["TRL"] != tokens["local"]:
+        raise RuntimeError(f"the sides differ in tokens per step: {tokens}; their times say nothing")
+    report.heading(f"A GRPO step of single turns, {dtype}")
+    report.text(
+        f"{GROUPS} tasks x {GROUP_SIZE} answers of exactly {NEW} tokens, TRL's best case: nothing is uneven, and every "
+        f"sample is trained. TRL: {SETTINGS.replace('bf16=False', f'bf16=False, the model in {dtype}')}."
+    )
+    _steps_table(report, timings, counts)
+    report.text(f"TRL / local: {goal(timings['TRL'].median_cpu / timings['local'].median_cpu, 2)}.")
+
+
+def _steps_table(report: Report, timings: Mapping[str, Timings], counts: Mapping[str, Sequence[StepCount]]) -> None:
+    rows = [
+        (
+            name,
+            f"{times.median_cpu:.1f}",
+            f"{times.median_wall:.1f}",
+            f"{statistics.median(s.rollout_cpu for s in counts[name]):.1f}",
+            f"{statistics.median(s.train_cpu for s in counts[name]):.1f}",
+            *(f"{statistics.fmean(getattr(s, unit) for s in counts[name]):.0f}" for unit in _UNITS),
+        )
+        for name, times in timings.items()
+    ]
+    header = ("s per step", "CPU", "wall", "CPU: rollout", "CPU: rest", *(u.replace("_", " ") for u in _UNITS))
+    report.table(header, rows)
+
+
+_UNITS = ("prompt_tokens", "added_tokens", "model_tokens")
+
+
+# --- generating -------------------------------------------------------------------------------------------------
+
+
+def _rollout(report: Report, folder: str, dims: Any, dtype: str, repeats: int) -> None:
+    import torch
+
+    flops = product_flops(getattr(torch, dtype))
+    report.heading("Generating")
+    report.text(
+        f"Different random prompts of {PROMPT} tokens (nothing to share), exactly {NEW} new tokens each at temperature "
+        f"1, prefill included. `generate` runs in every type and is compared in the faster one; `local` runs in {dtype}"
+        f". The limit is the larger of the operations over {flops / 1e9:.0f} GF/s, measured of products, and the "
+        "reads (weights and keys and values once a decode step) over the bandwidth measured at that working set."
+    )
+    models = {f"generate, {name}": load(folder, name)[0] for name in DTYPES}
+    mine, _ = load(folder, dtype)
+    engine = make_engine(mine.requires_grad_(False), (), max(SEQUENCES))
+    loop = asyncio.new_event_loop()
+    rows, verdicts = [], []
+    try:
+        for count in SEQUENCES:
+            sides = {name: _generate(model, count, dims.vocab) for name, model in models.items()}
+            sides["local"] = _engine(engine, loop, count, dims.vocab)
+            times = interleave(sides, repeats=repeats, warm_up=0 if count > SEQUENCES[0] else 1)
+            speed = {name: count * NEW / t.median_cpu for name, t in times.items()}
+            best = max(speed[name] for name in models)
+            limit = count * NEW / _least_seconds(dims, getattr(torch, dtype), count)
+            ratio, share = speed["local"] / best, speed["local"] / limit
+            numbers = [f"{speed[name]:,.0f}" for name in sides]
+            rows.append((count, *numbers, f"{ratio:.2f}x", f"{limit:,.0f}", f"{share:.0%}"))
+            verdicts.append(f"{count}: {goal(ratio, 1.5)}, {share:.0%} of the limit (goal ≥ 50%)")
+    finally:
+        engine.close()
+        loop.close()
+    names = [f"{name} (per CPU s)" for name in (*models, "local")]
+    report.table(("sequences", *names, "local / the faster", "limit", "local of limit"), rows)
+    report.text("local / generate at " + "; ".join(verdicts) + ".")
+
+
+def _prompts(count: int, vocab: int) -> list[list[int]]:
+    return [[random.randrange(3, vocab) for _ in range(PROMPT)] for _ in range(count)]
+
+
+def _generate(model: Any, count: int, vocab: int) -> Callable[[], object]:
+    import torch
+    from transformers import GenerationConfig
+
+    settings = GenerationConfig(
+        max_new_tokens=NEW, do_sample=True, temperature=1.0, top_k=0, pad_token_id=0, eos_token_id=None
+    )
+    model.generation_config.eos_token_id = None
+
+    def side() -> None:
+        ids = torch.tensor(_prompts(count, vocab))
+        with torch.inference_mode():
+            out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=settings)
+        _expect(out.shape[1] - PROMPT)
+
+    return side
+
+
+def _engine(engine: Any, loop: asyncio.AbstractEventLoop, count: int, vocab: int) -> Callable[[], object]:
+    sampling = SamplingParams(max_tokens=NEW)
+
+    async def all_of(prompts: list[list[int]]) -> None:
+        for generation in await asyncio.gather(*(engine.generate(prompt, sampling) for prompt in prompts)):
+            _expect(len(generation.response_ids))
+
+    return lambda: loop.run_until_complete(all_of(_prompts(count, vocab)))
+
+
+def _expect(new: int) -> None:
+    if new != NEW:
+        raise RuntimeError(f"{new} new tokens instead of {NEW}; the two sides did not do the same work")
+
+
+def _least_seconds(dims: Any, dtype: Any, count: int) -> float:
+    """As `rollout_vs_hf.least_seconds`, of a model of any shape in any type."""
+    head, kv_width = dims.vocab * dims.hidden, dims.kv_heads * dims.head_dim
+    pairs = sum(range(PROMPT + NEW))
+    attention = 4 * dims.layers * dims.heads * dims.head_dim * pairs
+    operations = count * (2 * dims.linear * (PROMPT + NEW) + 2 * head * NEW + attention)
+    weights = dtype.itemsize * (dims.linear + head)
+    caches = count * dtype.itemsize * 2 * dims.layers * kv_width * (PROMPT + NEW // 2)
+    return max(operations / product_flops(dtype), NEW * (weights + caches) / read_bandwidth(weights + caches))
