@@ -7,6 +7,7 @@ AGENTSCOPE107 := .venv-agentscope107
 APPWORLD := .venv-appworld
 VERL := .venv-verl
 TRINITY := .venv-trinity
+LLAMA_CPP := .venv-llama-cpp
 # Tests wait for processes half of the time, so there is one more of them at once than small machines have cores; of
 # those with engines fewer, each of which is many processes. Those of a file stay together, with what they set up.
 SPREAD ?= --numprocesses=3 --dist=loadfile
@@ -30,7 +31,7 @@ environment = test -x $(1)/bin/uv || { $(PYTHON) -m venv $(1) && $(1)/bin/python
 install = $(if $(filter pip,$(INSTALLER)),$(1)/bin/python -m pip install --quiet,$(1)/bin/uv pip install --quiet --python $(1)/bin/python)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo environments test test-all test-slow test-packages test-verl test-trinity test-engines sync-verl sync-trinity lint types docs bench install clean
+.PHONY: help demo environments test test-all test-slow test-packages test-verl test-trinity test-llama-cpp test-engines sync-verl sync-trinity lint types docs bench install clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -38,11 +39,12 @@ help:  ## what there is
 # What each environment has of plugins/, with extras, beside the core. `cpu` is a folder of the backbone's own.
 USED := agentscope[agentscope1] checks compat datasets debug env[gymnasium] export families gateway helpers http local[lora] math[agent] models objectives promote record report[plot] sandbox testing trackers
 DEMO := $(USED) appworld flywheel rubrics smollm2 view
-TESTED := env[gymnasium,reasoning-gym] trackers[mlflow,otel,tensorboard]
+TESTED := env[gymnasium,reasoning-gym] export[gguf] trackers[mlflow,otel,tensorboard]
 LIGHT := ray trinity verl
 ANY_FRAMEWORK := checks compat debug env families gateway helpers http models record report sandbox testing trackers
 ON_VERL := $(USED) ray ray/cpu verl verl/cpu
 ON_TRINITY := $(USED) ray ray/cpu trinity trinity/cpu
+ON_LLAMA_CPP := export[gguf] local models objectives record
 # $(call packages,NAME…): what pip installs of them. $(call projects,NAME…): the files that say what they need.
 packages = $(foreach name,$(1),-e 'plugins/astuner_$(name)')
 projects = pyproject.toml $(foreach name,$(1),plugins/astuner_$(firstword $(subst [, ,$(name)))/pyproject.toml)
@@ -97,6 +99,14 @@ $(TRINITY)/.done: $(call projects,$(ON_TRINITY)) requirements/constraints-trinit
 	  $(call install,$(TRINITY)) --constraint requirements/constraints-trinity.txt -e . $(call packages,$(ON_TRINITY)) pytest pytest-rerunfailures pytest-timeout pytest-xdist && touch $@; \
 	else echo 'Trinity needs Python 3.10 to 3.12, and what is pinned for its tests 3.11; they are not run'; fi
 
+# llama-cpp-python has no wheels here: pip compiles llama.cpp, with a C++ compiler, in 10 to 25 minutes on two cores.
+$(LLAMA_CPP)/.done: $(call projects,$(ON_LLAMA_CPP)) requirements/constraints.txt
+	$(call environment,$(LLAMA_CPP))
+	$(LLAMA_CPP)/bin/python -m pip install --quiet --constraint requirements/constraints.txt torch
+	$(call install,$(LLAMA_CPP)) --constraint requirements/constraints.txt -e . $(call packages,$(ON_LLAMA_CPP)) pytest pytest-rerunfailures pytest-timeout pytest-xdist
+	$(LLAMA_CPP)/bin/python -m pip install --quiet --constraint requirements/constraints.txt llama-cpp-python
+	touch $@
+
 sync-verl: $(VERL)/.done  ## make .venv-verl with the VERL backbone, as it runs on a CPU
 
 sync-trinity: $(TRINITY)/.done  ## make .venv-trinity with the Trinity backbone, as it runs on a CPU
@@ -135,6 +145,9 @@ test-verl: $(VERL)/.done  ## the tests that run VERL itself, on a CPU
 
 test-trinity: $(TRINITY)/.done  ## the tests that run Trinity itself, on a CPU
 	if test -e $(TRINITY)/.done; then $(TRINITY)/bin/python -m pytest $(AGAIN) $(SPREAD_ENGINES) -m 'not engines' tests/trinity; fi
+
+test-llama-cpp: $(LLAMA_CPP)/.done  ## llama.cpp itself reads what `export --to gguf` writes; compiles it. ASTUNER_TEST_MODEL=DIR: one more model
+	OMP_NUM_THREADS=1 $(LLAMA_CPP)/bin/python -m pytest $(AGAIN) tests/llama_cpp
 
 test-engines: $(VERL)/.done $(TRINITY)/.done  ## whole runs of VERL and Trinity that `make test-all` leaves out; see tests/ENGINES.md
 	if test -e $(VERL)/.done; then $(VERL)/bin/python -m pytest $(AGAIN) $(SPREAD_ENGINES) -m engines tests/verl; fi

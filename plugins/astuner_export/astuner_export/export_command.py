@@ -1,7 +1,8 @@
-"""``astuner export FILE --to DIR``: a trained model as a folder that anybody loads; or a run's episodes as data."""
+"""``astuner export FILE --to FORM --out PATH``: a trained model for others, or a run's episodes as data."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -19,14 +20,15 @@ from astuner.contracts.commands import (
     only_data_on_stdout,
     write_json,
 )
-from astuner.contracts.errors import ConfigError
-from astuner_export.model import Exported
+from astuner.contracts.errors import ConfigError, did_you_mean
+from astuner_export.model import DTYPES, FORMS, Exported
 from astuner_export.model import export as export_model
 from astuner_record.episode_log.convert import Choice, write_episodes
 from astuner_record.episode_log.salvage import end_partly
 
 DATA = ("parquet", "jsonl", "sft", "tokens", "dpo")
-"""What --to may say instead of a folder; `astuner_record.episode_log.convert` writes them."""
+"""Forms of episodes; `astuner_record.episode_log.convert` writes them."""
+ALL = (*FORMS, *DATA)
 
 
 def export(
@@ -39,8 +41,9 @@ def export(
         str,
         typer.Option(
             "--to",
-            metavar="DIR|parquet|jsonl|sft|tokens|dpo",
-            help="The new folder for the model; or the form of the episodes, then with --out.",
+            metavar="|".join(ALL),
+            help="hf: the model as a folder for transformers and vLLM; gguf: as a file for llama.cpp and Ollama; the "
+            "others: the episodes. A folder without --out is that of --to hf.",
             show_default=False,
         ),
     ],
@@ -49,7 +52,7 @@ def export(
     checkpoint: CheckpointOption = "best",
     run_dir: RunDirOption = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="The new file with episodes.", show_default=False)
+        Path | None, typer.Option("--out", metavar="PATH", help="The new folder, or the new file.", show_default=False)
     ] = None,
     where: Annotated[
         list[str] | None,
@@ -64,33 +67,45 @@ def export(
         float | None, typer.Option(help="Episodes for sft and tokens have this reward. Default: they succeeded.")
     ] = None,
     min_gap: Annotated[float, typer.Option(help="Rewards of a pair for dpo differ by this.")] = 0.0,
-    force: Annotated[bool, typer.Option("--force", help="Replace the model in DIR, or the file.")] = False,
+    dtype: Annotated[
+        str, typer.Option(metavar="|".join(DTYPES), help="Of the model's weights; auto: as they are.")
+    ] = "auto",
+    check: Annotated[
+        bool,
+        typer.Option("--check/--no-check", help="Load what was written, and compare its logits with the trainer's."),
+    ] = True,
+    force: Annotated[bool, typer.Option("--force", help="Replace the model, or the file, that is there.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy a trained model to a folder that transformers and vLLM load, or a run's episodes to a file.
+    """Write a trained model for transformers, vLLM, llama.cpp or Ollama, or a run's episodes to a file.
 
-    Of a damaged log what is whole is written, with exit code 3, and what is not is named.
+    Of a model that does not say what the trainer's says nothing is left, and the exit code is 1. Of a damaged log what
+    is whole is written, with exit code 3, and what is not is named.
     """
     line, given = command_line(ctx), all_overrides(overrides, run_dir)
     if to not in DATA:
-        if out is not None or where or min_reward is not None or min_gap:
-            raise ConfigError(
-                f"--out, --where, --min-reward and --min-gap are for episodes: --to {'|'.join(DATA)}, not {to}"
-            )
+        if where or min_reward is not None or min_gap:
+            raise ConfigError(f"--where, --min-reward and --min-gap are for episodes: --to {'|'.join(DATA)}, not {to}")
+        form, place = _model_place(to, out)
         with only_data_on_stdout(as_json):
             model = export_model(
                 file,
                 given,
-                to=to,
+                to=place,
+                form=form,
+                dtype=dtype,
+                check=check,
                 checkpoint=checkpoint,
                 force=force,
                 backbone=backbone,
                 disabled_plugins=line.disabled_plugins,
             )
-        _show_model(model, as_json)
+        _show_model(model, form, as_json)
         return
+    if dtype != "auto" or not check:
+        raise ConfigError(f"--dtype and --no-check are for models: --to {'|'.join(FORMS)}, not {to}")
     if out is None:
-        raise ConfigError(f"--to {to} writes episodes to a file: add --out FILE (a folder for a model: --to ./{to})")
+        raise ConfigError(f"--to {to} writes episodes to a file: add --out FILE")
     run = file if file.is_dir() else load_config(file, given, backbone=backbone, plugins=line.plugins).run_dir
     target = out.expanduser().resolve()
     choice = Choice(where=where or (), min_reward=min_reward, min_gap=min_gap)
@@ -104,14 +119,41 @@ def export(
     end_partly(problems)
 
 
-def _show_model(model: Exported, as_json: bool) -> None:
+def _model_place(to: str, out: Path | None) -> tuple[str, Path]:
+    """Which form a model is to have, and where.
+
+    :raises ConfigError: ``--to`` names no form, or ``--out`` is missing.
+    """
+    if to in FORMS:
+        if out is None:
+            raise ConfigError(f"--to {to} writes a model: add --out {'FILE.gguf' if to == 'gguf' else 'DIR'}")
+        return to, out
+    hint = did_you_mean(to.lower(), ALL)
+    if out is not None or (hint and not Path(to).is_dir()):
+        raise ConfigError(f"--to: there is no form {to!r} ({', '.join(ALL)}; a folder of that name: ./{to}){hint}")
+    return "hf", Path(to)
+
+
+def _show_model(model: Exported, form: str, as_json: bool) -> None:
     source = "base" if model.checkpoint is None else str(model.checkpoint)
     if as_json:
-        models = {policy: str(folder) for policy, folder in model.models.items()}
-        write_json({"checkpoint": source, "models": models, "bytes": model.bytes})
+        models = {policy: str(place) for policy, place in model.models.items()}
+        parity = {policy: asdict(found) for policy, found in model.parity.items()}
+        told = {"checkpoint": source, "form": form, "models": models, "dtypes": dict(model.dtypes)}
+        write_json({**told, "bytes": model.bytes, "parity": parity})
         return
-    folders = sorted(set(model.models.values()))
-    typer.echo(f"{source}: {model.bytes / 2**20:,.1f} MiB exported; load it with")
-    for folder in folders:
-        typer.echo(f'  AutoModelForCausalLM.from_pretrained("{folder}")')
-    typer.echo(f"or: vllm serve {folders[0]}")
+    places = sorted(set(model.models.values()))
+    typer.echo(f"{source}: {model.bytes / 2**20:,.1f} MiB exported in {', '.join(sorted(set(model.dtypes.values())))}")
+    for policy, found in model.parity.items():
+        typer.echo(f"checked{f' ({policy})' if len(model.parity) > 1 else ''}: {found}")
+    if not model.parity:
+        typer.echo("not checked (--no-check)")
+    typer.echo("load it with")
+    for place in places:
+        typer.echo(
+            f"  llama-server --model {place}"
+            if form == "gguf"
+            else f'  AutoModelForCausalLM.from_pretrained("{place}")'
+        )
+    if form == "hf":
+        typer.echo(f"or: vllm serve {places[0]}")

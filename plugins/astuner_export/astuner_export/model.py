@@ -1,22 +1,30 @@
-"""A trained model in a folder of its own: what transformers and vLLM load, and nothing that only a run needs.
+"""A trained model for others: a folder that transformers and vLLM load, or a GGUF file that llama.cpp loads.
 
 Checkpoints are Hugging Face folders on every backbone, with what the run goes on from (optimizer, adapters, random
-states) beside the model.  Invariant: an exported folder is complete, or not there.
+states) beside the model.  Invariant: what is exported is complete and says what the trainer's model says (`parity`), or
+it is not there.
 """
 
 from __future__ import annotations
 
 import fnmatch
-import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from astuner import AgentRegistry, load_config
-from astuner.contracts.errors import CheckpointError
+from astuner import AgentRegistry, load_config, process_start_time
+from astuner.contracts.errors import CheckpointError, ConfigError
+from astuner.contracts.interrupt import handled
+from astuner_export.gguf_file import MAGIC, load_gguf, write_gguf
+from astuner_export.parity import BOUNDS, UNCHECKED, Parity, Reference, find_prompts, load
+from astuner_export.weights import INDEX, convert, header, shards, stored_dtype, weight_map
 from astuner_models.serving import chat_template, find_checkpoint, policy_folder
 from astuner_objectives.manifest import require_whole
 
@@ -25,10 +33,15 @@ if TYPE_CHECKING:
 
 FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt", "*.py")
 """What a model folder consists of: weights, configuration, chat template, tokenizer, code of the model's own."""
+TOKENIZERS = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken")
+"""What holds a tokenizer's vocabulary."""
 LEFT_OUT = ("manifest.json",)
 """The local backbone's list of all files of a checkpoint, which would not be true of the copy."""
+FORMS = ("hf", "gguf")
+"""A folder of Hugging Face's kind, or a file of llama.cpp's."""
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+"""``auto``: as it is in the checkpoint."""
 _TEMPLATE = "chat_template.jinja"
-_INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +51,11 @@ class Exported:
     checkpoint: Path | None
     """None: the configured model, before training."""
     models: Mapping[str, Path]
-    """Policy -> its folder."""
+    """Policy -> its folder, or its file."""
+    dtypes: Mapping[str, str]
+    """Policy -> what its weights are stored in."""
+    parity: Mapping[str, Parity]
+    """Policy -> how far it is from the trainer's model; empty where that was not checked."""
     bytes: int
 
 
@@ -47,41 +64,137 @@ def export(
     overrides: Sequence[str] = (),
     *,
     to: str | Path,
+    form: str = "hf",
+    dtype: str = "auto",
+    check: bool = True,
     checkpoint: str = "best",
     force: bool = False,
     backbone: str | None = None,
     disabled_plugins: Sequence[str] = (),
 ) -> Exported:
-    """Copy the model of a checkpoint to ``to``; where several policies train, each to a folder of its name in there.
+    """Write the model of a checkpoint to ``to``; where several policies train, each under its name in that folder.
 
+    :param form: one of `FORMS`.
+    :param dtype: one of `DTYPES`.
+    :param check: load what was written and compare its logits with those of the trainer's model.
     :param checkpoint: ``best`` (validated) or ``latest`` of the run, ``base`` (the configured model), or a folder.
     :param force: replace what was exported to ``to`` before.
-    :raises CheckpointError: there is no such checkpoint, it is not complete, or the copy cannot be written there.
+    :raises ConfigError: there is no such form or dtype.
+    :raises CheckpointError: there is no such checkpoint, it is not complete, what was written does not say the same, or
+        it cannot be written there. Nothing is left then, and what was there before stays.
+    :raises MissingDependency: a package that writes or checks it is not installed.
     """
+    for asked, known in ((form, FORMS), (dtype, DTYPES)):
+        if asked not in known:
+            raise ConfigError(f"a model is exported as one of {', '.join(known)}, not as {asked!r}")
     config = load_config(path, overrides, backbone=backbone, disabled_plugins=disabled_plugins)
     found = find_checkpoint(config, checkpoint)
     sources = _sources(config, found)
     target = Path(to).expanduser().resolve()
-    _check_target(target, set(sources.values()), force)
-    alone = len(set(sources.values())) == 1
-    places = {policy: "" if alone else policy for policy in sources}
-    temporary, aside = (target.with_name(f".{target.name}.{os.getpid()}.{end}") for end in ("tmp", "old"))
+    alone, gguf = len(set(sources.values())) == 1, form == "gguf"
+    single = gguf and alone
+    _clear_rubbish(target)
+    _check_target(target, set(sources.values()), force, "file" if single else "files" if gguf else "folder")
+    places = {policy: Path() if alone else Path(policy + ".gguf" * gguf) for policy in sources}
+    dtypes: dict[str, str] = {}
+    parity: dict[str, Parity] = {}
     try:
-        for policy, folder in sources.items():
-            _copy(config, policy, folder, temporary / places[policy])
-        if target.exists():
-            target.rename(aside)
-        temporary.rename(target)
-        shutil.rmtree(aside, ignore_errors=True)
+        with _new(target) as temporary:
+            done: dict[Path, str] = {}
+            for policy, folder in sources.items():
+                new = temporary / places[policy]
+                if new in done:  # policies that share the folder of an older run
+                    dtypes[policy], parity[policy] = dtypes[done[new]], parity[done[new]]
+                    continue
+                done[new] = policy
+                stored = stored_dtype(folder)
+                dtypes[policy] = stored if dtype == "auto" else dtype
+                if dtypes[policy] not in BOUNDS:
+                    raise CheckpointError(
+                        f"{folder} holds weights in {stored}: choose --dtype {' or '.join(sorted(BOUNDS))}"
+                    )
+                reference = _reference(config, policy, folder) if check else None
+                write = _write_gguf if gguf else _write_folder
+                reload = write(config, policy, folder, new, dtypes[policy], stored)
+                if reference is not None:
+                    parity[policy] = _compared(reference, reload, folder, dtypes[policy], stored)
     except OSError as e:
         raise CheckpointError(
-            f"cannot export to {target}: {e}; free space or choose another --to; a run that goes on may also have "
+            f"cannot export to {target}: {e}; free space or choose another place; a run that goes on may also have "
             "deleted the checkpoint meanwhile, then type the command again"
         ) from e
+    files = [target] if target.is_file() else [file for file in target.rglob("*") if file.is_file()]
+    return Exported(
+        checkpoint=found,
+        models={p: target / place for p, place in places.items()},
+        dtypes=dtypes,
+        parity=parity,
+        bytes=sum(file.stat().st_size for file in files),
+    )
+
+
+@contextmanager
+def _new(target: Path) -> Iterator[Path]:
+    """Where to write a file or a folder, which is at ``target`` after the block, in place of what was there.
+
+    SIGTERM and SIGHUP end it as Ctrl-C does.
+    """
+    temporary, aside = (target.with_name(f".{target.name}.{os.getpid()}.{end}") for end in ("tmp", "old"))
+    try:
+        with handled((signal.SIGTERM, signal.SIGHUP), _stop):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            yield temporary
+            if target.exists():
+                target.rename(aside)
+            temporary.rename(target)
+            _remove(aside)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
-    return Exported(checkpoint=found, models={p: target / place for p, place in places.items()}, bytes=size)
+        if aside.exists() and not target.exists():
+            aside.rename(target)
+        _remove(temporary)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _clear_rubbish(target: Path) -> None:
+    """Remove what an export left that was killed without being asked; what it was replacing comes back."""
+    for path in target.parent.iterdir() if target.parent.is_dir() else ():
+        pid, _, end = path.name.removeprefix(f".{target.name}.").partition(".")
+        if not (path.name.startswith(f".{target.name}.") and pid.isdecimal() and end in ("tmp", "old")):
+            continue
+        if process_start_time(int(pid)) is not None:
+            continue
+        if end == "old" and not target.exists():  # killed between the two renames
+            path.rename(target)
+        else:
+            _remove(path)
+
+
+def _reference(config: Config, policy: str, folder: Path) -> Reference:
+    prompts = find_prompts(config.run_dir, policy, folder)
+    return Reference(folder, partial(config.locate_model, policy=policy), prompts)
+
+
+def _compared(reference: Reference, reload: Callable[[], Any], folder: Path, dtype: str, stored: str) -> Parity:
+    """:raises CheckpointError: what was written says something else."""
+    rounded = [stored] * reference.merged + [dtype] * (dtype not in ("float32", stored))
+    found = reference.compare(reload, folder, rounded=max(rounded, key=lambda name: BOUNDS[name], default=""))
+    if not found.holds:
+        how = "choose --dtype float32" if rounded else "choose another --checkpoint"
+        raise CheckpointError(
+            f"what was exported of {folder} does not say what the trainer's model says, and was removed: {found}; "
+            f"{how}, {UNCHECKED}"
+        )
+    return found
 
 
 def problem(folder: Path) -> str:
@@ -89,25 +202,23 @@ def problem(folder: Path) -> str:
     for name in ("config.json", "tokenizer_config.json"):
         if not (folder / name).is_file():
             return f"{name} is missing"
-    where: Mapping[str, str] = {}
-    shards = {"model.safetensors"}
-    if (folder / _INDEX).is_file():
-        try:
-            where = json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"]
-            shards = set(where.values())
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-            return f"{_INDEX} cannot be read: {type(e).__name__}: {e}"
+    if not any(fnmatch.fnmatch(file.name, one) for file in folder.iterdir() for one in TOKENIZERS):
+        return f"its tokenizer is missing ({', '.join(TOKENIZERS)}); copy it there from the model that was trained"
+    try:
+        where, files = weight_map(folder), shards(folder)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+        return f"{INDEX} cannot be read: {type(e).__name__}: {e}"
     held: dict[str, str] = {}
-    for shard in sorted(shards):
-        if not (folder / shard).is_file():
-            return f"{shard} is missing"
+    for shard in files:
+        if not shard.is_file():
+            return f"{shard.name} is missing"
         try:
-            held |= dict.fromkeys(_tensors(folder / shard), shard)
+            held |= dict.fromkeys(header(shard), shard.name)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
-            return f"{shard} is damaged: {e}"
-    for name, shard in where.items():
-        if held.get(name) != shard:
-            return f"{shard} lacks {name}, which {_INDEX} says is there"
+            return f"{shard.name} is damaged: {e}"
+    for name, file_name in where.items():
+        if held.get(name) != file_name:
+            return f"{file_name} lacks {name}, which {INDEX} says is there"
     if adapters := [name for name in held if ".lora_" in name]:
         return f"it holds adapters beside their base ({adapters[0]}), which nobody loads as one model"
     return ""
@@ -139,27 +250,40 @@ def _sources(config: Config, checkpoint: Path | None) -> dict[str, Path]:
     return sources
 
 
-def _check_target(target: Path, sources: set[Path], force: bool) -> None:
-    """:raises CheckpointError: something would be lost."""
+def _check_target(target: Path, sources: set[Path], force: bool, kind: str) -> None:
+    """:param kind: what is to be there: a ``folder`` of a model, a GGUF ``file``, or a folder of ``files``.
+    :raises CheckpointError: something would be lost.
+    """
     for source in sources:
         if target == source or source.is_relative_to(target) or target.is_relative_to(source):
-            raise CheckpointError(
-                f"--to {target}: that is where the model comes from ({source}); choose another folder"
-            )
+            raise CheckpointError(f"{target}: that is where the model comes from ({source}); choose another place")
+    if kind == "file" and target.is_dir():
+        raise CheckpointError(f"{target} is a folder, and GGUF is one file; write --out {target}/model.gguf")
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
-    if not (target.is_dir() and _is_export(target)):
-        raise CheckpointError(
-            f"--to {target} is there already and holds other things than a model; choose a new folder"
-        )
+    ours = {"file": _is_gguf, "files": _are_gguf, "folder": _is_export}[kind]
+    if not ours(target):
+        what = "is there already and holds other things than a model"
+        raise CheckpointError(f"{target} {what}; choose a new {'file' if kind == 'file' else 'folder'}")
     if not force:
-        raise CheckpointError(
-            f"--to {target} is there already; choose a new folder, or replace the model in it: --force"
-        )
+        raise CheckpointError(f"{target} is there already; choose a new place, or replace the model there: --force")
+
+
+def _is_gguf(file: Path) -> bool:
+    if not file.is_file():
+        return False
+    with file.open("rb") as opened:
+        return opened.read(len(MAGIC)) == MAGIC
+
+
+def _are_gguf(folder: Path) -> bool:
+    return folder.is_dir() and all(map(_is_gguf, folder.iterdir()))
 
 
 def _is_export(folder: Path) -> bool:
     """Whether nothing but models is in a folder: one, or one in each folder below it."""
+    if not folder.is_dir():
+        return False
     if (folder / "config.json").is_file():
         return all(p.is_file() and _belongs(p.name) for p in folder.iterdir())
     return all(p.is_dir() and (p / "config.json").is_file() and _is_export(p) for p in folder.iterdir())
@@ -169,31 +293,34 @@ def _belongs(name: str) -> bool:
     return name not in LEFT_OUT and not name.startswith(".") and any(fnmatch.fnmatch(name, p) for p in FILES)
 
 
-def _copy(config: Config, policy: str, source: Path, target: Path) -> None:
-    target.mkdir(parents=True, exist_ok=True)
-    for file in source.iterdir():
-        if file.is_file() and _belongs(file.name):
-            shutil.copyfile(file, target / file.name)
-    template = chat_template(config)
-    if template is not None and config.model_of(policy).path == config.astuner.model.path:  # as it was trained
-        (target / _TEMPLATE).write_text(template, encoding="utf-8")
+def _write_folder(
+    config: Config, policy: str, source: Path, target: Path, dtype: str, stored: str
+) -> Callable[[], Any]:
+    _copy(config, policy, source, target, skip_weights=dtype != stored)
+    if dtype != stored:
+        convert(source, target, dtype)
     if why := problem(target):
         raise CheckpointError(f"the copy of {source} is not complete, and was removed: {why}; type the command again")
+    return partial(load, target)
 
 
-def _tensors(file: Path) -> set[str]:
-    """The tensors in a file of safetensors: the length of its header in 8 bytes, the header as JSON, the numbers.
+def _write_gguf(config: Config, policy: str, source: Path, target: Path, dtype: str, stored: str) -> Callable[[], Any]:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    template = _template(config, policy)
+    write_gguf(source, target, dtype=dtype, name=config.run_dir.name, chat_template=template)
+    return partial(load_gguf, target, source)
 
-    :raises ValueError: it is no such file, or is not as long as its header says.
-    """
-    size = file.stat().st_size
-    with file.open("rb") as opened:
-        length = int.from_bytes(opened.read(8), "little")
-        if length > size - 8:
-            raise ValueError("it was cut off")
-        header: dict[str, Any] = json.loads(opened.read(length))
-    header.pop("__metadata__", None)
-    expected = 8 + length + max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
-    if size != expected:
-        raise ValueError(f"it has {size} bytes instead of {expected}")
-    return set(header)
+
+def _copy(config: Config, policy: str, source: Path, target: Path, *, skip_weights: bool) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    for file in source.iterdir():
+        if file.is_file() and _belongs(file.name) and not (skip_weights and file.suffix == ".safetensors"):
+            shutil.copyfile(file, target / file.name)
+    if (template := _template(config, policy)) is not None:
+        (target / _TEMPLATE).write_text(template, encoding="utf-8")
+
+
+def _template(config: Config, policy: str) -> str | None:
+    """The chat template that the policy was trained with, where it is not its model's own."""
+    own = config.model_of(policy).path == config.astuner.model.path
+    return chat_template(config) if own else None

@@ -4,17 +4,37 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import astuner_local
+from astuner import LoraSection
 from astuner.cli import main
-from astuner.contracts.errors import CheckpointError, ConfigError
+from astuner.contracts.errors import CheckpointError, ConfigError, MissingDependency
+from astuner.contracts.types import (
+    Episode,
+    FinishReason,
+    Generation,
+    Split,
+    StopReason,
+    Task,
+    Turn,
+    WorkflowOutput,
+    WorkflowTask,
+)
 from astuner_export.model import export, problem
+from astuner_export.parity import BOUNDS, QUESTIONS
+from astuner_export.weights import header, stored_dtype
+from astuner_local.modeling import load_model
+from astuner_local.trainer.lora import merged_state_dict, wrap
 from astuner_models.serving import TEMPLATES
 from astuner_objectives.manifest import write_manifest
+from astuner_record.episode_log import EpisodeLogWriter
 from tests.table import table
 
 TINY = Path(astuner_local.__file__).parent / "tiny" / "model"
@@ -214,6 +234,7 @@ def _adapters(folder: Path) -> None:
         (_shard_gone, "model-00002-of-00002.safetensors is missing"),
         (_shard_swapped, "which model.safetensors.index.json says is there"),
         (_index_broken, "model.safetensors.index.json cannot be read: TypeError"),
+        (_remove("tokenizer.json"), "its tokenizer is missing (tokenizer.json, "),
         (_adapters, "it holds adapters beside their base (base_model.model.model.layers.0"),
     ],
 )
@@ -259,8 +280,205 @@ def test_the_command_says_how_to_load_it(run: Path, capsys: pytest.CaptureFixtur
     told = json.loads(capsys.readouterr().out)
     assert told["checkpoint"] == str(moved / "checkpoints" / "step-000002")
     assert told["models"] == {"default": str(Path("out2").resolve())}
+    assert told["dtypes"] == {"default": "float32"}
+    assert told["parity"]["default"]["difference"] <= told["parity"]["default"]["bound"] == 1e-4
     main_exits(1, "export", "e.yaml", "--to", "out3")
     assert "there is no checkpoint in" in capsys.readouterr().err
+
+
+@table(
+    ("arguments", "said"),
+    [
+        (("--to", "hf"), "--to hf writes a model: add --out DIR"),
+        (("--to", "gguf"), "add --out FILE.gguf"),
+        (
+            ("--to", "gguff"),
+            "there is no form 'gguff' (hf, gguf, parquet, jsonl, sft, dpo; a folder of that name: ./gg",
+        ),
+        (("--to", "onnx", "--out", "x"), "there is no form 'onnx'"),
+        (("--to", "hf", "--out", "x", "--dtype", "int8"), "auto, float32, bfloat16, float16, not as 'int8'"),
+        (("--to", "hf", "--out", "x", "--where", "reward>=1"), "are for episodes"),
+        (("--to", "sft", "--out", "x", "--no-check"), "--dtype and --no-check are for models: --to hf|gguf, not sft"),
+        (("--to", "sft"), "add --out FILE"),
+    ],
+)
+def test_what_cannot_be_exported_is_said(
+    run: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+) -> None:
+    main_exits(2, "export", "e.yaml", *arguments)
+    assert said in capsys.readouterr().err
+    assert not Path("x").exists()
+
+
+def test_where_nothing_can_be_written_is_said(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main_exits(1, "export", "e.yaml", "--to", "hf", "--out", "/proc/x/y")
+    assert "cannot export to /proc/x/y" in capsys.readouterr().err
+
+
+def test_the_command_checks_what_it_wrote(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main_exits(0, "export", "e.yaml", "--to", "hf", "--out", "out")
+    assert "checked: logits differ by 0 of the largest (bound 0.0001)" in capsys.readouterr().out
+    main_exits(0, "export", "e.yaml", "--to", "hf", "--out", "out2", "--no-check")
+    assert "not checked (--no-check)" in capsys.readouterr().out
+
+
+@table("dtype", ["bfloat16", "float16"])
+def test_weights_are_stored_in_the_dtype_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("e.yaml").write_text("astuner:\n  model: {path: tiny-calculator}\n", encoding="utf-8")
+    shutil.copytree(TINY, "saved")
+    sharded(Path("saved"))
+    result = export("e.yaml", to="out", dtype=dtype, checkpoint="saved")
+    assert result.dtypes == {"default": dtype} == {"default": json.loads(Path("out/config.json").read_text())["dtype"]}
+    assert stored_dtype(Path("out")) == dtype
+    found = result.parity["default"]
+    assert 0 < found.difference < found.bound == BOUNDS[dtype]
+    assert found.agreement > 0.9
+    index = json.loads(Path("out/model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(
+        one["data_offsets"][1] - one["data_offsets"][0] for name in ("1", "2")
+        for one in header(Path(f"out/model-0000{name}-of-00002.safetensors")).values()
+    )  # fmt: skip
+
+
+def test_numbers_that_a_dtype_does_not_hold_are_refused(run: Path) -> None:
+    _scale(run / "checkpoints" / "step-000002", 1e6)
+    with pytest.raises(CheckpointError, match=r"too large for float16; take --dtype bfloat16 or float32"):
+        export("e.yaml", to="out", dtype="float16", check=False)
+    assert not any("out" in p.name for p in Path().iterdir())
+
+
+def _scale(folder: Path, factor: float) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = {name: tensor * factor for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "manifest.json").unlink(missing_ok=True)
+
+
+def adapted(folder: Path, dtype: str, *, merge: bool = True) -> None:
+    """Make a checkpoint one of a run with adapters, as the local backbone writes it.
+
+    :param merge: False: the weights are the base's, a defect.
+    """
+    import torch
+
+    from astuner import ModelSection
+
+    loaded = load_model(ModelSection(path=str(TINY), dtype=dtype))
+    model = wrap(loaded.model, LoraSection(rank=4, alpha=8), seed=1)
+    torch.manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if ".lora_B." in name:
+            torch.nn.init.normal_(parameter, std=0.05)
+    base = {
+        n.replace(".base_layer.", "."): t for n, t in model.get_base_model().state_dict().items() if "lora_" not in n
+    }
+    model.save_pretrained(str(folder / "adapter"), save_embedding_layers=False)
+    model.get_base_model().save_pretrained(str(folder), state_dict=merged_state_dict(model) if merge else base)
+    (folder / "manifest.json").unlink()
+
+
+@table(("dtype", "difference"), [("float32", 1e-5), ("bfloat16", 2**-6)])
+def test_merged_adapters_say_what_the_trainers_say_beside_their_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, difference: float
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("e.yaml").write_text("astuner:\n  model: {path: tiny-calculator}\n", encoding="utf-8")
+    checkpoint(Path("saved"))
+    adapted(Path("saved"), dtype)
+    found = export("e.yaml", to="out", checkpoint="saved").parity["default"]
+    assert 0 < found.difference < difference
+    unmerged = Path("unmerged")
+    checkpoint(unmerged)
+    adapted(unmerged, dtype, merge=False)
+    with pytest.raises(CheckpointError, match=r"does not say what the trainer's model says, and was removed: logits d"):
+        export("e.yaml", to="out2", checkpoint=str(unmerged))
+    assert not any("out2" in p.name for p in Path().iterdir())
+    assert export("e.yaml", to="out2", checkpoint=str(unmerged), check=False).parity == {}
+
+
+def test_what_does_not_say_the_same_leaves_what_was_there(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    export("e.yaml", to="out")
+    _scale(run / "checkpoints" / "step-000002", float("nan"))
+    with pytest.raises(CheckpointError, match=r"logits differ by nan .* choose another --checkpoint, or leave the che"):
+        export("e.yaml", to="out", force=True)
+    assert same_weights(Path("out"))
+    assert [p.name for p in Path().iterdir() if "out" in p.name] == ["out"]
+
+
+def test_prompts_are_of_the_runs_newest_episodes(run: Path) -> None:
+    assert export("e.yaml", to="out").parity["default"].prompts == len(QUESTIONS)
+    log = EpisodeLogWriter(run / "episodes")
+    for number in range(6):
+        said = Generation(
+            prompt_ids=range(3, 30 + number),
+            response_ids=range(40, 300),
+            logprobs=[-1.0] * 260,
+            finish_reason=FinishReason.STOP,
+            policy_version=1,
+        )
+        asked = WorkflowTask(
+            task=Task(task_id="t"), episode_id=f"g-{number}", group_id="g", split=Split.TRAIN, attempt=number
+        )
+        log.episode(
+            1,
+            Episode(
+                workflow_task=asked,
+                turns=(Turn(index=0, agent="default", generation=said, continues=None),),
+                output=WorkflowOutput(),
+                verdict=None,
+                reward_source="",
+                stop_reason=StopReason.COMPLETED,
+                seconds=1.0,
+            ),
+        )
+    log.close()
+    found = export("e.yaml", to="out", force=True).parity["default"]
+    assert (found.prompts, found.tokens) == (4, 4 * 128)
+    assert found.source == "of the run's newest episodes"
+
+
+@table(
+    ("module", "to_type"),
+    [("transformers", "pip install 'astuner-export[check]', or leave the check out: --no-check")],
+)
+def test_without_what_checks_it_the_way_out_is_said(
+    run: Path, monkeypatch: pytest.MonkeyPatch, module: str, to_type: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingDependency, match=f"{module}.*") as raised:
+        export("e.yaml", to="out")
+    assert to_type in str(raised.value)
+    assert names(export("e.yaml", to="out", check=False).models["default"]) == MODEL
+
+
+def test_what_a_killed_export_left_is_removed_and_what_it_was_replacing_comes_back(run: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    export("e.yaml", to="out")
+    Path("out").rename(f".out.{gone.pid}.old")  # killed between the two renames
+    (Path(f".out.{gone.pid}.tmp") / "half").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match="there already"):
+        export("e.yaml", to="out")
+    export("e.yaml", to="out", force=True)
+    assert [p.name for p in Path().iterdir() if "out" in p.name] == ["out"]
+
+
+@table("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    code = (
+        "import time\nfrom pathlib import Path\nfrom astuner_export.model import _new\n"
+        "with _new(Path('out')) as folder:\n    folder.mkdir()\n    print('writing', flush=True)\n    time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=-1, stderr=-1) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"writing\n"
+        child.send_signal(number)
+        assert child.wait() != 0
+    assert list(tmp_path.iterdir()) == []
 
 
 def main_exits(code: int, *arguments: str) -> None:
