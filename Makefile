@@ -39,12 +39,12 @@ help:  ## what there is
 # What each environment has of plugins/, with extras, beside the core. `cpu` is a folder of the backbone's own.
 USED := agentscope[agentscope1] checks compat datasets debug env[gymnasium] export families gateway helpers http local[lora] math[agent] models objectives promote record report[plot] sandbox testing trackers
 DEMO := $(USED) appworld flywheel rubrics smollm2 view
-TESTED := env[gymnasium,reasoning-gym] export[gguf] trackers[mlflow,otel,tensorboard]
+TESTED := env[gymnasium,reasoning-gym] export[check,gguf] trackers[mlflow,otel,tensorboard]
 LIGHT := ray trinity verl
 ANY_FRAMEWORK := checks compat debug env families gateway helpers http models record report sandbox testing trackers
 ON_VERL := $(USED) ray ray/cpu verl verl/cpu
 ON_TRINITY := $(USED) ray ray/cpu trinity trinity/cpu
-ON_LLAMA_CPP := export[gguf] local models objectives record
+ON_LLAMA_CPP := export[check,gguf] local models objectives record
 # $(call packages,NAME…): what pip installs of them. $(call projects,NAME…): the files that say what they need.
 packages = $(foreach name,$(1),-e 'plugins/astuner_$(name)')
 projects = pyproject.toml $(foreach name,$(1),plugins/astuner_$(firstword $(subst [, ,$(name)))/pyproject.toml)

@@ -56,7 +56,7 @@ def write_gguf(folder: Path, target: Path, *, dtype: str, name: str, chat_templa
     except ImportError as e:
         raise MissingDependency(
             f"GGUF is written with gguf and transformers, and {e.name} is not installed: "
-            "pip install 'astuner-export[gguf]'"
+            "pip install 'astuner-export[check,gguf]'"
         ) from e
     try:
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
@@ -89,7 +89,7 @@ def load_gguf(file: Path, folder: Path) -> Any:
 
     told = AutoConfig.from_pretrained(str(folder), trust_remote_code=False).to_dict()
     kind = ARCHITECTURES[told.pop("model_type")]
-    return load(file.parent, gguf=file.name, config=AutoConfig.for_model(kind, **told))
+    return load(file.parent, gguf_file=file.name, config=AutoConfig.for_model(kind, **told))
 
 
 def _file_types() -> Mapping[str, Any]:

@@ -180,8 +180,10 @@ def _clear_rubbish(target: Path) -> None:
 
 
 def _reference(config: Config, policy: str, folder: Path) -> Reference:
-    prompts = find_prompts(config.run_dir, policy, folder)
-    return Reference(folder, partial(config.locate_model, policy=policy), prompts)
+    def base() -> tuple[str, str | None]:
+        return config.locate_model(policy=policy), config.model_of(policy).revision
+
+    return Reference(folder, base, find_prompts(config.run_dir, policy, folder))
 
 
 def _compared(reference: Reference, reload: Callable[[], Any], folder: Path, dtype: str, stored: str) -> Parity:

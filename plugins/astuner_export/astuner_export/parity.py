@@ -77,17 +77,17 @@ class Prompts:
 class Reference:
     """The trainer's model, asked once."""
 
-    def __init__(self, folder: Path, base: Callable[[], str], prompts: Prompts) -> None:
+    def __init__(self, folder: Path, base: Callable[[], tuple[str, str | None]], prompts: Prompts) -> None:
         """
         :param folder: the policy's model in the checkpoint.
-        :param base: the model before training, which adapters are for.
+        :param base: the model before training, which adapters are for: a folder, or a name on the hub and its revision.
         :raises MissingDependency: torch, transformers or peft are not here.
         :raises CheckpointError: transformers does not load it.
         """
         self.prompts = prompts
         self.merged = (folder / "adapter" / "adapter_config.json").is_file()
         with _loading(folder):
-            self._logits = logits(_with_adapters(folder, base()) if self.merged else load(folder), prompts.ids)
+            self._logits = logits(_with_adapters(folder, *base()) if self.merged else load(folder), prompts.ids)
 
     def compare(self, model: Callable[[], Any], what: Path, *, rounded: str) -> Parity:
         """What the exported model has of it.
@@ -151,23 +151,24 @@ def _longest(turns: Sequence[Any], policy: str) -> list[int]:
     return max(said, key=len, default=[])
 
 
-def load(folder: Path, *, dtype: str = "float32", gguf: str | None = None, config: Any = None) -> Any:
+def load(folder: str | Path, *, dtype: str = "float32", **options: Any) -> Any:
     """A model as anybody loads it, on the CPU.
 
-    :param gguf: the file in the folder, where it is one, and then ``config`` is what transformers says it is.
+    :param options: more for transformers' ``from_pretrained``: a file in the folder, a revision.
     :raises ValueError: weights are missing.
     """
     import torch
     from transformers import AutoModelForCausalLM
 
-    with nullcontext() if gguf is None else redirect_stderr(StringIO()):  # where it draws a bar, whatever it was told
+    draws = "gguf_file" in options  # a bar, whatever it was told
+    with redirect_stderr(StringIO()) if draws else nullcontext():
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(folder),
             dtype=getattr(torch, dtype),
             trust_remote_code=False,
             local_files_only=True,
             output_loading_info=True,
-            **({} if gguf is None else {"gguf_file": gguf, "config": config}),
+            **options,
         )
     model, info = loaded
     if missing := sorted(info["missing_keys"]):
@@ -194,12 +195,12 @@ def logits(model: Any, prompts: Sequence[Sequence[int]]) -> list[Tensor]:
         return [model(torch.tensor([list(ids)]), use_cache=False).logits[0].float() for ids in prompts]
 
 
-def _with_adapters(folder: Path, base: str) -> Any:
+def _with_adapters(folder: Path, base: str, revision: str | None) -> Any:
     """The base in the checkpoint's dtype, as it was trained, then in float32, with adapters that are not merged."""
     from peft import PeftModel
 
     stored = stored_dtype(folder)
-    model = load(Path(base), dtype=stored).float()
+    model = load(base, dtype=stored, **({} if revision is None else {"revision": revision})).float()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft 0.21 reads a name that transformers 5 renamed
         return PeftModel.from_pretrained(model, str(folder / "adapter")).float().eval()

@@ -83,12 +83,17 @@ def convert(source: Path, target: Path, dtype: str) -> None:
     """Write the weights of ``source`` to the folder ``target`` in ``dtype``, and say so in its config.json.
 
     :raises CheckpointError: as `converted`.
+    :raises OSError: it cannot be written.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import load_file, save_file
 
     for file in shards(source):
         tensors = {name: converted(tensor, dtype, name) for name, tensor in load_file(file).items()}
-        save_file(tensors, target / file.name, metadata={"format": "pt"})
+        try:
+            save_file(tensors, target / file.name, metadata={"format": "pt"})
+        except SafetensorError as e:  # a full disk among them
+            raise OSError(str(e)) from e
     config = json.loads((target / "config.json").read_text(encoding="utf-8"))
     config.pop("torch_dtype", None)  # as it was called before transformers 5
     config["dtype"] = dtype
