@@ -28,7 +28,7 @@ def test_it_learns_to_sort_messages(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for line in (
         "new experiment mail --model smollm2-135m",
-        "run mail/mail.yaml --backbone local --run-dir run astuner.trainer_common.total_steps=10",
+        "run mail/mail.yaml --backbone local --run-dir run local.threads=1 astuner.trainer_common.total_steps=10",
     ):
         with pytest.raises(SystemExit) as ended:
             main(line.split())

