@@ -52,6 +52,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "pre": "smollm",
         "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
     },
+    "yarn": {
+        "model_type": "qwen2",
+        "pre": "qwen2",
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+        },
+    },
     "mistral": {"model_type": "mistral", "pre": "gpt-2", "sliding_window": None, "head_dim": 32},
     "qwen2": {"model_type": "qwen2", "pre": "qwen2"},
     "qwen3": {"model_type": "qwen3", "pre": "qwen2", "head_dim": 32},
@@ -158,7 +168,7 @@ def check(folder: Path, file: Path, dtype: str, bound: float) -> tuple[float, fl
         llama.model.reset()
         said = [next(stream) for stream in [llama.model.generate(prompt, temp=0.0, repeat_penalty=1.0)] for _ in answer]
         assert said == answer
-    print(f"{folder.name} {dtype}: {worst:.2g} of the largest, first choice {same / tokens:.2%} of {tokens}")
+    print(f"{folder.parent.name} {dtype}: {worst:.2g} of the largest, first choice {same / tokens:.2%} of {tokens}")
     return worst, same / tokens
 
 

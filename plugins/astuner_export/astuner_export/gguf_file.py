@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 MAGIC = b"GGUF"
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 """transformers' `model_type` -> llama.cpp's architecture."""
-ROPES = ("default", "linear", "llama3")
+ROPES = ("default", "linear", "llama3", "yarn")
+_YARN = {"rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings"}
 _INSTEAD = "export with --to hf, and convert that folder with convert_hf_to_gguf.py of the llama.cpp you use"
 
 _QWEN2 = (
@@ -105,6 +106,8 @@ def _unsupported(config: Any) -> str:
     kind = rope.get("rope_type", "default")
     if kind not in ROPES or (kind == "llama3" and ARCHITECTURES[config.model_type] != "llama"):
         return f"llama.cpp was not tried with its rope type {kind!r}"
+    if kind == "yarn" and (more := sorted(k for k, v in rope.items() if k not in _YARN and v is not None)):
+        return f"llama.cpp was not tried with {', '.join(more)} of its rope type 'yarn'"
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
         return "it rotates only a part of each head (partial_rotary_factor)"
     layers = getattr(config, "layer_types", None) or ()
@@ -137,9 +140,12 @@ def _describe(writer: GGUFWriter, config: Any) -> None:
         add(_head_dim(config))
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    if config.rope_parameters.get("rope_type") == "linear":
-        writer.add_rope_scaling_type(RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(config.rope_parameters["factor"])
+    rope = config.rope_parameters
+    if rope.get("rope_type") in ("linear", "yarn"):
+        writer.add_rope_scaling_type(RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope.get("rope_type") == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
 
 
 # ------------------------------------------------------------------------------------------------------- tokenizer

@@ -18,6 +18,7 @@ from astuner_export.gguf_file import MAGIC, PRE_TOKENIZERS, pre_tokenizer, write
 from astuner_export.model import export
 from tests.table import table
 
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 256}
 TINY = Path(astuner_local.__file__).parent / "tiny" / "model"
 
 
@@ -101,6 +102,7 @@ def test_the_file_has_the_model_its_tokenizer_and_its_template() -> None:
         ("llama", {}),
         ("llama", {"attention_bias": True, "tie_word_embeddings": False}),
         ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}}),
+        ("qwen2", {"rope_parameters": YARN}),
         ("mistral", {"sliding_window": None, "head_dim": 16}),
         ("qwen3", {"head_dim": 16}),
     ],
@@ -185,7 +187,11 @@ def _config(**settings: Any) -> Callable[[Path], None]:
         (_config(model_type="gpt_neox"), "the architecture 'gpt_neox' is none of llama, mistral, qwen2, qwen3"),
         (_config(model_type="no_such"), r"cannot be read: .*no_such"),
         (_config(hidden_act="gelu"), "its activation 'gelu' is not silu"),
-        (_config(rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}), "its rope type 'yarn'"),
+        (
+            _config(rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}),
+            "its rope type 'dynamic'",
+        ),
+        (_config(rope_parameters=YARN | {"beta_fast": 16.0}), "not tried with beta_fast of its rope type 'yarn'"),
         (_config(use_sliding_window=True, sliding_window=64, max_window_layers=0, layer_types=None), "sliding-window"),
         (_tokenizer(lambda spec: spec["added_tokens"][4].update(lstrip=True)), "takes the white space beside it"),
         (
