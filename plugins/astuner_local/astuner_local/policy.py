@@ -140,9 +140,7 @@ def _load(config: Config, weights: Weights, name: str, trained: bool) -> LoadedM
     return replace(base, model=wrap(twin(base.model), lora, seed=seed))
 
 
-def new_trainer(
-    config: Config, weights: Weights, name: str, loaded: LoadedModel, total_steps: int
-) -> PolicyTrainer:
+def new_trainer(config: Config, weights: Weights, name: str, loaded: LoadedModel, total_steps: int) -> PolicyTrainer:
     """A trainer of a policy whose optimizer has not moved yet."""
     a, common = config.astuner, config.astuner.trainer_common
     wants_reference = common.use_kl_loss or common.algorithm.use_kl_in_reward
