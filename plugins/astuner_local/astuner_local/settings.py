@@ -19,8 +19,8 @@ class WarmStart(Section):
     """A JSON Lines file, relative to the experiment file's folder: `messages` and `tools`, or exact tokens."""
     steps: int = Field(ge=1)
     """The first so many of `trainer_common.total_steps` are these."""
-    batch_size: int = Field(8, ge=1)
-    """Conversations of a step."""
+    conversations: int = Field(8, ge=1)
+    """How many of them a step learns from."""
     lr: float = Field(2e-5, ge=0)
     """Learning rate of these steps, constant; the rest of `trainer_common.optim` holds."""
 

@@ -185,7 +185,7 @@ class _WarmStart(TrainingLoop):
         self._samples = read_conversations(
             file, self.models[self._name].codec, longest=policy.engine.max_model_len, vocabulary=size
         )
-        self._drawn = _draws(len(self._samples), warm.batch_size, run.config.astuner.seed)
+        self._drawn = _draws(len(self._samples), warm.conversations, run.config.astuner.seed)
 
     def run(self, done: int) -> None:
         if self.common.val_before_train:

@@ -116,7 +116,7 @@ def test_it_descends_on_the_cross_entropy(short: Overrides, tmp_path: Path) -> N
             logits = model(input_ids=ids).logits[:, :-1].flatten(0, 1)
         total += float(torch.nn.functional.cross_entropy(logits, labels[:, 1:].flatten(), reduction="sum"))
         count += int((labels != IGNORED).sum())
-    run(EXAMPLE, short(*settings(file, batch_size=4, lr=1e-3)), backbone="local")
+    run(EXAMPLE, short(*settings(file, conversations=4, lr=1e-3)), backbone="local")
     first, second = [row for row in rows(tmp_path / "run") if "warm_start/loss" in row]
     assert first["warm_start/tokens"] == count
     assert first["warm_start/loss"] == pytest.approx(total / count, rel=1e-4)
