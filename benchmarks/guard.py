@@ -1,7 +1,8 @@
 """Is the hot path still as fast as it was?  Ratios to what is measured in turns with it, beside recorded ones.
 
-A ratio knows nothing of the machine's speed, so one that was recorded elsewhere still says something; on another kind
-of CPU, or after an upgrade of a peer, record them anew (``--write``).
+A ratio knows nothing of the machine's speed, but something of its kind: processors differ by a quarter in some.  So
+what is recorded is kept by processor, and says nothing on another one; there, measure the commit before in turns.
+Record anew (``--write``) after an upgrade of a peer.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 from benchmarks import call_in_process, records, step_vs_trl, templates
 from benchmarks.call_overhead import AT_ONCE, TURNS, over_http
 from benchmarks.episode_log import SHAPES, make_episode
-from benchmarks.machine import commit
+from benchmarks.machine import commit, cpu_name
 from benchmarks.measure import interleave
 from benchmarks.report import Report
 from benchmarks.trl_side import quiet
@@ -48,7 +49,8 @@ def run(*, quick: bool) -> Report:
         "which neighbours disturb least.",
     )
     ratios = [*_steps(4 if quick else 16), _call(2 if quick else 9), _http(1 if quick else 8), _log(2 if quick else 15)]
-    recorded: dict[str, Any] = json.loads(RECORDED.read_text(encoding="utf-8")) if RECORDED.exists() else {"ratios": {}}
+    by_processor: dict[str, Any] = json.loads(RECORDED.read_text(encoding="utf-8"))
+    recorded = by_processor.get(cpu_name(), {"ratios": {}})
     rows, untrue = [], []
     for ratio in ratios:
         before = recorded["ratios"].get(ratio.what)
@@ -64,12 +66,15 @@ def run(*, quick: bool) -> Report:
     if "commit" in recorded:
         report.text(f"Recorded at commit {recorded['commit']} on {recorded['date']}.")
         report.text("No longer true: " + "; ".join(untrue) + "." if untrue else "Every page is as true as it was.")
+    else:
+        report.text("Nothing is recorded on this kind of processor: measure the commit before in turns.")
     found = {
         "commit": commit(),
         "date": datetime.date.today().isoformat(),
         "ratios": {ratio.what: round(ratio.value, 4) for ratio in ratios},
     }
-    report.pictures[RECORDED.name] = lambda path: path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    kept = json.dumps({**by_processor, cpu_name(): found}, indent=2) + "\n"
+    report.pictures[RECORDED.name] = lambda path: path.write_text(kept, encoding="utf-8")
     return report
 
 

@@ -18,7 +18,7 @@ def machine_line() -> str:
     packages = ("torch", "transformers", "trl", "agentscope", "astuner-core")
     versions = ", ".join(f"{name} {_version(name)}" for name in packages)
     load = f"load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "load unknown"
-    return f"{os.cpu_count()} cores {_cpu_name()} ({load}), Python {platform.python_version()}, {versions}."
+    return f"{os.cpu_count()} cores {cpu_name()} ({load}), Python {platform.python_version()}, {versions}."
 
 
 def commit() -> str:
@@ -35,7 +35,8 @@ def _version(name: str) -> str:
         return "not installed"
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """As the processor calls itself."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text(encoding="utf-8").splitlines():
