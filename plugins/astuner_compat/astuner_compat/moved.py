@@ -18,6 +18,8 @@ from typing import Any
 
 import yaml
 
+import astuner
+
 _TABLES = yaml.safe_load(Path(__file__).with_name("moved.yaml").read_text(encoding="utf-8"))
 MOVED: dict[str, str] = _TABLES["moved"]
 """The module's name before -> its name now."""
@@ -89,7 +91,7 @@ class _AtItsPlace(Loader):
         module.__spec__ = self._spec  # importlib has put that of the old name there
 
 
-_BETWEEN = (__file__, importlib.__file__, str(sys.modules["astuner"].__file__))
+_BETWEEN = (__file__, importlib.__file__, str(astuner.__file__))
 
 
 def _warn(text: str) -> None:
