@@ -23,6 +23,7 @@ from astuner.contracts.messages import normalise
 from astuner.contracts.types import BRANCH_REASONS, FinishReason, Generation
 from astuner.plugins.loader import load_plugins
 from astuner.testing import make_tokenizer
+from astuner_models.serving import TEMPLATES
 from tests.table import table
 
 DATA = Path(__file__).parent / "templates"
@@ -53,6 +54,8 @@ MORE = {"role": "user", "content": "Are you sure?"}
 
 def jinja(name: str) -> str:
     known = FAMILIES[name]
+    if "shipped" in known:
+        return TEMPLATES[known["shipped"]].read_text(encoding="utf-8")
     return (DATA / known["file"]).read_text(encoding="utf-8") if "file" in known else from_trl(known["trl"])
 
 

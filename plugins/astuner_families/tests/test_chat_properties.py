@@ -34,6 +34,7 @@ from astuner.contracts.types import (
 )
 from astuner.rollout.turns import EpisodeRecorder, build_samples
 from astuner.testing import make_tokenizer, workflow_task
+from astuner_models.serving import TEMPLATES
 
 DATA = Path(__file__).parent / "templates"
 FAMILIES: dict[str, dict[str, Any]] = json.loads((DATA / "families.json").read_text(encoding="utf-8"))
@@ -67,6 +68,8 @@ def codec(name: str, merge_level: str = "exact") -> ChatCodec:
     known = FAMILIES[name]
     if "file" in known:
         text = (DATA / known["file"]).read_text(encoding="utf-8")
+    elif "shipped" in known:
+        text = TEMPLATES[known["shipped"]].read_text(encoding="utf-8")
     else:
         found = importlib.util.find_spec("trl")
         if found is None or found.origin is None:

@@ -24,6 +24,7 @@ from astuner.contracts.types import STARTS, FinishReason, SamplingParams
 from astuner.rollout.models import one_model
 from astuner.rollout.runner import EpisodeRunner
 from astuner.testing import FakeEngine, fake_config, make_tokenizer, workflow_task
+from astuner_models.serving import TEMPLATES
 from astuner_record.conversations import transcript
 from astuner_record.token_check.checks import REPLIES, check_config, check_trace, read_trace, say_again
 from astuner_record.token_check.report import ALLOWED, EpisodeFound, Report, find_difference
@@ -64,6 +65,8 @@ def template_of(name: str) -> str:
     known = FAMILIES[name]
     if "file" in known:
         return (DATA / known["file"]).read_text(encoding="utf-8")
+    if "shipped" in known:
+        return TEMPLATES[known["shipped"]].read_text(encoding="utf-8")
     found = importlib.util.find_spec("trl")
     if found is None or found.origin is None:
         pytest.skip("trl, from which templates under licences of their own are read, is not installed")
