@@ -101,7 +101,8 @@ def run(
         "*Shuffled rewards*: in training each episode gets the verdict of another, randomly chosen one "
         "(`benchmarks/shuffled_judge.py`). *Learning rate 0*: GRPO runs, and nothing moves; the warm start has a rate "
         "of its own. Changes are differences of two proportions over the tasks of all seeds together; *learned* means "
-        "that the interval of what GRPO changed lies above 0."
+        "that the interval of what GRPO changed lies above 0. Tasks share wordings, and seeds share tasks, so these "
+        "intervals are narrower than as many unrelated tasks would make them."
     )
     return report
 
