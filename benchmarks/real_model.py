@@ -44,7 +44,7 @@ class Task:
         return {
             AS_SHIPPED: Condition((), SEEDS),
             "shuffled rewards": Condition((f"astuner.task_judge.judge={judge}",), SEEDS, learns=False),
-            "learning rate 0": Condition(("astuner.trainer_common.optim.lr=0",), SEEDS, learns=False),
+            "learning rate 0": Condition(("astuner.trainer_common.optim.lr=0",), SEEDS[:1], learns=False),
         }
 
     def command(self, *more: str) -> Command:
@@ -113,7 +113,7 @@ def _runs_of(
     """Every run that is there, or is made because it was asked for."""
     mine = Runs(runs.folder / task.name if runs.folder else None, runs.jobs)
     conditions = {
-        name: Condition(c.overrides, [s for s in seeds if asked or is_kept(mine, name, s)], c.learns)
+        name: Condition(c.overrides, [s for s in seeds if s in c.seeds and (asked or is_kept(mine, name, s))], c.learns)
         for name, c in task.conditions.items()
     }
     return train_all(conditions, command, mine)
@@ -121,16 +121,17 @@ def _runs_of(
 
 def _table(report: Report, task: Task, seeds: Sequence[int], found: Mapping[str, Sequence[Trained]]) -> None:
     rows: list[tuple[object, ...]] = []
-    for condition in task.conditions:
-        by_seed = {run.seed: run for run in found[condition]}
-        for seed in seeds:
+    for name, condition in task.conditions.items():
+        by_seed = {run.seed: run for run in found[name]}
+        for seed in condition.seeds:
             run = by_seed.get(seed)
             if run is None:
-                rows.append((condition, seed, *[NOT_RUN] * 5))
+                if seed in seeds:
+                    rows.append((name, seed, *[NOT_RUN] * 5))
                 continue
             warm = run.validations[1] if len(run.validations) > 2 else "none"
             minutes = f"{run.seconds / 60:.0f}"
-            rows.append((condition, seed, run.before, warm, run.after, run.after.step, minutes))
+            rows.append((name, seed, run.before, warm, run.after, run.after.step, minutes))
     report.table(("run", "seed", "before", "warm start", "after", "steps", "minutes"), rows)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -114,6 +115,9 @@ def train(seed: int, command: Command, folder: Path, overrides: Sequence[str] = 
             _astuner([*arguments, "--run-dir", str(folder)], home)
         seconds = _working(_rows(folder)) if cut_off else time.perf_counter() - started
         took.write_text(json.dumps({"seconds": seconds}))
+        if command.measured_by is None:  # nobody asks its weights again, and those of a real model are gigabytes
+            for weights in ("checkpoints", "resume"):
+                shutil.rmtree(folder / weights, ignore_errors=True)
     rows = _rows(folder)
     if command.measured_by is None:
         validations = [_validation(row) for row in rows if "val/success" in row]

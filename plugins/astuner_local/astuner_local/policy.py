@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from astuner import AgentRegistry
+from astuner_local.allocator import keep_freed_memory
 from astuner_local.engine.engine import LocalEngine, Turns
 from astuner_local.engine.kv_cache import bytes_per_token, default_token_budget
 from astuner_local.memory import micro_batch_tokens
@@ -93,8 +94,10 @@ def running(config: Config, *, done: int, total_steps: int) -> Iterator[Mapping[
 
 @contextmanager
 def threads(config: Config, *models: LoadedModel) -> Iterator[None]:
-    """As many CPU threads as these models can use, and the run's own random numbers."""
+    """As many CPU threads as these models can use, memory that is kept for them, and the run's own random numbers."""
     small = all(Dimensions.of(loaded.model.config).is_small for loaded in models)
+    if not small and any(loaded.device.type == "cpu" for loaded in models):
+        keep_freed_memory()
     before = torch.get_num_threads()
     torch.set_num_threads(LocalSettings.of(config).threads or (1 if small else before))
     torch.manual_seed(config.astuner.seed)

@@ -50,6 +50,7 @@ class Forward:
         self._dimensions = weights.dimensions
         with torch.no_grad():
             self._cos, self._sin = rope(weights.model, torch.arange(positions, device=weights.device))
+        self._eps = torch.tensor(weights.dimensions.eps, device=weights.device)
 
     def decode(
         self, cache: KVCache, blocks: Sequence[Block], tokens: Tensor, positions: Tensor, cells: Tensor, mask: Tensor
@@ -118,7 +119,7 @@ class Forward:
     def _qkv(self, layer: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated q [T, H, D], rotated k and plain v [T, KV, D] of the block's input x [T, hidden]."""
         dims = self._dimensions
-        h = F.rms_norm(x, (dims.hidden,), layer.input_norm, dims.eps)
+        h = self._norm(x, layer.input_norm)
         qkv = layer.qkv.of(h).view(-1, dims.heads + 2 * dims.kv_heads, dims.head_dim)
         qk, v = qkv[:, : -dims.kv_heads], qkv[:, -dims.kv_heads :]
         if layer.qk_norm is not None:
@@ -128,16 +129,22 @@ class Forward:
 
     def _finish(self, layer: LayerWeights, x: Tensor, attended: Tensor) -> Tensor:
         """Everything of a block after attention."""
-        dims = self._dimensions
         x = layer.o.add_to(x, attended)
-        h = F.rms_norm(x, (dims.hidden,), layer.mlp_norm, dims.eps)
-        gate, up = layer.gate_up.of(h).chunk(2, -1)
+        gate, up = layer.gate_up.of(self._norm(x, layer.mlp_norm)).chunk(2, -1)
         return layer.down.add_to(x, F.silu(gate) * up)
 
     def logits(self, x: Tensor) -> Tensor:
         """[m, vocab] from what `decode` returned, or from some of its rows."""
-        x = F.rms_norm(x, (self._dimensions.hidden,), self.weights.norm, self._dimensions.eps)
-        return self.weights.head.of(x)
+        return self.weights.head.of(self._norm(x, self.weights.norm))
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        """RMS norm (Zhang and Sennrich 2019) of x [T, hidden]; for float32 without the copies of x that torch makes."""
+        dims = self._dimensions
+        if x.dtype is not torch.float32:
+            return F.rms_norm(x, (dims.hidden,), weight, dims.eps)
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        scale = torch.addcmul(self._eps, length, length, value=1 / dims.hidden).rsqrt_()
+        return (x * scale).mul_(weight)
 
 
 class _CausalAttention:
