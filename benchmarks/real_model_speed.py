@@ -1,12 +1,13 @@
 """A real language model: a GRPO step against TRL's, generating against transformers' `generate` and the machine.
 
-The model is a folder that you name: ASTUNER_BENCHMARK_MODEL=FOLDER.
+The model is SmolLM2-135M, or the one in a folder that you name: ASTUNER_BENCHMARK_MODEL=FOLDER.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import random
 import statistics
@@ -16,12 +17,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from astuner.contracts.types import SamplingParams
-from benchmarks.local_side import LocalSteps, StepCount, make_config, make_engine
+from astuner_local.tiny.problems import distinct
+from astuner_local.tiny.transcripts import TOOLS, transcript
+from benchmarks.local_side import REPOSITORY, LocalSteps, StepCount, make_config, make_engine
 from benchmarks.machine import product_flops, read_bandwidth
 from benchmarks.measure import Timings, interleave
 from benchmarks.models import load
 from benchmarks.report import Report, goal
+from benchmarks.step_vs_trl import check_tokens
+from benchmarks.trained import run_astuner
 from benchmarks.trl_side import SETTINGS, TrlSteps, quiet
 
 PROMPT, NEW = 64, 48
@@ -34,15 +41,12 @@ DTYPES = ("float32", "bfloat16")
 def run(*, quick: bool) -> Report:
     import torch
 
+    from astuner_local.allocator import keep_freed_memory
     from astuner_local.modeling import Dimensions, resolve_dtype
 
-    folder = os.environ.get("ASTUNER_BENCHMARK_MODEL")
-    if not folder or not (Path(folder) / "config.json").is_file():
-        sys.exit(
-            f"ASTUNER_BENCHMARK_MODEL is {folder or 'not set'}; name a folder that holds a model and its tokenizer: "
-            "ASTUNER_BENCHMARK_MODEL=FOLDER python -m benchmarks real_model_speed"
-        )
+    folder = _folder()
     torch.set_num_threads(1)
+    keep_freed_memory()  # as every run of such a model does; it serves all sides
     model, _ = load(folder)
     dims, size = Dimensions.of(model.config), sum(p.numel() for p in model.parameters())
     dtype = str(resolve_dtype("auto", torch.device("cpu"), dims))[6:]
@@ -54,55 +58,115 @@ def run(*, quick: bool) -> Report:
         f"`model.dtype: auto` is {dtype} here.",
     )
     repeats = 1 if quick else 3
-    with quiet():
-        _rollout(report, folder, dims, dtype, repeats)
-        print(report.parts[-1], report.parts[-2], sep="\n", file=sys.stderr, flush=True)  # the step takes minutes more
-        _step(report, folder, dtype, repeats)
+    with quiet(), tempfile.TemporaryDirectory() as place:
+        for part in (
+            lambda: _rollout(report, folder, dims, dtype, repeats),
+            lambda: _single_turns(report, folder, dtype, repeats),
+            lambda: _tool_turns(report, Path(place), folder, dtype, repeats),
+        ):
+            told = len(report.parts)
+            part()
+            print(*report.parts[told:], sep="\n", file=sys.stderr, flush=True)  # the next takes minutes more
     return report
+
+
+def _folder() -> str:
+    """Where the model is."""
+    folder = os.environ.get("ASTUNER_BENCHMARK_MODEL")
+    if folder is None:
+        from astuner_smollm2.plugin import locate_model
+
+        folder = locate_model("smollm2-135m-float32")
+        assert folder is not None, "astuner-smollm2 knows smollm2-135m-float32"
+    if not (Path(folder) / "config.json").is_file():
+        sys.exit(f"ASTUNER_BENCHMARK_MODEL is {folder}; name a folder that holds a model and its tokenizer")
+    return folder
 
 
 # --- a step -----------------------------------------------------------------------------------------------------
 
 
-def _step(report: Report, folder: str, dtype: str, repeats: int) -> None:
-    with contextlib.ExitStack() as stack:
-        place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        config = make_config(
-            place,
-            folder,
-            workflow="benchmarks.agents->OneTurn",
-            groups=GROUPS,
-            group_size=GROUP_SIZE,
-            max_new_tokens=NEW,
-            skip_zero_advantage=False,
-            dtype=dtype,
-        )
-        sides: dict[str, Any] = {
-            "TRL": TrlSteps(
-                folder,
-                groups=GROUPS,
-                group_size=GROUP_SIZE,
-                max_completion=NEW,
-                tools=False,
-                forced=True,
-                dtype=dtype,
-            ),
-            "local": LocalSteps(config, place, forced=True),
-        }
-        for side in sides.values():
-            stack.callback(side.close)
-        timings = interleave(sides, repeats=repeats, warm_up=1)
-        counts = {name: side.counts[-repeats:] for name, side in sides.items()}
-    tokens = {name: [step.model_tokens for step in steps] for name, steps in counts.items()}
-    if tokens["TRL"] != tokens["local"]:
-        raise RuntimeError(f"the sides differ in tokens per step: {tokens}; their times say nothing")
+def _single_turns(report: Report, folder: str, dtype: str, repeats: int) -> None:
     report.heading(f"A GRPO step of single turns, {dtype}")
     report.text(
         f"{GROUPS} tasks x {GROUP_SIZE} answers of exactly {NEW} tokens, TRL's best case: nothing is uneven, and every "
         f"sample is trained. TRL: {SETTINGS.replace('bf16=False', f'bf16=False, the model in {dtype}')}."
     )
+    _compare(report, folder, dtype, repeats, tools=False, longest=NEW, tolerance=0, wanted=2)
+
+
+def _tool_turns(report: Report, place: Path, folder: str, dtype: str, repeats: int) -> None:
+    report.heading(f"A GRPO step of a tool agent over two turns, {dtype}")
+    report.text(
+        f"{GROUPS} tasks x {GROUP_SIZE} episodes: a call of the calculator, its result, an answer. The model has seen "
+        f"{_WARM_STEPS * _CONVERSATIONS} such conversations first (`local.warm_start`), and writes nearly always what "
+        "is asked for; both sides have the template `hermes`. Every sample is trained."
+    )
+    model = _taught(place, folder)
+    _compare(report, model, dtype, repeats, tools=True, longest=_TOOL_TOKENS, tolerance=0.05, wanted=3)
+
+
+def _compare(
+    report: Report, model: str, dtype: str, repeats: int, *, tools: bool, longest: int, tolerance: float, wanted: float
+) -> None:
+    """
+    :param longest: most tokens after the first prompt; where there are no tools, each answer has just as many.
+    :param tolerance: by how much the sides' tokens may differ.
+    :param wanted: the ratio that is the goal.
+    """
+    trl = TrlSteps(
+        model, groups=GROUPS, group_size=GROUP_SIZE, max_completion=longest, tools=tools, forced=not tools, dtype=dtype
+    )
+    with contextlib.ExitStack() as stack:
+        stack.callback(trl.close)
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        config = make_config(
+            place,
+            model,
+            workflow=f"benchmarks.agents->{'CalculatorLoop' if tools else 'OneTurn'}",
+            groups=GROUPS,
+            group_size=GROUP_SIZE,
+            max_new_tokens=longest,
+            max_added_tokens=longest,
+            skip_zero_advantage=False,
+            dtype=dtype,
+        )
+        local = LocalSteps(config, place, forced=not tools)
+        stack.callback(local.close)
+        timings = interleave({"TRL": trl, "local": local}, repeats=repeats, warm_up=1)
+        counts = {"TRL": trl.counts[-repeats:], "local": local.counts[-repeats:]}
+    check_tokens(counts, tolerance)
     _steps_table(report, timings, counts)
-    report.text(f"TRL / local: {goal(timings['TRL'].median_cpu / timings['local'].median_cpu, 2)}.")
+    report.text(f"TRL / local: {goal(timings['TRL'].median_cpu / timings['local'].median_cpu, wanted)}.")
+
+
+_WARM_STEPS, _CONVERSATIONS = 8, 8
+_TOOL_TOKENS = 112
+"""After the first prompt: a call (about 35), its result (20), an answer (10), and room for what rambles."""
+
+
+def _taught(place: Path, folder: str) -> str:
+    """The model, once it has learned to call the calculator and to answer, with the template that this takes."""
+    rng = random.Random(0)
+    problems = distinct(_WARM_STEPS * _CONVERSATIONS, 2, held_out=False)
+    lines = [json.dumps({"messages": transcript(problem, rng), "tools": TOOLS}) for problem in problems]
+    (place / "demonstrations.jsonl").write_text("\n".join(lines))
+    agents = f"{REPOSITORY / 'benchmarks/agents.py'}->"
+    astuner = {
+        "model": {"path": folder, "chat_template": "hermes", "dtype": "float32"},
+        "data": {"train_batch_size": 1},
+        "rollout": {"workflow": f"{agents}CalculatorLoop", "num_repeat": 2, "max_response_length_in_one_turn": 48},
+        "task_reader": {"type": f"{agents}Problems"},
+        "trainer_common": {"total_steps": _WARM_STEPS + 1, "optim": {"lr": 0.0}},
+    }
+    warm = {"file": "demonstrations.jsonl", "steps": _WARM_STEPS, "conversations": _CONVERSATIONS, "lr": 5.0e-5}
+    (place / "taught.yaml").write_text(yaml.safe_dump({"astuner": astuner, "local": {"warm_start": warm}}))
+    for command in (
+        ("run", "taught.yaml", "--backbone", "local", "--run-dir", "run"),
+        ("export", "taught.yaml", "--run-dir", "run", "--to", "hf", "--out", "taught", "--no-check"),
+    ):
+        run_astuner(command, place / "home")
+    return str(place / "taught")
 
 
 def _steps_table(report: Report, timings: Mapping[str, Timings], counts: Mapping[str, Sequence[StepCount]]) -> None:

@@ -63,7 +63,7 @@ def multi_turn(repeats: int) -> tuple[dict[str, Timings], dict[str, list[StepCou
             stack.callback(sides[name].close)
         timings = interleave(sides, repeats=repeats)
         counts = {name: side.counts[-repeats:] for name, side in sides.items()}
-    _check_tokens(counts, TOLERANCE)
+    check_tokens(counts, TOLERANCE)
     return timings, counts
 
 
@@ -103,7 +103,7 @@ def _single_turn(report: Report, name: str, repeats: int) -> None:
             stack.callback(side.close)
         timings = interleave(sides, repeats=repeats)
         counts = {key: side.counts[-repeats:] for key, side in sides.items()}
-    _check_tokens(counts, 0.0)
+    check_tokens(counts, 0.0)
     report.heading(f"Single turns of equal length, {size / 1e6:.2f} million random weights")
     report.text(
         f"64 answers of exactly {SINGLE_TURN_TOKENS} tokens each: TRL's best case, since nothing is uneven and no turn "
@@ -150,7 +150,7 @@ def _table(report: Report, timings: Mapping[str, Timings], counts: Mapping[str, 
     report.table(header, rows)
 
 
-def _check_tokens(counts: Mapping[str, Sequence[StepCount]], tolerance: float) -> None:
+def check_tokens(counts: Mapping[str, Sequence[StepCount]], tolerance: float) -> None:
     """:raises RuntimeError: the sides did not do the same amount of work, so their times must not be compared."""
     for unit in ("episodes", "model_tokens", "added_tokens"):
         mean = {name: statistics.fmean(getattr(s, unit) for s in steps) for name, steps in counts.items()}

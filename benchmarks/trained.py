@@ -112,7 +112,7 @@ def train(seed: int, command: Command, folder: Path, overrides: Sequence[str] = 
         started, cut_off = time.perf_counter(), folder.exists()
         home = folder.with_name(f"{folder.name}.home")  # access files, of this run alone
         with _beside(command.beside, home):
-            _astuner([*arguments, "--run-dir", str(folder)], home)
+            run_astuner([*arguments, "--run-dir", str(folder)], home)
         seconds = _working(_rows(folder)) if cut_off else time.perf_counter() - started
         took.write_text(json.dumps({"seconds": seconds}))
         if command.measured_by is None:  # nobody asks its weights again, and those of a real model are gigabytes
@@ -150,7 +150,7 @@ def run_folder(root: Path, name: str, seed: int) -> Path:
     return root / name.replace(" ", "-") / str(seed)
 
 
-def _astuner(arguments: Sequence[str], home: Path) -> str:
+def run_astuner(arguments: Sequence[str], home: Path) -> str:
     """What a command printed."""
     command = [sys.executable, "-m", "astuner", *arguments]
     environ = {**os.environ, "ASTUNER_HOME": str(home)}
@@ -180,7 +180,7 @@ def _evaluated(experiment: Path, folder: Path, steps: int) -> list[Validation]:
     kept = folder / "evaluated.json"
     if not kept.exists():
         asked = ["eval", str(experiment), "--backbone", "local", "--run-dir", str(folder), "--json", "--checkpoint"]
-        found = [json.loads(_astuner([*asked, which], folder)) for which in ("base", "latest")]
+        found = [json.loads(run_astuner([*asked, which], folder)) for which in ("base", "latest")]
         kept.write_text(json.dumps(found))
     return [
         Validation(step, said["success"], said["ci_low"], said["ci_high"], said["tasks"])
