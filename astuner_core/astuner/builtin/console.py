@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 LINE_SECONDS = 2.0
 """Without a terminal, steps that follow faster than this share a line."""
+RECENT = 8
+"""Steps that tell how long the others will take; those of a warm start, or of short answers, were another kind."""
 _SHOWN = {"loss": "warm_start/loss", "reward": "reward/mean", "success": "success/mean"}
 
 
@@ -32,8 +35,10 @@ class ConsoleSink(LogSink):
     direct = True
 
     def open(self, run_dir: Path, run_name: str, settings: Mapping[str, Any]) -> None:
-        self._started = self._last_line = time.monotonic()
+        self._last_line = time.monotonic()
         self._first_step: int | None = None
+        self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT + 1)
+        """Steps, and when they ended."""
         self._steps_left = ""
         self._missed = False
         self._total = 0
@@ -59,9 +64,11 @@ class ConsoleSink(LogSink):
             )
             return
         if self._first_step is None:
-            self._first_step, self._started = step, now
-        elif step > self._first_step:
-            left = (now - self._started) / (step - self._first_step) * (self._total - step)
+            self._first_step = step
+        self._recent.append((step, now))
+        since, then = self._recent[0]
+        if step > since:
+            left = (now - then) / (step - since) * (self._total - step)
             self._steps_left = f"{_duration(left)} left"
         nothing = no_signal(metrics)
         first, self._missed = bool(nothing) and not self._missed, self._missed or bool(nothing)
@@ -72,8 +79,9 @@ class ConsoleSink(LogSink):
         parts = [
             f"step {step:>4}/{self._total}" if self._total else f"step {step:>4}",  # before any episode of this run
             *(f"{name} {metrics[key]:.3f}" for name, key in _SHOWN.items() if key in metrics),
-            f"{metrics.get('throughput/tokens_per_s', 0):,.0f} tok/s",
         ]
+        if "throughput/tokens_per_s" in metrics:  # a warm start generates nothing
+            parts.append(f"{metrics['throughput/tokens_per_s']:,.0f} tok/s")
         if metrics.get("rollout/errored_frac"):
             parts.append(f"{metrics['rollout/errored_frac']:.0%} of episodes failed")
         if nothing:
