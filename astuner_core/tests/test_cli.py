@@ -4,6 +4,7 @@ import io
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -338,12 +339,15 @@ FINE = plugin(
 
 
 def test_plugins_as_a_table(astuner_command, plugins_are):
-    plugins_are(FINE, BROKEN)
+    models = replace(plugin("ship"), module=SimpleNamespace(list_models=lambda: ["small", "large"]))
+    plugins_are(FINE, models, BROKEN)
     lines = astuner_command("plugins").out.splitlines()
     assert lines == [
         "good  astuner-good 1.0  workflow: agent · judge: exact",
+        "ship  astuner-ship 1.0  model: small, large",
         "bad   astuner-bad 1.0   BROKEN  ImportError: no acme",
     ]
+    assert json.loads(astuner_command("plugins", "--json").out)[1]["models"] == ["small", "large"]
     verbose = astuner_command("plugins", "-v").out
     assert "needs no_such_module: pip install x" in verbose
     assert "judge exact: equal  [json:loads]" in verbose

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -60,7 +61,12 @@ def _as_data(plugin: Plugin, kinds: list[str]) -> dict[str, Any]:
         "status": plugin.status.value,
         "reason": plugin.reason,
         "provides": provides,
+        "models": _models(plugin),
     }
+
+
+def _models(plugin: Plugin) -> list[str]:
+    return list(getattr(plugin.module, "list_models", tuple)())
 
 
 def _table(shown: list[Plugin], kinds: list[str], verbose: bool) -> None:
@@ -82,4 +88,7 @@ def _table(shown: list[Plugin], kinds: list[str], verbose: bool) -> None:
 def _what(plugin: Plugin, kinds: list[str]) -> str:
     if plugin.status.value != "loaded":
         return f"{plugin.status.value.upper()}  {plugin.reason}"
-    return " · ".join(f"{kind}: {', '.join(plugin.provides[kind])}" for kind in kinds if plugin.provides.get(kind))
+    offered: dict[str, Iterable[str]] = {kind: plugin.provides.get(kind, ()) for kind in kinds}
+    if len(kinds) > 1:
+        offered["model"] = _models(plugin)
+    return " · ".join(f"{kind}: {', '.join(names)}" for kind, names in offered.items() if names)
