@@ -1,6 +1,7 @@
 """A real language model: a GRPO step against TRL's, generating against transformers' `generate` and the machine.
 
-The model is SmolLM2-135M, or the one in a folder that you name: ASTUNER_BENCHMARK_MODEL=FOLDER.
+The model is SmolLM2-135M, or the one in a folder that you name: ASTUNER_BENCHMARK_MODEL=FOLDER. With
+ASTUNER_BENCHMARK_VLLM=PYTHON, the interpreter of an environment that has vLLM, it stands beside them.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -202,6 +204,7 @@ def _rollout(report: Report, folder: str, dims: Any, dtype: str, repeats: int) -
         f". The limit is the larger of the operations over {flops / 1e9:.0f} GF/s, measured of products, and the "
         "reads (weights and keys and values once a decode step) over the bandwidth measured at that working set."
     )
+    beside = _vllm(report, folder, repeats)  # alone, before the others take their memory
     models = {f"generate, {name}": load(folder, name)[0] for name in DTYPES}
     mine, _ = load(folder, dtype)
     engine = make_engine(mine.requires_grad_(False), (), max(SEQUENCES))
@@ -216,15 +219,43 @@ def _rollout(report: Report, folder: str, dims: Any, dtype: str, repeats: int) -
             best = max(speed[name] for name in models)
             limit = count * NEW / _least_seconds(dims, getattr(torch, dtype), count)
             ratio, share = speed["local"] / best, speed["local"] / limit
-            numbers = [f"{speed[name]:,.0f}" for name in sides]
+            numbers = [f"{speed[name]:,.0f}" for name in sides] + [f"{of[count]:,.0f}" for of in beside.values()]
             rows.append((count, *numbers, f"{ratio:.2f}x", f"{limit:,.0f}", f"{share:.0%}"))
             verdicts.append(f"{count}: {goal(ratio, 1.5)}, {share:.0%} of the limit (goal ≥ 50%)")
     finally:
         engine.close()
         loop.close()
-    names = [f"{name} (per CPU s)" for name in (*models, "local")]
+    names = [f"{name} (per CPU s)" for name in (*models, "local", *beside)]
     report.table(("sequences", *names, "local / the faster", "limit", "local of limit"), rows)
     report.text("local / generate at " + "; ".join(verdicts) + ".")
+
+
+def _vllm(report: Report, folder: str, repeats: int) -> dict[str, dict[int, float]]:
+    """vLLM's tokens per CPU second at each count, in each type that it runs in, where there is one."""
+    python = os.environ.get("ASTUNER_BENCHMARK_VLLM")
+    if python is None:
+        report.text(
+            "vLLM was not measured: ASTUNER_BENCHMARK_VLLM=PYTHON names the interpreter of one (see README.md)."
+        )
+        return {}
+    columns, version = {}, ""
+    for name in DTYPES:
+        asked = {"folder": folder, "dtype": name, "prompt": PROMPT, "new": NEW, "counts": SEQUENCES, "repeats": repeats}
+        command = [python, "-m", "benchmarks.vllm_side", json.dumps(asked)]
+        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+        if done.returncode:
+            print(done.stderr, file=sys.stderr)  # not on the page: it has this machine's paths
+            report.text(f"vLLM did not run in {name}: it ended with {done.returncode}.")
+            continue
+        found = json.loads(done.stdout.splitlines()[-1])
+        version, cpu = found["version"], {n: [cpu for cpu, _ in found["seconds"][str(n)]] for n in SEQUENCES}
+        columns[f"vLLM, {name}"] = {n: n * NEW / statistics.median(cpu[n]) for n in SEQUENCES}
+    if columns:
+        report.text(
+            f"vLLM {version}, compiled, in a process of its own before the others' turns: one thread, nothing shared, "
+            "no text made of the tokens. It stands beside them; the ratios are to `generate`."
+        )
+    return columns
 
 
 def _prompts(count: int, vocab: int) -> list[list[int]]:
