@@ -111,9 +111,9 @@ def test_unequal_work_is_refused() -> None:
     count = _module("local_side").StepCount
     ours = count(episodes=64, prompt_tokens=1, added_tokens=100, model_tokens=100, rollout_cpu=0.1, train_cpu=0.1)
     theirs = count(episodes=64, prompt_tokens=1, added_tokens=100, model_tokens=110, rollout_cpu=0.1, train_cpu=0.1)
-    steps._check_tokens({"a": [ours], "b": [ours]}, 0.0)
+    steps.check_tokens({"a": [ours], "b": [ours]}, 0.0)
     with pytest.raises(RuntimeError, match="model_tokens"):
-        steps._check_tokens({"a": [ours], "b": [theirs]}, 0.05)
+        steps.check_tokens({"a": [ours], "b": [theirs]}, 0.05)
 
 
 def test_shuffled_rewards_keep_their_number_but_not_their_owner() -> None:
