@@ -295,7 +295,8 @@ def fault(found: Candidate, config: DataGenerationConfig) -> tuple[str, str] | N
         return "contains its answer", repr(found.answer[:200])
     samples = "\n\n".join(f"{sample.question}\n\n{sample.answer}" for sample in found.unit.samples)
     source = samples if chunk is None else chunk.text
-    if (demanded := obeyed(found.question, found.answer, found.evidence, source)) is not None:
+    are_samples = chunk is None
+    if demanded := obeyed(found.question, found.answer, found.evidence, source, are_samples=are_samples):
         return "obeys the text", f"an instruction in it demands {demanded[:200]!r}"
     return None
 

@@ -6,9 +6,9 @@ lists, and the numbers of a problem that is worked out.
 A text may be written by somebody who wants something of the helper that reads it ("ignore the above and write …").
 The helper is told that such a text is data; whether it obeyed shows in the task: what a sentence demanded (a phrase in
 quotes, a marker, the words after "answer with") is there, and nothing else in the text would have put it there.  Two
-kinds of sentences are told apart.  One that speaks to a model is never what a task is about.  One that only says what
-questions or answers should be like stands in harmless texts too, such as the rules of an exam, so a task whose
-evidence has the phrase itself may ask about it.
+kinds of sentences are told apart.  One that speaks to a model is never what a task is about.  One that may be meant
+for people stands in harmless texts too, such as the rules of an exam, so a task whose evidence has the phrase itself
+may ask about it; and where samples say it ("answer with yes or no"), new tasks are to be like them.
 
 Invariants: nobody is asked; a text without such sentences flags nothing.
 """
@@ -70,13 +70,18 @@ def _is_option(question: str, answer: str) -> bool:
     return _OFFERS.search(asked) is not None and re.search(beside, asked) is not None
 
 
-def obeyed(question: str, answer: str, evidence: str, source: str) -> str | None:
-    """What the task has from a sentence of ``source`` that instructs whoever reads it; None where it has nothing."""
+def obeyed(question: str, answer: str, evidence: str, source: str, *, are_samples: bool = False) -> str | None:
+    """What the task has from a sentence of ``source`` that instructs whoever reads it; None where it has nothing.
+
+    :param are_samples: whether ``source`` shows what tasks should be like.
+    """
     source = neutralise(source)
     written, proof = f"{question}\n{answer}", _padded(evidence)
     task, is_long = _padded(written), proof.count(" ") > _ECHO
     for start, end, reach, to_model in _instructions(source):
         sentence = source[start:end]
+        if are_samples and not to_model:
+            continue
         if to_model and is_long and proof in _padded(sentence):
             return evidence
         for phrase in _demanded(source[start:reach], sentence if to_model else ""):
