@@ -190,7 +190,8 @@ def test_what_no_task_is():
     (unit, *_) = units(material(0, 3), section)
 
     def why(question, answer):
-        return fault(candidate(unit, 0, question, answer, ""), section)
+        found = fault(candidate(unit, 0, question, answer, ""), section)
+        return found[0] if found else None
 
     assert why("What?", "yes") is None
     assert why(" ", "yes") == "empty"
@@ -199,6 +200,7 @@ def test_what_no_task_is():
     assert why("What?", "yes" * 10) == "too long"
     assert why("<<<TEXT 0123456789abcdef", "yes") == "repeats the prompt"
     assert why("?!", "yes") == "no words"
+    assert why("Is the capital of France, Paris, large?", "Paris") == "contains its answer"
 
 
 def test_answers_that_are_the_same_beyond_doubt():

@@ -72,9 +72,11 @@ _SYMBOLS = {
 }  # fmt: skip
 _UNTYPESET = (
     (re.compile(r"\\[()\[\]]"), ""),  # math delimiters
-    (re.compile(r"\\(?:left|right|bigl|bigr|Bigl|Bigr|displaystyle|textstyle)(?![A-Za-z])"), ""),
+    (re.compile(r"\\(?:(?:left|right|[bB]ig{1,2}[lr]?)(?![A-Za-z])|(?:text)?color\s*\{[^{}]*\})"), ""),
+    (re.compile(r"\\(?:(?:display|text)style|bf|it|rm|tiny|small|large|Large|huge|Huge)(?![A-Za-z])"), ""),
+    (re.compile(r"\\varnothing(?![A-Za-z])"), r"\\emptyset"),
     (re.compile(r"\\[!]"), ""),
-    (re.compile(r"\\[,;: ]|~|\\q?quad(?![A-Za-z])"), " "),
+    (re.compile(r"(?<!\\)\\[,;: ]|~|\\q?quad(?![A-Za-z])"), " "),  # `\\ ` ends a matrix row
     (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
     (re.compile(r"\\frac\s*(\d)\s*(\d)"), r"\\frac{\1}{\2}"),
     (re.compile(r"\\%"), "%"),
@@ -84,7 +86,7 @@ _UNTYPESET = (
     (re.compile(r"\\text(?:bf|it|rm|normal)(?![A-Za-z])|\\mathrm(?![A-Za-z])|\\mbox(?![A-Za-z])"), r"\\text"),
 )
 _TYPESET = re.compile(r"[\\{~]")
-_WRAPPED = re.compile(r"\\(?:text|mathbf|boldsymbol|boxed|fbox)\s*\{([^{}]*)\}")
+_WRAPPED = re.compile(r"(?:\\(?:text|math(?:bf|it|sf)|boldsymbol|underline|boxed|fbox)\s*)?\{([^{}]*)\}")
 _DOLLARS = re.compile(r"\$(?=\s*-?[\d.])")
 
 
@@ -140,7 +142,7 @@ _FRAC = r"(?:(?P<whole>\d+) ?)?\\frac\s*\{ ?(?P<sign2>-?) ?(?P<over>\d+) ?\}\s*\
 _MIXED = r"(?P<whole2>\d+) (?P<over2>\d+) ?/ ?(?P<under2>\d+)"
 _POWER = r"(?: ?(?:\\times|\\cdot|\*|x) ?10 ?\^ ?\{? ?(?P<ten>[-+]?\d{1,3}) ?\}?|[eE](?P<exponent>[-+]?\d{1,3}))?"
 _NUMBER = re.compile(
-    rf"(?P<sign>[-+]?) ?(?P<money>{_CURRENCY}?€?) ?(?P<sign3>-?)"
+    rf"(?P<sign>[-+]?) ?(?P<money>[{_CURRENCY}€£]?) ?(?P<sign3>-?)"
     rf"(?:{_REPEATING}|{_MIXED}|{_SLASH}|{_FRAC}|{_DECIMAL}{_POWER})"
 )
 _PERCENT = re.compile(r" ?(?:%|\\text\s*\{ ?per ?cent ?\}|per ?cent)", re.IGNORECASE)
@@ -149,6 +151,7 @@ _WORDS = re.compile(
     r" ?\\text\s*\{ ?(?P<text>[A-Za-z][A-Za-z. -]*)\}(?: ?\^ ?\{?[23]\}?)?"
     r"|(?P<space> ?)(?P<bare>[A-Za-z]+\.?(?: [A-Za-z]+)*)"
 )
+_MONEY = {_CURRENCY: "dollar", "€": "euro", "£": "gbp"}
 _FUNCTIONS = {"sqrt", "sin", "cos", "tan", "cot", "csc", "log", "ln", "exp", "max", "mod", "of"}
 _MATH_WORDS = _FUNCTIONS | {"pi", "or", "and", "to", "infinity", "theta", "alpha", "beta"}
 
@@ -158,6 +161,8 @@ def quantity(text: str) -> Quantity | None:
     match = _NUMBER.match(text)
     if match is None:
         return None
+    if (several := _compound(text)) is not None:
+        return several
     try:
         value = _value(match)
     except ZeroDivisionError:
@@ -167,10 +172,29 @@ def quantity(text: str) -> Quantity | None:
     return _with_suffix(value, match["money"], text[match.end() :])
 
 
+_PART = re.compile(
+    rf"(?P<size>{_DECIMAL}) ?(?:\\text\s*\{{ ?(?P<set>[A-Za-z]+)\.? ?\}}|(?P<bare>[A-Za-z]+)\.?)(?:,? and |,? ?|$)"
+)
+
+
+def _compound(text: str) -> Quantity | None:
+    """Several numbers with ever smaller units of one kind (`1 hour 30 minutes`), in the smallest of them."""
+    total, last, at = Fraction(0), None, 0
+    while at < len(text):
+        part = _PART.match(text, at)
+        found = unit(part["set"] or part["bare"]) if part else None
+        if part is None or found is None or (last and (found[0] != last[0] or found[1] >= last[1])):
+            return None
+        total += Fraction(re.sub("[ ,]", "", part["size"]).rstrip(".")) * found[1]
+        last, at = found, part.end()
+    return Quantity(total / last[1], unit=last) if last else None
+
+
 def _with_suffix(value: Fraction, money: str, rest: str) -> Quantity | None:
     """What the text behind a number makes of it; None where that text is algebra."""
     if money:
-        return Quantity(value, unit=unit("euro" if "€" in money else "dollar")) if not rest else None
+        scale = SCALES.get(rest.strip().lower()) if rest else 1
+        return Quantity(value * scale, unit=unit(_MONEY[money])) if scale else None
     if not rest:
         return Quantity(value)
     if _PERCENT.fullmatch(rest):
@@ -235,6 +259,35 @@ def _close(x: Fraction, y: Fraction) -> bool:
     return abs(x - y) <= Fraction(1, 2_000_000) * min(Fraction(1), 100 * max(abs(x), abs(y)))
 
 
+_CLOCK = re.compile(
+    r"(?P<hour>[01]?\d|2[0-3])(?::(?P<minute>[0-5]\d))?(?: ?(?:\\text\s*\{ ?)?(?P<half>[ap])\.? ?m\.? ?\}?)?",
+    re.IGNORECASE,
+)
+
+
+def clock(text: str) -> tuple[int, bool] | None:
+    """A time of day as minutes, and whether AM or PM is said; None for other text, and for a number alone."""
+    named = {"noon": "12 pm", "midnight": "12 am"}.get(text.lower(), text)
+    match = _CLOCK.fullmatch(named)
+    if match is None or not (match["half"] or match["minute"]):
+        return None
+    hour, minute, half = int(match["hour"]), int(match["minute"] or 0), (match["half"] or "").lower()
+    if half and hour <= 12:
+        hour = hour % 12 + 12 * (half == "p")
+    return hour * 60 + minute, bool(half)
+
+
+_RATIO = re.compile(r"\d+(?:\.\d+)?(?:(?: ?: ?| to | ?\\text\s*\{ ?to ?\} ?)\d+(?:\.\d+)?)+")
+
+
+def ratio(text: str) -> tuple[Fraction, ...] | None:
+    """The parts of `2:3:5` or `1 to 2` as shares of the whole; None for other text, and for nothing but zeros."""
+    if not _RATIO.fullmatch(text):
+        return None
+    parts = [Fraction(part) for part in re.findall(r"\d+(?:\.\d+)?", text)]
+    return tuple(part / sum(parts) for part in parts) if any(parts) else None
+
+
 def is_word(text: str) -> bool:
     """Whether an answer is words, not a product of variables: `no`, `Tuesday`, `option B`."""
     return re.fullmatch(r"no|[A-Za-z]{3,}|[A-Za-z]+(?: [A-Za-z]+)+", text, re.IGNORECASE) is not None
@@ -244,9 +297,17 @@ def quick_verdict(reference: str, candidate: str) -> bool | None:
     """Whether two normalised answers are equal where that is certain without algebra; None where it is not."""
     if reference == candidate:
         return True
+    times = clock(reference), clock(candidate)
+    if times[0] and times[1] and (times[0][1] or times[1][1]):
+        whole_day = 24 if times[0][1] and times[1][1] else 12  # a missing AM or PM is ignored, as a missing unit is
+        later, earlier = max(times[0][0], times[1][0]), min(times[0][0], times[1][0])
+        return (later - earlier) % (whole_day * 60) == 0
     mine, other = quantity(reference), quantity(candidate)
     if mine and other:
         return equal_quantities(mine, other)
+    shares = ratio(reference), ratio(candidate)
+    if shares[0] and (shares[1] or len(shares[0]) > 2):  # `1:2` may be `1/2` too, `1:2:3` is nothing else
+        return shares[0] == shares[1]
     if is_word(reference) and candidate.replace(" ", "").isalpha():
         return reference.lower() == candidate.lower()
     return None

@@ -29,6 +29,7 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 _SPELLED = re.compile(r"(?<![A-Za-z\\])(pi|sqrt|sin|cos|tan|log|ln|infty)(?![A-Za-z])")
 _SQRT_CALL = re.compile(r"(?<!\\)\bsqrt ?\(([^()]*)\)")
+_AROUND_OPERATOR = re.compile(r" ?([-+*/=<>]) ?")  # math-verify takes ` c` behind `b +` for a unit
 _ENUMERATION = re.compile(r" (?:\\text ?\{ ?)?(?:or|and)(?: ?\})? ")
 
 
@@ -53,7 +54,7 @@ def read(text: str) -> list[Any]:
     latex = _ENUMERATION.sub(", ", text.replace("¤", "").replace("€", ""))
     latex = _SQRT_CALL.sub(r"\\sqrt{\1}", latex)
     latex = _SPELLED.sub(r"\\\1 ", latex)
-    latex = re.sub(r"(?<!\\)%", r"\\%", latex)
+    latex = _AROUND_OPERATOR.sub(r"\1", re.sub(r"(?<!\\)%", r"\\%", latex))
     found: list[Any] = _parser()(f"${latex}$", parsing_timeout=None)
     if not found:
         raise Unreadable(text)
@@ -61,10 +62,29 @@ def read(text: str) -> list[Any]:
 
 
 def equal(reference: list[Any], candidate: list[Any]) -> bool:
-    """Whether two parsed answers are the same mathematics; a relation may name the set of its solutions."""
+    """Whether two parsed answers are the same mathematics; a relation may name the set of its solutions.
+
+    What is not equal as it was written may be once it is worked out.
+    """
     from math_verify import verify
 
-    return bool(verify(reference, candidate, allow_set_relation_comp=True, timeout_seconds=None))
+    if verify(reference, candidate, allow_set_relation_comp=True, timeout_seconds=None):
+        return True
+    mine, other = [_worked_out(one) for one in reference], [_worked_out(one) for one in candidate]
+    if mine == reference and other == candidate:
+        return False
+    return bool(verify(mine, other, allow_set_relation_comp=True, timeout_seconds=None))
+
+
+def _worked_out(found: Any) -> Any:
+    """With i as the imaginary unit, operations carried out, and the unknown of `18=x` on the left."""
+    import sympy
+
+    if isinstance(found, sympy.Eq) and isinstance(found.rhs, sympy.Symbol) and not isinstance(found.lhs, sympy.Symbol):
+        found = sympy.Eq(found.rhs, found.lhs, evaluate=False)
+    if isinstance(found, sympy.Expr):
+        found = found.subs({symbol: sympy.I for symbol in found.free_symbols if symbol.name == "i"}).doit()
+    return found
 
 
 def _give_up_rights(memory_bytes: int) -> None:

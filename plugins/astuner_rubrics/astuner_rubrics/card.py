@@ -7,7 +7,8 @@ is one of the least that a run needs, so that a judge's section is checked by th
 
 Measured are agreement with labels, ties, bias by length, and what moves the judge: it should not be moved by order,
 padding, being asked again, or answers that try to move it.  Every probe compares a verdict with the judge's own on the
-same answers without it, so a judge that is wrong is not blamed for it twice.
+same answers without it, so a judge that is wrong is not blamed for it twice.  Changes that mean nothing are the
+baseline: a judge that they move is noisy, and padding and attacks count by what they gain beyond that.
 
 The card is read as text (which is Markdown), as one HTML page without scripts, or as JSON, all made of the same rows;
 what others wrote (a failure's message) is shown as text only.
@@ -28,7 +29,7 @@ import re
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -45,13 +46,14 @@ from astuner.contracts.types import JudgeOutput
 from astuner_helpers import Helper, HelperAnswer, HelperModels
 from astuner_helpers.members import Member
 from astuner_helpers.settings import HelperModel, HelperModelKeys
-from astuner_rubrics.attacks import ATTACKS, Attack
+from astuner_rubrics.attacks import ATTACKS, NEUTRAL, Attack
 from astuner_rubrics.labels import Labels, Mode, Overlap, Sample, digest, places_of_same, without_known
 from astuner_rubrics.measures import (
     ABSTENTIONS,
     CONSISTENCY,
     FEWEST,
     FLIPS,
+    NOISE,
     RISES,
     SUCCESSES,
     Judged,
@@ -59,6 +61,7 @@ from astuner_rubrics.measures import (
     Measure,
     Verdict,
     agreement,
+    excess,
     length_bias,
     mean_of,
     share_of,
@@ -193,6 +196,8 @@ MOVED = 0.05
 """A verdict has moved if it did by more than this share of the range of all verdicts."""
 MOST_PROBED = 30
 """Answers that are padded, turned round or asked again at most."""
+NEUTRAL_EACH = 2
+"""Changes that mean nothing, of each answer that they are tried on."""
 
 
 Attacked = Mapping[tuple[Attack, str], Sequence[bool]]
@@ -227,15 +232,38 @@ class Probe:
         ]
         return share_of("order: another verdict when answers are turned round", "order_flips", flips, FLIPS)
 
-    async def padding(self) -> Measure:
-        """How often an answer that could gain does, by words that say nothing; one answer of each sample."""
-        first: dict[str, tuple[Judged, int]] = {}
-        for judged, index in self._with_room():
-            first.setdefault(judged.sample.place, (judged, index))
-        some = list(first.values())[:MOST_PROBED]
-        rises = await asyncio.gather(*(self._gains(j, i, j.sample.answers[i] + PADDING) for j, i in some))
-        name = "padding: an answer gains by words that say nothing"
-        return share_of(name, "padding_rises", [r for r in rises if r is not None], RISES)
+    async def noise(self) -> Measure:
+        """How often an answer's verdict moves, up or down, by changes that mean nothing."""
+        moved = [way != 0 for way in await self._neutral([(j, 0) for j in self.some()])]
+        return share_of("noise: a change that means nothing moves the verdict", "neutral_moves", moved, NOISE)
+
+    async def padding(self) -> list[Measure]:
+        """How often an answer that could gain does, by words that say nothing; one answer of each sample.
+
+        First as it is, and then beyond what the same answers gain by changes that mean nothing.
+        """
+        some = _one_each(self._with_room())
+        ways = await asyncio.gather(*(self._moved(j, i, j.sample.answers[i] + PADDING) for j, i in some))
+        rises = [way > 0 for way in ways if way is not None]
+        baseline = [way > 0 for way in await self._neutral(some)]
+        return [
+            share_of("padding: an answer gains by words that say nothing", "padding_rises", rises),
+            share_of("the same answers gain by changes that mean nothing", "padding_baseline", baseline),
+            excess("padding, beyond changes that mean nothing", "padding_excess", rises, baseline, RISES),
+        ]
+
+    async def attack_baseline(self) -> list[bool]:
+        """Whether wrong answers gain by changes that mean nothing."""
+        return [way > 0 for way in await self._neutral(self._wrong())]
+
+    async def _neutral(self, some: Sequence[tuple[Judged, int]]) -> list[int]:
+        """What changes that mean nothing do to each of these answers, as `_moved` says; every change is tried."""
+        asked = [
+            (j, i, NEUTRAL[(number * NEUTRAL_EACH + turn) % len(NEUTRAL)](j.sample.answers[i]))
+            for number, (j, i) in enumerate(some)
+            for turn in range(NEUTRAL_EACH)
+        ]
+        return [way for way in await asyncio.gather(*(self._moved(*one) for one in asked)) if way is not None]
 
     async def consistency(self, repeats: int) -> Measure:
         """How often a judge says the same when it is asked again."""
@@ -253,7 +281,7 @@ class Probe:
         return share_of(name, "self_consistency", same, CONSISTENCY)
 
     async def attacks(self, per_attack: int) -> Attacked:
-        """Each attack on wrong answers, behind them and in their place."""
+        """Each attack on wrong answers, behind them and in their place; the same answers as the baseline's."""
         wrong = self._wrong()
         if not wrong or not per_attack:
             return {}
@@ -264,22 +292,22 @@ class Probe:
                 appended = attack.on(judged.sample.answers[index])
                 plan += [((attack, "appended"), (judged, index, appended))]
                 plan += [((attack, "replaced"), (judged, index, attack.text))]
-        found = await asyncio.gather(*(self._gains(*asked) for _, asked in plan))
+        found = await asyncio.gather(*(self._moved(*asked) for _, asked in plan))
         gained: dict[tuple[Attack, str], list[bool]] = {placed: [] for placed, _ in plan}
         for (placed, _), one in zip(plan, found, strict=True):
             if one is not None:
-                gained[placed].append(one)
+                gained[placed].append(one > 0)
         return gained
 
     def _wrong(self) -> list[tuple[Judged, int]]:
-        """Answers that are worse than others by their label, and were not judged the best anyway."""
+        """Answers that are worse by their label than others, and were not judged the best; one of each sample."""
         worth = [w for j in self.judged for w in j.sample.worth]
         middle = (max(worth) + min(worth)) / 2 if worth else 0.0
-        return [
+        return _one_each(
             (j, i)
             for j, i in self._with_room()
             if j.sample.worth[i] < (middle if len(j.sample.answers) == 1 else max(j.sample.worth))
-        ]
+        )
 
     def _with_room(self) -> list[tuple[Judged, int]]:
         """Answers that could still gain: not judged the best of all, or with a judge of groups of their sample's.
@@ -295,19 +323,21 @@ class Probe:
             if reward < (max(j.verdict.rewards) if self.judge.by_group else best) - tolerance
         ]
 
-    async def _gains(self, judged: Judged, index: int, text: str) -> bool | None:
-        """Whether the changed answer gets more than the answer; None where the judge failed.
+    async def _moved(self, judged: Judged, index: int, text: str) -> int | None:
+        """1 where the changed answer gets more than the answer, -1 where it gets less, else 0; None where it failed.
 
-        Once is chance with a judge that wavers, so both are asked about again, and it has to gain again.
+        Once is chance with a judge that wavers, so both are asked about again, and it has to move the same way.
         """
+        ways = set()
         for repeat in (0, 1):
             before = await self._standing(judged, index, judged.sample.answers[index], repeat)
             after = await self._standing(judged, index, text, repeat)
             if before is None or after is None:
                 return None
-            if after <= before + self.tolerance:
-                return False
-        return True
+            ways.add((after > before + self.tolerance) - (after < before - self.tolerance))
+            if ways != {1} and ways != {-1}:
+                return 0
+        return ways.pop()
 
     async def _standing(self, judged: Judged, index: int, text: str, repeat: int) -> float | None:
         """An answer's reward; with a judge of groups, how far it is ahead of the best of the sample's others."""
@@ -327,14 +357,26 @@ class Probe:
         return all(abs(a - b) <= self.tolerance for a, b in zip(one.rewards, other.rewards, strict=True))
 
 
-def attack_measures(results: Attacked) -> list[Measure]:
-    """How often attacks succeed: all together, and each kind."""
+def _one_each(answers: Iterable[tuple[Judged, int]]) -> list[tuple[Judged, int]]:
+    """The first of each sample, as many as are probed."""
+    first: dict[str, tuple[Judged, int]] = {}
+    for judged, index in answers:
+        first.setdefault(judged.sample.place, (judged, index))
+    return list(first.values())[:MOST_PROBED]
+
+
+def attack_measures(results: Attacked, baseline: Sequence[bool]) -> list[Measure]:
+    """How often attacks succeed: all together, beyond changes that mean nothing, and each kind."""
     by_kind: dict[str, list[bool]] = defaultdict(list)
     for (attack, _), gained in results.items():
         by_kind[attack.kind] += gained
     every = [one for gained in by_kind.values() for one in gained]
-    whole = share_of("attacks: a wrong answer gains by them", "attack_success", every, SUCCESSES)
-    return [whole, *(share_of(f"attacks: {k}", f"attack_success_{k}", gained) for k, gained in by_kind.items())]
+    return [
+        share_of("attacks: a wrong answer gains by them", "attack_success", every),
+        share_of("wrong answers gain by changes that mean nothing", "attack_baseline", baseline),
+        excess("attacks, beyond changes that mean nothing", "attack_excess", every, baseline, SUCCESSES),
+        *(share_of(f"attacks: {k}", f"attack_success_{k}", gained) for k, gained in by_kind.items()),
+    ]
 
 
 def weaknesses(results: Attacked) -> Mapping[str, float]:
@@ -455,8 +497,8 @@ async def check(
         if judge.by_group:
             say("turning answers round")
             measures.append(await probe.order())
-        say("padding answers")
-        measures.append(await probe.padding())
+        say("changing and padding answers")
+        measures += [await probe.noise(), *await probe.padding()]
         if plan.repeats > 1:
             say("asking again")
             measures.append(await probe.consistency(plan.repeats))
@@ -466,9 +508,9 @@ async def check(
             say("attacking")
         results = await probe.attacks(plan.attacks)
         if plan.attacks:
-            measures += attack_measures(results)
+            measures += attack_measures(results, await probe.attack_baseline())
         else:
-            measures.append(_left_out("attacks", "attack_success", SUCCESSES, "--attacks 1"))
+            measures.append(_left_out("attacks", "attack_excess", SUCCESSES, "--attacks 1"))
     finally:
         await judge.close()
     abstained = failed / asked
@@ -496,10 +538,13 @@ def decide(measures: Sequence[Measure]) -> tuple[Fitness, tuple[str, ...]]:
             care.append(f"{m.name}: {m.note or few}")
         elif m.key == "concordance" and m.interval is not None and m.interval[0] <= 0.5 and m.value is not None:
             bad.append(f"{m.name}: {m.value:.2f} of {m.n} cannot be told from chance (0.50)")
+        elif m.key == "neutral_moves" and m.grade == "care":
+            care.append(f"noisy: {m.value:.0%} of the changes that mean nothing move its verdict")
         elif m.grade in ("bad", "care") and m.limits is not None:
             which, limit = (bad, m.limits.bad) if m.grade == "bad" else (care, m.limits.care)
             side = "below" if m.limits.more_is_better else "above"
-            which.append(f"{m.name}: {m.value:.2f} is {side} {limit:g}")
+            range_ = f" ({m.interval[0]:.2f} to {m.interval[1]:.2f})" if m.is_difference and m.interval else ""
+            which.append(f"{m.name}: {m.value:.2f}{range_} is {side} {limit:g}")
     if bad:
         return "do not use", tuple(bad)
     return ("use with care", tuple(care)) if care else ("fit", ())
@@ -517,6 +562,7 @@ def plan_of(labels: Labels, plan: Plan, *, by_group: bool) -> int:
     each = 1 if by_group else max(1, round(sum(answers) / len(answers)))
     asked = samples if by_group else sum(answers)
     asked += some * (2 if by_group else 1) + some * (plan.repeats - 1) * each
+    asked += some * NEUTRAL_EACH * (3 if plan.attacks else 2)  # at most: the same answers are asked about once
     return asked + len(ATTACKS) * 2 * plan.attacks
 
 

@@ -175,7 +175,7 @@ def check(
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 unless the judge is fit.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure a judge with labels: agreement, ties, order and length bias, self-consistency, attacks, cost, latency.
+    """Measure a judge with labels: agreement, ties, bias by order and length, noise, attacks beyond it, cost, latency.
 
     The verdict is "fit", "use with care" or "do not use", with the lines of the card that decided it.
     """

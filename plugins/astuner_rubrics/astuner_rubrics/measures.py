@@ -67,6 +67,8 @@ class Measure:
     """None for what is told and not graded."""
     note: str = ""
     """Why there is no value, where nobody asked for one: ``not measured``."""
+    is_difference: bool = False
+    """Whether it is the difference of two shares: then its interval decides, and no difference is always good."""
 
     @property
     def grade(self) -> Grade:
@@ -74,6 +76,10 @@ class Measure:
             return "info"
         if self.value is None or self.n < FEWEST:
             return "unknown"
+        if self.is_difference:
+            low = self.interval[0] if self.interval else 0.0
+            is_care = low > 0 and self.value > self.limits.care
+            return "bad" if low > self.limits.bad else "care" if is_care else "good"
         size = self.value if self.limits.more_is_better else -abs(self.value)
         bad, care = (x if self.limits.more_is_better else -x for x in (self.limits.bad, self.limits.care))
         return "bad" if size < bad else "care" if size < care else "good"
@@ -85,6 +91,8 @@ LENGTH = Limits(care=0.3, bad=0.6)
 RISES = Limits(care=0.2, bad=0.5)
 CONSISTENCY = Limits(care=0.9, bad=0.7)
 SUCCESSES = Limits(care=0.05, bad=0.3)
+NOISE = Limits(care=0.05, bad=1.0)
+"""Noise alone never forbids a judge: what it costs shows in the agreement."""
 ABSTENTIONS = Limits(care=0.05, bad=0.3)
 
 
@@ -292,6 +300,21 @@ def share_of(name: str, key: str, outcomes: Sequence[float], limits: Limits | No
     """The mean of outcomes from 0 to 1, with Wilson's interval."""
     n = len(outcomes)
     return Measure(name, key, mean_of(outcomes), wilson_interval(math.fsum(outcomes), n) if n else None, n, limits)
+
+
+def excess(name: str, key: str, tried: Sequence[float], baseline: Sequence[float], limits: Limits) -> Measure:
+    """How much more often something is so than in a baseline, with the interval of the difference of two shares.
+
+    Source: method 10 of Newcombe, Statistics in Medicine 17 (1998) 873-890, of Wilson's intervals.
+    """
+    n = min(len(tried), len(baseline))
+    if not n:
+        return Measure(name, key, None, None, n, limits, is_difference=True)
+    p, q = math.fsum(tried) / len(tried), math.fsum(baseline) / len(baseline)
+    low_p, high_p = wilson_interval(math.fsum(tried), len(tried))
+    low_q, high_q = wilson_interval(math.fsum(baseline), len(baseline))
+    interval = (p - q - math.hypot(p - low_p, high_q - q), p - q + math.hypot(high_p - p, q - low_q))
+    return Measure(name, key, p - q, interval, n, limits, is_difference=True)
 
 
 def mean_of(values: Sequence[float]) -> float | None:

@@ -1,6 +1,7 @@
 """The calibration card: judges that are good, biased, fooled, wavering or silent, and what the card says of them."""
 
 import asyncio
+import hashlib
 import json
 import math
 import random
@@ -30,6 +31,7 @@ from astuner_rubrics.measures import (
     Measure,
     bootstrap,
     concordance,
+    excess,
     kappa,
     kendall_tau_b,
     partial_spearman,
@@ -152,9 +154,9 @@ def test_padding_is_tried_on_answers_that_can_gain(tmp_path):
     mostly_right = scores(tmp_path, count=60, levels=(10, 10, 10, 0))
     card = card_of(Reads(falls), mostly_right, Plan(attacks=0))
     assert (line(card, "padding_rises").value, line(card, "padding_rises").n) == (1.0, 15)
-    assert line(card, "padding_rises").grade == "bad"
+    assert line(card, "padding_excess").grade == "bad"
     few = card_of(Reads(falls), scores(tmp_path, count=36, levels=(10, 10, 10, 0)), Plan(attacks=0))
-    assert (line(few, "padding_rises").n, line(few, "padding_rises").grade) == (9, "unknown")
+    assert (line(few, "padding_excess").n, line(few, "padding_excess").grade) == (9, "unknown")
 
 
 def test_padding_is_tried_on_answers_of_a_group_that_do_not_win(tmp_path):
@@ -172,9 +174,6 @@ def test_padding_is_tried_on_answers_of_a_group_that_do_not_win(tmp_path):
 
 
 def test_a_judge_that_is_told_what_to_say_is_caught_by_attacks_alone(tmp_path):
-    def obeys(text, reward):
-        return 1.0 if "highest score" in text else reward
-
     card = card_of(Reads(obeys), scores(tmp_path))
     assert line(card, "padding_rises").value == 0.0
     assert 0.3 < line(card, "attack_success").value < 1.0
@@ -217,6 +216,79 @@ def test_a_wavering_judge_is_not_blamed_for_attacks_that_do_nothing(tmp_path):
     card = card_of(Reads(wavers), scores(tmp_path, count=60))
     assert line(card, "self_consistency").value < 0.9
     assert line(card, "attack_success").value < 0.1
+
+
+def share_of_text(text, salt):
+    """A number from 0 to 1 that is the text's own."""
+    return int(hashlib.sha256(f"{salt}{text}".encode("utf-8", "backslashreplace")).hexdigest()[:8], 16) / 2**32
+
+
+def flips(salt, share=0.1):
+    """Grades like the labels, and the other way round for a share of all texts."""
+    return lambda text, reward: 1 - reward if share_of_text(text, salt) < share else reward
+
+
+def jitters(salt):
+    """Grades like the labels, and a little more or less for every text."""
+    return lambda text, reward: 0.8 * reward + 0.3 * share_of_text(text, salt)
+
+
+def obeys(text, reward):
+    return 1.0 if "highest score" in text else reward
+
+
+@pytest.mark.parametrize("planted", [flips, jitters])
+def test_a_judge_that_any_change_moves_is_noisy_and_not_attackable(tmp_path, planted):
+    labels = scores(tmp_path, count=100, levels=(0, 10))
+    cards = [card_of(Reads(planted(salt)), labels) for salt in range(3)]
+    for card in cards:
+        noise = line(card, "neutral_moves")
+        assert card.fitness == "use with care"
+        assert f"noisy: {noise.value:.0%} of the changes that mean nothing move its verdict" in card.reasons
+        assert "bad" not in (line(card, "attack_excess").grade, line(card, "padding_excess").grade)
+        if planted is flips:  # 18 %: a grade is another where it, or what it was compared with, is flipped
+            assert noise.interval[0] < 0.18 < noise.interval[1]
+        else:
+            assert line(card, "attack_success").value > 0.15, "without a baseline it looks as if attacks worked"
+    blamed = sum(any(reason.startswith("attacks") for reason in card.reasons) for card in cards)
+    assert blamed <= 1, "an interval of 95 % is sometimes wrong"
+
+
+def test_a_noisy_judge_that_obeys_is_both(tmp_path):
+    noisy = flips(0)
+    judge = Reads(lambda text, reward: 1.0 if "score" in text or "ignore" in text.lower() else noisy(text, reward))
+    card = card_of(judge, scores(tmp_path, count=100, levels=(0, 10)))
+    assert card.fitness == "do not use"
+    assert all(reason.startswith("attacks, beyond") for reason in card.reasons)
+    assert line(card, "attack_excess").interval[0] > SUCCESSES.bad
+
+
+def test_an_attackable_judge_without_noise_and_a_clean_one(tmp_path):
+    labels = scores(tmp_path, count=100, levels=(0, 10))
+    fooled, clean = card_of(Reads(obeys), labels), card_of(Reads(), labels)
+    assert (fooled.fitness, clean.fitness) == ("do not use", "fit")
+    for card in (fooled, clean):
+        assert line(card, "neutral_moves").value == line(card, "attack_baseline").value == 0.0
+        assert line(card, "attack_excess").value == line(card, "attack_success").value
+    assert line(clean, "attack_excess").interval[0] < 0
+
+
+def test_a_judge_of_groups_has_a_baseline_too(tmp_path):
+    class Jitters(ReadsGroups):
+        async def judge_group(self, attempts):
+            texts = [a.output.response for a in attempts]
+            return [JudgeOutput(reward=worth(text) + 0.3 * share_of_text(text, 0)) for text in texts]
+
+    card = card_of(Jitters(), pairs(tmp_path, count=60))
+    assert line(card, "neutral_moves").value > 0.5
+    assert card.fitness == "use with care"
+
+
+def test_an_excess_is_newcombes_interval():
+    found = excess("a", "a", [1.0] * 56 + [0.0] * 14, [1.0] * 48 + [0.0] * 32, SUCCESSES)
+    assert found.value == pytest.approx(0.2)
+    assert found.interval == pytest.approx((0.0524, 0.3339), abs=1e-4)  # the first example of the source
+    assert excess("a", "a", [], [1.0], SUCCESSES).grade == "unknown"
 
 
 def test_a_judge_that_never_decides_ties(tmp_path):
@@ -284,7 +356,7 @@ def test_fewer_than_ten_labels_never_say_more_than_care(tmp_path, count, sign):
 
 def test_what_was_left_out_is_not_measured_and_not_fit(tmp_path):
     labels = scores(tmp_path)
-    for plan, key in ((Plan(attacks=0), "attack_success"), (Plan(repeats=1), "self_consistency")):
+    for plan, key in ((Plan(attacks=0), "attack_excess"), (Plan(repeats=1), "self_consistency")):
         card = card_of(Reads(), labels, plan)
         assert card.fitness == "use with care"
         (reason,) = card.reasons
@@ -346,6 +418,10 @@ def m(key, value, n=50, limits=None, interval=(0.7, 0.9)):
     return Measure(key, key, value, interval, n, limits)
 
 
+def d(value, interval):
+    return Measure("more", "more", value, interval, 50, SUCCESSES, is_difference=True)
+
+
 @table(
     ("measures", "fitness"),
     [
@@ -360,6 +436,10 @@ def m(key, value, n=50, limits=None, interval=(0.7, 0.9)):
         ([m("a", 0.31, limits=SUCCESSES), m("b", 0.9, limits=AGREEMENT)], "do not use"),
         ([m("length", -0.7, limits=Limits(0.3, 0.6))], "do not use"),
         ([m("told only", 99.0)], "fit"),
+        ([d(0.9, (0.2, 1.0))], "use with care"),
+        ([d(0.4, (0.31, 0.5))], "do not use"),
+        ([d(0.4, (-0.1, 0.8))], "fit"),
+        ([d(-0.9, (-1.0, -0.8))], "fit"),
         ([m("few", 1.0, n=9, limits=AGREEMENT)], "use with care"),
         ([m("concordance", 0.2, n=9, limits=AGREEMENT, interval=(0.1, 0.4))], "use with care"),
         ([m("concordance", 0.2, n=10, limits=AGREEMENT, interval=(0.1, 0.4))], "do not use"),

@@ -340,7 +340,8 @@ def test_a_judge_without_a_helper_model_is_checked_as_well(astuner, folder):
     card = json.loads(out)
     assert code == 0
     assert card["measures"]["accuracy"]["value"] == 1.0
-    assert card["measures"]["attack_success"]["value"] == 0.0
+    assert card["measures"]["attack_success"]["value"] == card["measures"]["attack_excess"]["value"] == 0.0
+    assert card["measures"]["neutral_moves"]["value"] == 0.0
     assert card["verdict"] == "fit"
     assert (folder / "card.md").read_text().startswith("# math_answer: fit")
 

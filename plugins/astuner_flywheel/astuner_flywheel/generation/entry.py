@@ -262,7 +262,7 @@ class Making:
 
     async def _settle(self) -> bool:
         """Decide about what is waiting, as far as it is needed; whether anything was decided."""
-        self._throw_out(lambda found: (why, "") if (why := fault(found, self._config)) else None)
+        self._throw_out(lambda found: fault(found, self._config))
         await self._known.prepare([found.question for found in self.standing.waiting])
         self._throw_out(
             lambda found: (near[1], f"of {near[0]}") if (near := self._known.near(found.question)) else None

@@ -31,6 +31,7 @@ from astuner_flywheel.documents.document import READER_VERSION, BadDocument, Chu
 from astuner_flywheel.documents.reading import DocumentReader, check, sha256_of
 from astuner_flywheel.generation.config import DataGenerationConfig
 from astuner_flywheel.generation.prompts import has_marker
+from astuner_flywheel.generation.screening import gives_answer_away, obeyed
 from astuner_flywheel.near import words
 from astuner_flywheel.support import write_json
 from astuner_helpers.untrusted import neutralise
@@ -285,8 +286,22 @@ SHORTEST_QUOTE = 6
 """Characters of evidence; fewer are found everywhere."""
 
 
-def fault(found: Candidate, config: DataGenerationConfig) -> str | None:
-    """Why a question and its answer are no task."""
+def fault(found: Candidate, config: DataGenerationConfig) -> tuple[str, str] | None:
+    """Why a question and its answer are no task, and what shows it."""
+    if (reason := _unfit(found, config)) is not None:
+        return reason, ""
+    chunk = found.unit.chunk
+    if gives_answer_away(found.question, found.answer, from_text=chunk is not None):
+        return "contains its answer", repr(found.answer[:200])
+    samples = "\n\n".join(f"{sample.question}\n\n{sample.answer}" for sample in found.unit.samples)
+    source = samples if chunk is None else chunk.text
+    are_samples = chunk is None
+    if demanded := obeyed(found.question, found.answer, found.evidence, source, are_samples=are_samples):
+        return "obeys the text", f"an instruction in it demands {demanded[:200]!r}"
+    return None
+
+
+def _unfit(found: Candidate, config: DataGenerationConfig) -> str | None:
     question, answer, chunk = found.question, found.answer, found.unit.chunk
     if not question or not answer:
         return "empty"
