@@ -163,7 +163,7 @@ class DownloadsPart(ABC):
 
 
 class TaskCheckPart(ABC):
-    """``task_check``: what is wrong with the tasks of a run, before its first step. Optional. Made without arguments."""
+    """``task_check``: what is wrong with a run's tasks, before its first step. Optional. Made without arguments."""
 
     @abstractmethod
     def look(self, config: Config, train: Sequence[Task], validation: Sequence[Task]) -> Mapping[str, Any]:

@@ -70,14 +70,16 @@ def make_plan(
     """
     a = config.astuner
     common, rollout, data = a.trainer_common, a.rollout, a.data
-    train, held_out = len(tasks.train), len(tasks.validation)
+    train, validated = len(tasks.train), len(tasks.validation)
     workflow = source_of(config, "workflow", rollout.workflow)  # one that cannot be found or imported shows here
     reader = source_of(config, "task reader", a.task_reader.type)
     judge = source_of(config, "judge", a.task_judge.judge) if a.task_judge.judge else "set by the workflow"
-    missing = "; there will be no before and after: name a validation split in the task reader's section"
+    missing = (
+        "" if validated else "; there will be no before and after: name a validation split in the reader's section"
+    )
     lines = {
         "model": _model(a.model),
-        "tasks": f"{train} to train on, {held_out or 'none'} to validate on, from {reader}{'' if held_out else missing}",
+        "tasks": f"{train} to train on, {validated or 'none'} to validate on, from {reader}{missing}",
         **tasks.checked.get("plan", {}),
         "workflow": workflow,
         "reward": judge,

@@ -1,9 +1,9 @@
 """Leakage, looked for before the first step of a run: are the validation tasks held out, and does a prompt tell its
 answer?
 
-A task is also trained on where a training task asks the same in the same words (`exact`), or nearly so (`near`): with
-the same numbers in the same order, and an idf-weighted Jaccard index of words and pairs of neighbouring words of at
-least `NEAR`.  By these weights a template that many tasks share counts for nothing, and what tells tasks apart for much.
+A task is also trained on where a training task asks the same in the same words (``exact``), or nearly so (``near``):
+with the same numbers in the same order, and a Jaccard index of words and pairs of words, weighted by idf, of at least
+`NEAR`.  So a template that many tasks share counts for nothing, and what tells tasks apart for much.
 Candidates share one of the rarest words or pairs of the validation task, which no text that near can avoid (prefix
 filtering: Chaudhuri, Ganti and Kaushik 2006).  So time is linear in the tasks, and memory is that of the validation.
 
@@ -28,6 +28,7 @@ from astuner.contracts.parts import TaskCheckPart
 from astuner.contracts.rows import ID_FIELDS
 from astuner.contracts.section import Section
 from astuner.contracts.types import Task
+from astuner_record.foreign import shown
 from astuner_report.sentinel.rules import two_proportions
 
 KEY = "astuner.data.leakage"
@@ -46,9 +47,14 @@ _LONGEST = 1000
 _EXAMPLES = 20
 _WORD = re.compile(r"\d+(?:[.,]\d+)*|[\u3040-\u30ff\u3400-\u9fff]|[^\W\d_\u3040-\u30ff\u3400-\u9fff]+|[^\w\s.,;:!?'\"]")
 """A number, a character of a script without spaces, a word, or an operator or bracket."""
-_REFERENCES = ("answer", "reference", "reference_answer", "final_answer", "ground_truth", "expected", "target", "solution")
+_REFERENCES = (
+    "answer", "reference", "reference_answer", "final_answer", "ground_truth", "expected", "target", "solution",
+    "label",
+)  # fmt: skip
 """Where a task's reference answer is looked for in its metadata, in this order."""
-_ANNOUNCE = {"answer", "answers", "solution", "result", "reference", "target", "expected", "truth", "key", "hint", "boxed"}
+_ANNOUNCE = {
+    "answer", "answers", "solution", "result", "reference", "target", "expected", "truth", "key", "hint", "boxed",
+}  # fmt: skip
 _FILLERS = {*"=#([{*$\\>-", "is", "are", "was", "be", "the", "correct", "final"}
 """Words that may stand between an announcement and what it announces; `####` announces, too."""
 _OTHERS = 4
@@ -57,7 +63,7 @@ _OTHERS = 4
 
 class LeakageKeys(Section):
     leakage: Literal["warn", "refuse", "allow"] = "warn"
-    """Validation tasks that are also trained on, and prompts that tell their answer: warn, refuse to start, or allow."""
+    """Validation tasks that are trained on, and prompts that tell their answer: warn, refuse to start, or allow."""
 
 
 class TaskCheck(TaskCheckPart):
@@ -67,7 +73,7 @@ class TaskCheck(TaskCheckPart):
         found = find_leakage(train, validation)
         found["leakage"] = config.keys_of(LeakageKeys).leakage
         if found["leakage"] == "refuse" and found["alarms"]:
-            raise ConfigError([f"{KEY}: {a['message']}; {a['advice']}" for a in found["alarms"]])
+            raise ConfigError([f"{KEY}: {a['message']}; {a['advice']}, or write {KEY}=allow" for a in found["alarms"]])
         return found
 
 
@@ -88,8 +94,8 @@ def find_leakage(train: Sequence[Task], validation: Sequence[Task]) -> dict[str,
     return {"format": 1, "overlap": overlap, "answers": answers, "alarms": alarms, "plan": plan, "seconds": seconds}
 
 
-_PART = f"take other tasks for one of them, or write {KEY}=refuse to have such a run not start, allow to be told no more"
-_REMOVE = f"take the answer out of the prompts, or write {KEY}=refuse to have such a run not start"
+_PART = "validate on tasks that are not trained on"
+_REMOVE = "take the answer out of the prompts"
 
 
 def overlapping(overlap: Mapping[str, Any]) -> str:
@@ -101,11 +107,14 @@ def overlapping(overlap: Mapping[str, Any]) -> str:
 
 def _overlapping(overlap: Mapping[str, Any]) -> str:
     first = overlap["examples"][0]
-    asks = "asks the same as" if first["likeness"] == 1 else "asks nearly the same as"
-    return (
-        f"validation is not held out: {overlapping(overlap)} ({first['validation']} {asks} {first['train']}), so it "
-        "does not say how the policy does on other tasks"
-    )
+    nearly = "" if overlap["exact"] else "nearly "
+    pair = f"{_id(first['validation'])} asks {nearly}the same as {_id(first['train'])}"
+    return f"validation is not held out: {overlapping(overlap)} ({pair}), so it says nothing of other tasks"
+
+
+def _id(task_id: str) -> str:
+    """A task's id, which a file may have made up, for a line of a person's terminal."""
+    return " ".join(shown(task_id).split())[:80]
 
 
 def _clean(overlap: Mapping[str, Any], train: int) -> str:
@@ -113,7 +122,7 @@ def _clean(overlap: Mapping[str, Any], train: int) -> str:
     text = f"yes: none of the {n:,} validation tasks is among the {train:,} trained on"
     if not compared:
         return f"{text} (by {overlap['by']})"
-    return f"{text}, in nearly the same words either{f' ({compared:,} of them compared)' if compared < n else ''}"
+    return f"{text}, nor nearly{f' ({compared:,} of them compared)' if compared < n else ''}"
 
 
 # -------------------------------------------------------------------------------------------------------------- overlap
@@ -210,8 +219,8 @@ class _Near:
         features, numbers = _features(task)
         if numbers not in self._numbers:
             return
-        found = {i: None for s in features for i in self._index.get(s ^ numbers, ())}
-        for i in list(found)[:_CANDIDATES]:
+        found = {i for s in features for i in self._index.get(s ^ numbers, ())}
+        for i in sorted(found)[:_CANDIDATES]:
             other, theirs = self.texts[i]
             if numbers == theirs and (both := self._weight(features | other)):
                 likeness = self._weight(features & other) / both
@@ -250,7 +259,7 @@ def _announced(said: Sequence[str]) -> set[int]:
     """Places in a prompt of which it says that the answer is there."""
     places = set()
     for at, word in enumerate(said):
-        if word in _ANNOUNCE or said[at : at + 4] == ["#"] * 4:
+        if word in _ANNOUNCE or (word == "#" and said[at : at + 4] == ["#"] * 4):
             end = at + 1
             while end < len(said) and end < at + 8 and said[end] in _FILLERS:
                 end += 1
@@ -292,8 +301,8 @@ def _telling(answers: Mapping[str, Mapping[str, Any]]) -> list[str]:
         n, told, chance = of["tasks"], of["announced"], of["announced_by_chance"]
         if told >= 3 and two_proportions((_OTHERS * chance, _OTHERS * n), (told, n)) >= 3:
             found.append(
-                f"{told:,} of {n:,} {split} prompts announce their own reference answer (e.g. {of['example']}; that of "
-                f"another task: {chance:,.1f})"
+                f"{told:,} of {n:,} {split} prompts announce their own reference answer (e.g. {_id(of['example'])}), "
+                f"and {chance:,.1f} that of another task"
             )
     if found:
         return found
@@ -301,7 +310,9 @@ def _telling(answers: Mapping[str, Mapping[str, Any]]) -> list[str]:
         (a, n), (b, m) = [(answers[s]["held"], answers[s]["tasks"]) for s in (split, other)]
         if min(n, m) < 20:
             continue
-        beyond = [max(0.0, answers[s]["held"] - answers[s]["held_by_chance"]) / answers[s]["tasks"] for s in (split, other)]
+        beyond = [
+            max(0.0, answers[s]["held"] - answers[s]["held_by_chance"]) / answers[s]["tasks"] for s in (split, other)
+        ]
         if beyond[0] - beyond[1] >= 0.25 and two_proportions((b, m), (a, n)) >= 4:
             found.append(
                 f"{a / n:.0%} of the {split} prompts hold their own reference answer, and {b / m:.0%} of the {other} "
