@@ -229,7 +229,7 @@ def test_a_run_says_it_at_its_start_in_its_files_and_in_its_report(
         ({"tasks": 0}, "learned: +50 points, p < 0.001 (held out 25.0% to 75.0%, 100 tasks)", "held-out success |"),
         (
             {"tasks": 40, "near": 3},
-            "100 tasks); 40 of 100 tasks are also trained on, 3 of them in nearly the same words, so it does not say how",
+            "100 tasks); 40 of 100 tasks are also trained on, 3 of them in nearly the same words, so it does not",
             "validation success (40 of 100 tasks are also trained on, 3 of them in nearly the same words) |",
         ),
     ],

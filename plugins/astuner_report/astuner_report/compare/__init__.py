@@ -226,8 +226,8 @@ def compare(
         raise ConfigError(
             f"{min(repeated)} is on both sides; give two runs, or two steps of one: --step-a N --step-b M"
         )
-    sides = [[_settings(run) for run in side] for side in (a, b)]
-    settings = _differences(*sides)
+    settings_a, settings_b = [[_settings(run) for run in side] for side in (a, b)]
+    settings = _differences(settings_a, settings_b)
     of_a = tuple(measure(run, split=split, step=step_a, by=by) for run in a)
     of_b = tuple(measure(run, split=split, step=step_b, by=by) for run in b)
     tasks, about_tasks = pair(of_a, of_b, common=common)
@@ -237,7 +237,7 @@ def compare(
         table = PairedTable.of(list(zip(*solved, strict=True)))
     flips = _flips(of_a, of_b, tasks)
     changed = [of_a[0].tasks[key].task_id for key in tasks if len({r.tasks[key].metadata for r in (*of_a, *of_b)}) > 1]
-    differing = yardsticks(*sides, settings, split, changed, about_tasks)
+    differing = yardsticks(settings_a, settings_b, settings, split, changed, about_tasks)
     measures = {name: _difference(name, of_a, of_b, tasks, table, seed) for name in MEASURES}
     doubted(measures, differing)
     return {
