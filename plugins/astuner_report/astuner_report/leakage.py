@@ -2,8 +2,8 @@
 answer?
 
 A task is also trained on where a training task asks the same in the same words (``exact``), or nearly so (``near``):
-with the same numbers and signs in their order, and a Jaccard index of words and pairs of words, weighted by idf, of at least
-`NEAR`.  So a template that many tasks share counts for nothing, and what tells tasks apart for much.
+with the same numbers and formulas in their order, and a Jaccard index of words and pairs of words, weighted by idf, of
+at least `NEAR`.  So a template that many tasks share counts for nothing, and what tells tasks apart for much.
 Candidates share one of the rarest words or pairs of the validation task, which no text that near can avoid (prefix
 filtering: Chaudhuri, Ganti and Kaushik 2006).  So time is linear in the tasks, and memory is that of the validation.
 
@@ -48,8 +48,9 @@ _EXAMPLES = 20
 _HAN = r"\u3040-\u30ff\u3400-\u9fff"
 _WORD = re.compile(rf"\d+(?:[.,]\d+)*|[{_HAN}]|[^\W\d_{_HAN}]+|[^\w\s.,;:!?'\"]|_")
 """A number, a character of a script without spaces, a word, or an operator or bracket."""
-_PLAIN = {*"aist()-–—“”‘’*"}
-"""Single letters and signs that a sentence may have or not; others are part of what is asked, as numbers are."""
+_AROUND = ".,;:!?'\"()-–—“”‘’*"
+_SPOKEN = re.compile(r"[^\W\d_]{2,}(?:['’-][^\W\d_]+)*|[ai]|")
+"""A word of a sentence; what else stands between spaces, such as a number or a formula, is part of what is asked."""
 _REFERENCES = (
     "answer", "reference", "reference_answer", "final_answer", "ground_truth", "expected", "target", "solution",
     "label",
@@ -237,14 +238,11 @@ class _Near:
         return sum(map(self._idf, features))
 
 
-def _is_han(word: str) -> bool:
-    return word.isalpha() and word >= "\u3040"
-
-
 def _features(task: Task) -> tuple[set[int], int]:
-    """Hashes of the words and pairs of words of what is asked, and of its numbers and signs in their order."""
-    found = words(asked(task))
-    numbers = hash(tuple(w for w in found if w[0].isdigit() or (len(w) == 1 and w not in _PLAIN and not _is_han(w))))
+    """Hashes of the words and pairs of words of what is asked, and of its numbers and formulas in their order."""
+    text = asked(task)
+    found = words(text)
+    numbers = hash(tuple(w for t in text.casefold().split() if not _SPOKEN.fullmatch(w := t.strip(_AROUND))))
     if len(found) > 2 * _LONGEST:
         found = found[:_LONGEST] + found[-_LONGEST:]
     return {*map(hash, found), *map(hash, pairwise(found))}, numbers
