@@ -55,14 +55,14 @@ def test_failed_episodes_are_told_beside_every_success(tmp_path: Path, capsys: p
     assert (found.success, found.tasks, found.unscored_tasks, found.failed_episodes) == (1.0, 5, 27, 27)
     of = "5 of 32 tasks; 27 episodes failed and were not counted"
     assert str(found).endswith(f"] of {of}")
-    assert f"held-out success 1.000 [{found.ci_low:.3f}, 1.000] of {of}" in capsys.readouterr().err
+    assert f"validation success 1.000 [{found.ci_low:.3f}, 1.000] of {of}" in capsys.readouterr().err
     run.publish(StepEnded(step=0, metrics={"reward/mean": 1.0}))
     validated(run, 1)
     summary = finish(run, trains=False).summary()
     run.close()
     before, after = summary.splitlines()[:2]
-    assert before.startswith("held-out success before")
-    assert after.startswith("held-out success after")
+    assert before.startswith("validation success before")
+    assert after.startswith("validation success after")
     assert before.endswith(f"; {of}; step 0)")
     assert after.endswith(f"; {of}; step 1)")
 

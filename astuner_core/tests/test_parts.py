@@ -42,6 +42,7 @@ PLUGINS = {
     "helper_models": "helpers",
     "looser_history": "families",
     "older_spellings": "compat",
+    "task_check": "report",
 }
 """Part -> the plugin of ours that brings it."""
 

@@ -48,7 +48,7 @@ def test_a_world_of_ones_own_runs_as_the_page_says(command: str, tmp_path: Path)
         env={**os.environ, "ASTUNER_HOME": str(tmp_path / "home")},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "900 to train on, 100 held out" in done.stderr
+    assert "900 to train on, 100 to validate on" in done.stderr
     (file,) = tmp_path.rglob("debug.jsonl")
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert [row["reward"] is not None for row in rows] == [True, True]

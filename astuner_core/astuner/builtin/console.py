@@ -58,7 +58,7 @@ class ConsoleSink(LogSink):
         now = time.monotonic()
         if "val/success" in metrics:
             self._print(
-                f"step {step:>4}  held-out success {metrics['val/success']:.3f} "
+                f"step {step:>4}  validation success {metrics['val/success']:.3f} "
                 f"[{metrics['val/success_ci_low']:.3f}, {metrics['val/success_ci_high']:.3f}] "
                 f"of {counted(metrics)}"
             )

@@ -40,6 +40,8 @@ class RunPlanned(Event):
     """What runs the same experiment again, as words; may hold secrets."""
     config_file: Path
     plan: Mapping[str, str]
+    tasks: Mapping[str, Any] = field(default_factory=dict)
+    """What `astuner.contracts.parts.TaskCheckPart` found in them."""
 
 
 @dataclass(frozen=True, kw_only=True)

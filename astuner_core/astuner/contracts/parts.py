@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from astuner.contracts.backbone import Backbone, Capabilities
     from astuner.contracts.messages import Message
     from astuner.contracts.places import Report, Tree
+    from astuner.contracts.types import Task
     from astuner.plugins.loader import PluginManager
     from astuner.rollout.model_tuner import ModelTuner
 
@@ -158,6 +159,17 @@ class DownloadsPart(ABC):
         :param capabilities: of the backbone; only one that honours all of ``astuner.model`` loads that model itself.
         :raises astuner.contracts.errors.RunError: they are not and it cannot; says, for each, where it was written and
             what is here.
+        """
+
+
+class TaskCheckPart(ABC):
+    """``task_check``: what is wrong with a run's tasks, before its first step. Optional. Made without arguments."""
+
+    @abstractmethod
+    def look(self, config: Config, train: Sequence[Task], validation: Sequence[Task]) -> Mapping[str, Any]:
+        """What was found, as JSON; ``plan`` in it holds lines of the run's plan.
+
+        :raises astuner.contracts.errors.ConfigError: an experiment with such tasks is refused.
         """
 
 
@@ -345,5 +357,6 @@ PARTS: Mapping[str, type] = {
     "helper_models": HelperModelsPart,
     "looser_history": LooserHistoryPart,
     "older_spellings": OlderSpellingsPart,
+    "task_check": TaskCheckPart,
 }
 """The parts there are, and the class that each is a subclass of."""

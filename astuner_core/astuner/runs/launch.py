@@ -70,14 +70,17 @@ def make_plan(
     """
     a = config.astuner
     common, rollout, data = a.trainer_common, a.rollout, a.data
-    train, held_out = len(tasks.train), len(tasks.validation)
+    train, validated = len(tasks.train), len(tasks.validation)
     workflow = source_of(config, "workflow", rollout.workflow)  # one that cannot be found or imported shows here
     reader = source_of(config, "task reader", a.task_reader.type)
     judge = source_of(config, "judge", a.task_judge.judge) if a.task_judge.judge else "set by the workflow"
-    missing = "; there will be no before and after: name a validation split in the task reader's section"
+    missing = (
+        "" if validated else "; there will be no before and after: name a validation split in the reader's section"
+    )
     lines = {
         "model": _model(a.model),
-        "tasks": f"{train} to train on, {held_out or 'none'} held out, from {reader}{'' if held_out else missing}",
+        "tasks": f"{train} to train on, {validated or 'none'} to validate on, from {reader}{missing}",
+        **tasks.checked.get("plan", {}),
         "workflow": workflow,
         "reward": judge,
         "backbone": source_of(config, "backbone", a.backbone),
@@ -219,8 +222,8 @@ def _before_and_after(rows: list[dict[str, Any]]) -> dict[str, str]:
         return {}
     first, last = validated[0], validated[-1]
     if first["step"] == 0 and last is not first:
-        return {"held-out success before": _success(first), "held-out success after": _success(last)}
-    return {"held-out success": _success(last)}
+        return {"validation success before": _success(first), "validation success after": _success(last)}
+    return {"validation success": _success(last)}
 
 
 def _success(row: Mapping[str, Any]) -> str:
@@ -316,7 +319,8 @@ def run(
             trainer.train(training)
             return finish(training, trains=False)
         command = _command(path, overrides, backbone, services)
-        training.publish(RunPlanned(command=command, config_file=config.path, plan=plan.lines))
+        planned = RunPlanned(command=command, config_file=config.path, plan=plan.lines, tasks=tasks.checked)
+        training.publish(planned)
         with told_if_cut_short(training):
             trainer.train(training)
         return finish(training, trains=True)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from astuner.config import Config
     from astuner.contracts.backbone import Backbone
     from astuner.contracts.log_sink import LogSink
-    from astuner.contracts.parts import DownloadsPart
+    from astuner.contracts.parts import DownloadsPart, TaskCheckPart
 
 
 class Preflight:
@@ -135,7 +135,10 @@ class Preflight:
                 self.unchecked.append(f"{place}: astuner.task_reader: the tasks are in {where}, and were not read")
             return None
         try:
-            return tasks_of(reader, self.config)
+            tasks = tasks_of(reader, self.config)
+            part: type[TaskCheckPart] | None = registry.find_optional_part(self.config.plugins, "task_check")
+            found = part().look(self.config, tasks.train, tasks.validation) if part else {}
+            return replace(tasks, checked=found)
         except (RunError, EnvironmentFailed) as e:  # of a service that a run may have beside it
             if not self._only_look:
                 raise

@@ -14,6 +14,7 @@
       resume/              the newest step, to continue from
       alarms.jsonl         what the sentinel had to say
       certificate.json     how exactly turns went on, and what became of every token
+      tasks.json           whether the validation tasks are held out
       origin.json          what was typed where, on which machine, with which versions
       report.html  report.md  reward_curve.png  reward_curve.svg  summary.json
 """
@@ -53,6 +54,7 @@ class RunDir:
         self.resume = self.path / "resume"
         self.curve = self.path / "reward_curve.png"
         self.curve_svg = self.path / "reward_curve.svg"
+        self.tasks = self.path / "tasks.json"
         self.origin = self.path / "origin.json"
         self.report_html = self.path / "report.html"
         self.report_md = self.path / "report.md"

@@ -32,6 +32,8 @@ class TaskSet:
     """The first `data.max_validation_tasks` of them."""
     skipped: Mapping[str, str] = field(default_factory=dict)
     """Lines that could not be read (`data.on_bad_line: skip`): place -> reason."""
+    checked: Mapping[str, Any] = field(default_factory=dict)
+    """What the part ``task_check`` found in them."""
 
 
 def read_tasks(config: Config, *, dry_run: bool = False) -> TaskSet:

@@ -85,7 +85,7 @@ def test_check_prints_notes_and_refuses_what_cannot_work():
     known = ("check", "e.yaml", "astuner.model.path=tiny-calculator")
     said = run(*known, "--backbone", "local")
     assert "is now astuner.rollout.workflow" in said
-    assert "no mistake; 1 tasks to train on, 0 held out" in said
+    assert "no mistake; 1 tasks to train on, 0 to validate on" in said
     told = json.loads(run(*known, "--json"))
     assert (told["backbone"], told["mistakes"], told["not_checked"]) == ("debug", [], [])
     assert "no such file" in json.loads(run("check", "f.yaml", "--json", code=1))["mistakes"][0]

@@ -149,7 +149,7 @@ def test_an_experiment_with_its_service(here: Path) -> None:
     done = subprocess.run(asked, cwd=here, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert "answers at http://127.0.0.1:" in done.stdout
-    assert "3 to train on, 3 held out" in done.stdout
+    assert "3 to train on, 3 to validate on" in done.stdout
     assert "rewards [1.0, 1.0]" in done.stdout
     seen = (here / "seen").read_text().splitlines()
     assert sorted(seen)[-2:] == ["Say something about train-0, None", "Say something about train-1, None"]
@@ -165,7 +165,7 @@ def test_a_dry_run_lists_the_tasks_and_leaves_nothing(here: Path) -> None:
     asked = command("--with", "toy.py->Toy", "--dry-run")
     done = subprocess.run(asked, cwd=here, capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode == 0, done.stderr
-    assert "3 to train on, 3 held out" in done.stdout
+    assert "3 to train on, 3 to validate on" in done.stdout
     assert not (here / "launcher_record").exists()
 
 

@@ -407,7 +407,7 @@ def test_ctrl_c_at_any_moment_loses_nothing_that_was_due(
     assert [row["step"] for row in found if "val/success" in row] == [0, 3]
     assert (tmp_path / "run" / "checkpoints" / "step-000003" / "config.json").exists()
     assert (tmp_path / "run" / "summary.json").exists()
-    assert "held-out success before" in result.summary()
+    assert "validation success before" in result.summary()
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ MOST_POINTS = 600
 
 
 class Validated(NamedTuple):
-    """Success on held-out tasks after a step, with its 95 % interval."""
+    """Success in validation after a step, with its 95 % interval."""
 
     step: int
     success: float
@@ -62,7 +62,7 @@ def draw_reward_curve(rows: Sequence[Mapping[str, Any]], path: Path) -> str:
     if curve.held_out:
         x, y, *_ = zip(*curve.held_out, strict=True)
         down, up = [p.success - p.low for p in curve.held_out], [p.high - p.success for p in curve.held_out]
-        axes.errorbar(x, y, yerr=[down, up], fmt="o", color="#c4501b", capsize=4, label="held-out success, 95 %")
+        axes.errorbar(x, y, yerr=[down, up], fmt="o", color="#c4501b", capsize=4, label="success in validation, 95 %")
     axes.set_xlabel("step")
     axes.set_ylabel("reward / success")
     axes.grid(alpha=0.3)

@@ -27,7 +27,7 @@ from astuner_report.rendering import lasted
 from astuner_report.run_report import origin, write_report
 from astuner_report.run_report.energy import EnergyMeter
 from astuner_report.run_report.files import is_measured, read_rows
-from astuner_report.sentinel import RULES, Rule, Sentinel
+from astuner_report.sentinel import RULES, Alarm, Rule, Sentinel
 from astuner_report.sentinel.settings import SentinelKeys
 
 _MOST_ALARMS = 5
@@ -53,6 +53,8 @@ class Watch(Subscriber):
     def handle(self, event: Event) -> None:
         if isinstance(event, GroupsEnded) and event.split is Split.TRAIN:
             self._duplicates = duplicates(event.episodes)
+        elif isinstance(event, RunPlanned):
+            self._of_tasks(event.tasks)
         elif isinstance(event, StalenessBounded):
             self._sentinel.max_staleness = event.most
         elif isinstance(event, RunResumed):
@@ -64,6 +66,15 @@ class Watch(Subscriber):
                     self._context.publish(Note(text=str(alarm)))
             if (error := self._sentinel.stops) is not None:
                 self._context.stop(error)
+
+    def _of_tasks(self, checked: Mapping[str, Any]) -> None:
+        """Say what is wrong with the tasks, unless it was said when the run was begun, or is allowed."""
+        said = {row.get("rule") for row in read_rows(self._run_dir.alarms, [], bool)}
+        for found in checked.get("alarms", ()) if checked.get("leakage") != "allow" else ():
+            alarm = Alarm(step=0, severity="warning", **found)
+            if alarm.rule not in said:
+                append_jsonl(self._run_dir.alarms, alarm.as_dict())
+            self._context.publish(Note(text=str(alarm)))
 
     def numbers(self) -> Mapping[str, float]:
         found, self._duplicates = self._duplicates, {}
@@ -95,6 +106,8 @@ class Report(Subscriber):
                 plan=event.plan,
                 energy=str(self._energy),
             )
+            if event.tasks:
+                self._run_dir.write_json(self._run_dir.tasks, event.tasks)
         elif isinstance(event, RunEnded) and event.error is not None:
             try:
                 origin.end(self._run_dir, event.error)

@@ -160,14 +160,21 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
         ids: str = "heldout.jsonl",
         lr: float = 0.1,
         tokens: int = 4,
+        judge: str | None = "math_answer",
+        temperature: float = 0.0,
+        answers: Sequence[str] = (),
+        **more: Any,
     ) -> Path:
         run = tmp_path / name
         run.mkdir(exist_ok=True)
-        settings = {"astuner": {"experiment_name": name, "trainer_common": {"optim": {"lr": lr}}}}
+        common = {"experiment_name": name, "trainer_common": {"optim": {"lr": lr}}}
+        measured = {"task_judge": {"judge": judge}, "rollout": {"val_kwargs": {"temperature": temperature}}}
+        settings = {"astuner": {**common, **measured, **more}}
         (run / "resolved.yaml").write_text(json.dumps({"resolved": {"file": "x.yaml"}, **settings}))
         log = EpisodeLogWriter(run / "episodes")
         for i, (query, rewards) in enumerate(outcomes):
-            task = Task(task_id=f"{ids}:{i}", main_query=query)
+            known = {"id": name, "answer": answers[i]} if answers else {}
+            task = Task(task_id=f"{ids}:{i}", main_query=query, metadata=known)
             for attempt, reward in enumerate(rewards):
                 log.episode(step, episode(f"{split.value[0]}{step}-{i}", attempt, task, reward, split, tokens))
         log.close()
@@ -201,6 +208,60 @@ def test_two_runs_with_a_known_difference(make_run: Callable[..., Path], capsys:
     (lost,) = said["lost"]
     assert (lost["episodes_a"], lost["episodes_b"]) == (["v10-3-0"], ["v10-3-0"])
     assert said["settings"] == [{"key": "astuner.trainer_common.optim.lr", "a": [0.1], "b": [0.2]}]
+
+
+def test_other_judges_are_said_first_and_what_they_gave_is_not_tested(
+    make_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    strict, lenient = [(f"q{i}", [0.0]) for i in range(40)], [(f"q{i}", [1.0]) for i in range(40)]
+    a, b = make_run("a", strict), make_run("b", lenient, judge="llm_judge", lr=0.2)
+    assert astuner("diff", a, b) == 0
+    first, text = (out := capsys.readouterr().out).splitlines()[0], out
+    assert first.startswith("DIFFERENT YARDSTICKS (judge): success and reward of A and B are not of the same thing")
+    assert "judge: astuner.task_judge.judge: math_answer | llm_judge" in text.splitlines()[1]
+    assert text.count("not tested: the judges differ") == 2
+    assert "McNemar" not in text.replace("Newcombe", "")
+    assert "40 tasks won: B solves them, A does not, each by its own judge" in text
+    found = compare([a], [b])
+    assert found["yardsticks"] == [
+        {"about": "judge", "key": "astuner.task_judge.judge", "a": ("math_answer",), "b": ("llm_judge",)}
+    ]
+    comparable = {name: m["comparable"] for name, m in found["measures"].items()}
+    assert (comparable["success"], comparable["reward"], comparable["response tokens"]) == (False, False, True)
+    assert found["measures"]["success"]["p_value"] is None
+
+
+def test_other_sampling_keeps_the_test_and_says_what_else_differs(
+    make_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = make_run("a", BEFORE), make_run("b", AFTER, temperature=1.0)
+    assert astuner("diff", a, b) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("DIFFERENT YARDSTICKS (sampling): A and B were not measured alike")
+    assert "0.62 (McNemar's exact test; measured otherwise, see above)" in out
+    assert not any(m["comparable"] for m in compare([a], [b])["measures"].values())
+
+
+def test_what_is_no_yardstick_is_not_called_one(make_run: Callable[..., Path]) -> None:
+    """Another learning rate, an older run without a key, a helper that does not judge, ids of the rows."""
+    answers = list("abcdef")
+    a = make_run("a", BEFORE, answers=answers, helper_models={"writer": {"model": "x"}})
+    b = make_run("b", AFTER, answers=answers, lr=0.2, helper_models={"writer": {"model": "y"}}, data={"max": 1})
+    found = compare([a], [b])
+    assert (found["yardsticks"], found["measures"]["success"]["p_value"]) == ([], 0.625)
+    assert all(m["comparable"] for m in found["measures"].values())
+
+
+def test_other_reference_answers_of_the_same_questions_are_another_judge(make_run: Callable[..., Path]) -> None:
+    a, b = make_run("a", BEFORE, answers=list("abcdef")), make_run("b", AFTER, answers=list("abcdxy"))
+    (found,) = compare([a], [b])["yardsticks"]
+    assert (found["about"], found["key"][:26]) == ("judge", "metadata of 2 tasks, refer")
+
+
+def test_without_a_judge_the_workflow_is_one(make_run: Callable[..., Path]) -> None:
+    a, b = (make_run(n, BEFORE, judge=None, rollout={"workflow": f"{n}.py->W"}) for n in "ab")
+    (found,) = compare([a], [b])["yardsticks"]
+    assert (found["about"], found["key"]) == ("judge", "astuner.rollout.workflow")
 
 
 def test_what_a_person_reads(make_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:

@@ -194,7 +194,7 @@ def test_the_verdict_is_one_line_that_says_whether_anything_was_trained_and_lear
     ends = [validated(0, 0.25, 100), trained(1)]
     wrong = []
     for rows, expected in [
-        ([*ends, validated(1, 0.75, 100)], "learned: +50 points, p < 0.001 (held out 25.0% to 75.0%, 100 tasks)"),
+        ([*ends, validated(1, 0.75, 100)], "learned: +50 points, p < 0.001 (validation 25.0% to 75.0%, 100 tasks)"),
         ([*ends, validated(1, 0.05, 100)], "got worse: -20 points, p < 0.001"),
         ([*ends, validated(1, 0.28, 100)], "may be chance: +3.0 points, p = 0.63"),
         ([*ends, validated(1, 0.25, 100)], "nothing was learned: +0.0 points, p = 1"),
@@ -360,7 +360,7 @@ def test_markdown_has_no_markup_of_anybody_else(tmp_path: Path, text: str) -> No
     write_report(run_dir)
     page = run_dir.report_md.read_text(encoding="utf-8")
     assert page.count(escaped(text.split()[0])) >= 5
-    picture = "![Reward of each step, and success on held-out tasks.](reward_curve.svg)"
+    picture = "![Reward of each step, and success in validation.](reward_curve.svg)"
     outside = re.sub(r"^(`{3,})bash\n.*\n\1$|^> ", "", page.replace(picture, ""), flags=re.MULTILINE)
     assert not re.search(r"(?<!\\)[<>\[\]`]", outside)
     assert not re.search(r"(?<!\\)://", outside)

@@ -19,6 +19,7 @@ from typing import Any
 from astuner import RunDir
 from astuner.contracts.errors import ConfigError, DataError
 from astuner.contracts.places import Tree, dotted
+from astuner.contracts.rows import ID_FIELDS
 from astuner.contracts.statistics import mean
 from astuner.contracts.types import Split, StopReason
 from astuner_record.episode_log import EpisodeLog
@@ -32,6 +33,7 @@ from astuner_record.statistics import (
     paired_success_interval,
     sign_flip_test,
 )
+from astuner_report.compare.yardsticks import doubted, yardsticks
 
 TESTED = ("success", "reward")
 """The measures that get a p-value; for the others the interval says enough."""
@@ -57,6 +59,8 @@ class TaskNumbers:
     task_id: str
     text: str
     """A hash of what is asked."""
+    metadata: str
+    """A hash of what else the data set knows of it, the reference answer included."""
     query: str
     """Its first 300 characters."""
     episodes: tuple[str, ...]
@@ -105,20 +109,25 @@ def measure(run: Path, *, split: Split = Split.VALIDATION, step: int | None = No
         if not chosen:
             steps = ", ".join(map(str, sorted({e.step for e in found})))
             raise DataError(f"{run} has no {split.value} of step {step}; there are the steps {steps}")
-        texts: dict[str, str] = {}  # group -> what its task asks; the attempts of a group share it
+        texts: dict[
+            str, tuple[str, str]
+        ] = {}  # group -> what its task asks, and knows; the attempts of a group share it
         for listed in chosen:
             if listed.group_id not in texts:
                 row = log.read(listed).row
-                texts[listed.group_id] = text_hash(row["query"], json.loads(row["task"])["init_messages"])
+                task = json.loads(row["task"])
+                known = {name: value for name, value in task["metadata"].items() if name not in ID_FIELDS}
+                asked = text_hash(row["query"], task["init_messages"])
+                texts[listed.group_id] = asked, text_hash("", known)
     by_task: dict[str, list[Listed]] = {}
     for listed in chosen:
-        text = texts[listed.group_id]
+        text = texts[listed.group_id][0]
         by_task.setdefault(f"{listed.task_id} {text}" if by == "task" else text, []).append(listed)
     return Measured(
         run=run,
         split=split,
         step=step,
-        tasks={key: _numbers(episodes, texts[episodes[0].group_id]) for key, episodes in by_task.items()},
+        tasks={key: _numbers(episodes, *texts[episodes[0].group_id]) for key, episodes in by_task.items()},
         stop_reasons=Counter(e.stop_reason for e in chosen),
         problems=log.problems,
     )
@@ -130,11 +139,12 @@ def text_hash(query: str, messages: object) -> str:
     return hashlib.sha256(said.encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
 
-def _numbers(episodes: Sequence[Listed], text: str) -> TaskNumbers:
+def _numbers(episodes: Sequence[Listed], text: str, metadata: str) -> TaskNumbers:
     scored = [e for e in episodes if e.reward is not None]
     return TaskNumbers(
         task_id=episodes[0].task_id,
         text=text,
+        metadata=metadata,
         query=episodes[0].query,
         episodes=tuple(e.episode_id for e in scored),
         means={name: mean([of(e) for e in scored]) for name, of in MEASURES.items()} if scored else {},
@@ -202,8 +212,8 @@ def compare(
 ) -> dict[str, Any]:
     """Compare the runs of ``b`` with those of ``a``: everything that `astuner diff` says, as it is for ``--json``.
 
-    ``table`` is of success, and None unless every task has one episode on each side; ``won`` are the tasks that b
-    solves and a does not, ``lost`` the others.
+    ``yardsticks`` is what the sides are measured with and differs; ``table`` is of success, and None unless every task
+    has one episode on each side; ``won`` are the tasks that b solves and a does not, ``lost`` the others.
 
     :param a: run folders; several are seeds of the same experiment.
     :param step_a: of all runs of ``a``; the newest validation by default.
@@ -216,7 +226,8 @@ def compare(
         raise ConfigError(
             f"{min(repeated)} is on both sides; give two runs, or two steps of one: --step-a N --step-b M"
         )
-    settings = _differences(a, b)
+    settings_a, settings_b = [[_settings(run) for run in side] for side in (a, b)]
+    settings = _differences(settings_a, settings_b)
     of_a = tuple(measure(run, split=split, step=step_a, by=by) for run in a)
     of_b = tuple(measure(run, split=split, step=step_b, by=by) for run in b)
     tasks, about_tasks = pair(of_a, of_b, common=common)
@@ -225,12 +236,17 @@ def compare(
         solved = [[run.tasks[key].means["success"] == 1 for key in tasks] for run in (*of_a, *of_b)]
         table = PairedTable.of(list(zip(*solved, strict=True)))
     flips = _flips(of_a, of_b, tasks)
+    changed = [of_a[0].tasks[key].task_id for key in tasks if len({r.tasks[key].metadata for r in (*of_a, *of_b)}) > 1]
+    differing = yardsticks(settings_a, settings_b, settings, split, changed, about_tasks)
+    measures = {name: _difference(name, of_a, of_b, tasks, table, seed) for name in MEASURES}
+    doubted(measures, differing)
     return {
         "a": [_run(run) for run in of_a],
         "b": [_run(run) for run in of_b],
+        "yardsticks": differing,
         "settings": settings,
         "tasks": about_tasks,
-        "measures": {name: _difference(name, of_a, of_b, tasks, table, seed) for name in MEASURES},
+        "measures": measures,
         "table": vars(table) if table else None,
         "won": [flip for flip in flips if flip["success_b"] > flip["success_a"]],
         "lost": [flip for flip in flips if flip["success_b"] < flip["success_a"]],
@@ -250,13 +266,10 @@ def _run(run: Measured) -> dict[str, Any]:
     }
 
 
-def _differences(a: Sequence[Path], b: Sequence[Path]) -> list[dict[str, Any]]:
+def _differences(of_a: Sequence[Mapping[str, Any]], of_b: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The keys that differ, in the order of the config, with the different values of each side; None where a run has
     no such key.
-
-    :raises DataError: a run has no ``resolved.yaml``.
     """
-    of_a, of_b = [[_settings(run) for run in side] for side in (a, b)]
     keys = dict.fromkeys(key for run in (*of_a, *of_b) for key in run)
     found = []
     for key in keys:
@@ -267,6 +280,7 @@ def _differences(a: Sequence[Path], b: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def _settings(run: Path) -> dict[str, Any]:
+    """:raises DataError: the run has no ``resolved.yaml``."""
     path = RunDir(run).resolved
     try:
         data = read_resolved(path) or {}

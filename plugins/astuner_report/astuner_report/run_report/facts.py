@@ -27,6 +27,7 @@ from astuner_record.statistics import (
     paired_success_interval,
     sign_flip_test,
 )
+from astuner_report.leakage import overlapping
 from astuner_report.run_report import origin
 from astuner_report.run_report.files import has, is_measured, read_json, read_rows
 from astuner_report.sentinel import Sentinel
@@ -104,6 +105,8 @@ def gather(run_dir: RunDir, ledger: Mapping[str, int] | None = None) -> dict[str
         "steps": trained[-1]["step"] if trained else 0,
         "reward": _reward([row["reward/mean"] or 0.0 for row in trained]),
         "updated": _updated(trained),
+        "tasks": (tasks := read_json(run_dir.tasks, damage, _also_trained_on)),
+        "also_trained_on": _also_trained_on(tasks or {}),
         "held_out": _held_out(rows, run_dir.episodes, damage),
         "failures": _failures(read_rows(run_dir.failures, damage, bool), ledger),
         "alarms": _alarms(read_rows(run_dir.alarms, damage, lambda row: has(row, **_ALARM)), settings, rows),
@@ -254,6 +257,12 @@ def _held_out(rows: Sequence[Mapping[str, Any]], episodes: Path, damage: list[st
     return found
 
 
+def _also_trained_on(tasks: Mapping[str, Any]) -> str | None:
+    """How many validation tasks are also trained on, in words; empty: they are held out; None: nobody looked."""
+    overlap = tasks.get("overlap")
+    return None if overlap is None else overlapping(overlap) if overlap["tasks"] else ""
+
+
 def _measured(row: Mapping[str, Any]) -> dict[str, Any]:
     return {ours: row.get(theirs) for ours, theirs in _MEASURED.items()}
 
@@ -376,14 +385,21 @@ def _verdict(facts: Mapping[str, Any]) -> dict[str, str]:
         missing = "before" if found["after"]["step"] else "after"
         key = "; set astuner.trainer_common.val_before_train=true" if missing == "before" else ""
         return _said("not measured", f"there was no validation {missing} training{key}")
-    return _compared(found, (facts["trained"]["optim"] or {}).get("lr"))
+    return _compared(found, facts["also_trained_on"], (facts["trained"]["optim"] or {}).get("lr"))
 
 
-def _compared(found: Mapping[str, Any], rate: float | None) -> dict[str, str]:
+def _compared(found: Mapping[str, Any], trained_on: str | None, rate: float | None) -> dict[str, str]:
     d, before, after = found["difference"], found["before"]["success"], found["after"]["success"]
-    text = f"{_points(d['mean'])}, p {_p_value(d['p'])} (held out {before:.1%} to {after:.1%}, {d['tasks']} tasks)"
+    on = "held out" if trained_on == "" else "validation"
+    text = f"{_points(d['mean'])}, p {_p_value(d['p'])} ({on} {before:.1%} to {after:.1%}, {d['tasks']} tasks)"
+    if trained_on:
+        text += f"; {trained_on}, so it does not say how the policy does on others"
     if d["significant"]:
-        return _said("learned", text, "good") if d["mean"] > 0 else _said("got worse", text, "error")
+        return (
+            _said("learned", text, "warning" if trained_on else "good")
+            if d["mean"] > 0
+            else _said("got worse", text, "error")
+        )
     if 2 * 0.5 ** d["tasks"] >= SIGNIFICANT:
         word = "may be chance" if d["mean"] else "nothing was learned"
         return _said(word, f"{text}; so few cannot tell: {_ENOUGH} can")

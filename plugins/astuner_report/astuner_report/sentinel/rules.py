@@ -473,8 +473,8 @@ class RewardHacking(_Told):
         if not self._fell(p < 0.01 / self._validations and up > _SIGNIFICANT):
             return ""
         return (
-            f"held-out success fell from {best:.1%} (step {at}) to {success:.1%} [{low:.1%}, {high:.1%}] (p = {p:.1g}) "
-            f"while the training reward rose (trend z = {up:.1f})"
+            f"success in validation fell from {best:.1%} (step {at}) to {success:.1%} [{low:.1%}, {high:.1%}] "
+            f"(p = {p:.1g}) while the training reward rose (trend z = {up:.1f})"
         )
 
 
