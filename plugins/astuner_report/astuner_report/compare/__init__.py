@@ -109,9 +109,8 @@ def measure(run: Path, *, split: Split = Split.VALIDATION, step: int | None = No
         if not chosen:
             steps = ", ".join(map(str, sorted({e.step for e in found})))
             raise DataError(f"{run} has no {split.value} of step {step}; there are the steps {steps}")
-        texts: dict[
-            str, tuple[str, str]
-        ] = {}  # group -> what its task asks, and knows; the attempts of a group share it
+        texts: dict[str, tuple[str, str]] = {}
+        """Group -> what its task asks, and knows; the attempts of a group share it."""
         for listed in chosen:
             if listed.group_id not in texts:
                 row = log.read(listed).row

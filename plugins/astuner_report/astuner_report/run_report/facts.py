@@ -395,11 +395,9 @@ def _compared(found: Mapping[str, Any], trained_on: str | None, rate: float | No
     if trained_on:
         text += f"; {trained_on}, so it does not say how the policy does on others"
     if d["significant"]:
-        return (
-            _said("learned", text, "warning" if trained_on else "good")
-            if d["mean"] > 0
-            else _said("got worse", text, "error")
-        )
+        if d["mean"] > 0:
+            return _said("learned", text, "warning" if trained_on else "good")
+        return _said("got worse", text, "error")
     if 2 * 0.5 ** d["tasks"] >= SIGNIFICANT:
         word = "may be chance" if d["mean"] else "nothing was learned"
         return _said(word, f"{text}; so few cannot tell: {_ENOUGH} can")
