@@ -53,13 +53,13 @@ def run(*, quick: bool) -> Report:
     dims, size = Dimensions.of(model.config), sum(p.numel() for p in model.parameters())
     dtype = str(resolve_dtype("auto", torch.device("cpu"), dims))[6:]
     del model
+    repeats = 1 if quick else 2
     report = Report(
         "A real language model on a CPU: steps and generating",
         f"{Path(folder).resolve().name}, {size / 1e6:.0f} million weights, one thread. The sides take turns in one "
-        "process; numbers are medians over the repetitions and ratios are of CPU time, which neighbours disturb least. "
+        f"process; medians of {repeats} repetitions; ratios are of CPU time, since neighbours disturb it less. "
         f"`model.dtype: auto` is {dtype} here.",
     )
-    repeats = 1 if quick else 3
     with quiet(), tempfile.TemporaryDirectory() as place:
         for part in (
             lambda: _rollout(report, folder, dims, dtype, repeats),
