@@ -185,11 +185,11 @@ SAME = "astuner.task_reader.jsonl.validation.file_path=data/train.jsonl"
 
 
 def test_the_plan_says_it_and_refuse_refuses() -> None:
-    plan = run(EXAMPLE, [SAME], backbone="debug", dry_run=True).plan
+    plan = run(EXAMPLE, [SAME], backbone="local", dry_run=True).plan
     assert plan is not None
     assert plan.lines["held out"].startswith("NO: validation is not held out: 2,000 of 2,000 tasks are also trained on")
     with pytest.raises(ConfigError, match=r"2,000 of 2,000 tasks .* trained on, or write astuner\.data\.leakage=allow"):
-        run(EXAMPLE, [SAME, "astuner.data.leakage=refuse"], backbone="debug", dry_run=True)
+        run(EXAMPLE, [SAME, "astuner.data.leakage=refuse"], backbone="local", dry_run=True)
 
 
 @pytest.mark.slow
