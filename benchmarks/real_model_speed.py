@@ -102,7 +102,8 @@ def _tool_turns(report: Report, place: Path, folder: str, dtype: str, repeats: i
     report.text(
         f"{GROUPS} tasks x {GROUP_SIZE} episodes: a call of the calculator, its result, an answer. The model has seen "
         f"{_WARM_STEPS * _CONVERSATIONS} such conversations first (`local.warm_start`), and writes nearly always what "
-        "is asked for; both sides have the template `hermes`. Every sample is trained."
+        "is asked for; both sides have the template `hermes`. Every sample is trained. TRL writes a schema of its own "
+        "for the tool, which makes its prompts a tenth longer."
     )
     model = _taught(place, folder)
     _compare(report, model, dtype, repeats, tools=True, longest=_TOOL_TOKENS, tolerance=0.05, wanted=3)
