@@ -117,7 +117,8 @@ def train(seed: int, command: Command, folder: Path, overrides: Sequence[str] = 
         took.write_text(json.dumps({"seconds": seconds}))
         if command.measured_by is None:  # nobody asks its weights again, and those of a real model are gigabytes
             for weights in ("checkpoints", "resume"):
-                shutil.rmtree(folder / weights, ignore_errors=True)
+                if (folder / weights).exists():  # a run may have saved nothing to go on from
+                    shutil.rmtree(folder / weights)
     rows = _rows(folder)
     if command.measured_by is None:
         validations = [_validation(row) for row in rows if "val/success" in row]
