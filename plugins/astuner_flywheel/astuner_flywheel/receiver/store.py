@@ -24,6 +24,7 @@ from typing import Any
 from astuner import LockTaken, lock_file
 from astuner.contracts.errors import DataError, RunError
 from astuner_flywheel.traces.conversation import Given
+from astuner_flywheel.traces.messages import DEEPEST_NAME, nested
 from astuner_http.strict_json import parse_json
 
 Row = dict[str, Any]
@@ -32,8 +33,6 @@ LONGEST_ATTRIBUTES = 8 << 20
 """Characters of one span's attributes as JSON."""
 _TEXT_KEYS = {"gen_ai.conversation.id"}
 """AgentScope sends this one as JSON text."""
-_DEEPEST = 50
-"""Parts of a name that become a tree, and values within values: deeper ones could not be written as JSON."""
 
 
 class NotOtlp(ValueError):
@@ -195,27 +194,6 @@ def _row(span: Any, resource: dict[str, Any], scope: Any) -> Row | str:
     }
 
 
-def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """``{"a.b": 1}`` as ``{"a": {"b": 1}}``.
-
-    A key that would have to be a value and a tree at once stays flat, and so does one of more than 50 parts.
-    """
-    found: dict[str, Any] = {}
-    for name in sorted(flat, key=len):  # a value is in its place before a tree could be
-        if name.count(".") >= _DEEPEST:
-            found[name] = flat[name]
-            continue
-        *path, last = name.split(".")
-        inner: Any = found
-        for part in path:
-            inner = inner.setdefault(part, {}) if isinstance(inner, dict) else None
-        if isinstance(inner, dict) and last not in inner:
-            inner[last] = flat[name]
-        else:
-            found[name] = flat[name]
-    return found
-
-
 def _attributes(pairs: Any) -> dict[str, Any]:
     found = {pair.key: _value(pair.value) for pair in pairs}
     return {name: _unquoted(value) if name in _TEXT_KEYS else value for name, value in found.items()}
@@ -223,7 +201,7 @@ def _attributes(pairs: Any) -> dict[str, Any]:
 
 def _value(value: Any, depth: int = 0) -> Any:
     kind = value.WhichOneof("value")
-    if kind is None or depth > _DEEPEST:
+    if kind is None or depth > DEEPEST_NAME:
         return None
     if kind == "array_value":
         return [_value(item, depth + 1) for item in value.array_value.values]

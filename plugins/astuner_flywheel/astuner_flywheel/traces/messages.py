@@ -19,7 +19,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-INVOKE_AGENT, CHAT = "invoke_agent", "chat"
+INVOKE_AGENT, CHAT, STEP = "invoke_agent", "chat", "step"
+"""What spans stand for; a step is between an agent and its model, and where a trace has neither, its outermost one is
+the reply."""
 _CHATS = {"chat", "text_completion", "generate_content"}
 _MODEL_CALL = "Model.__call__"  # AgentScope before 1.0.9, which had no operation names
 _REPLY = ".reply"
@@ -43,6 +45,11 @@ class Span:
     conversation_id: str = ""
     """As the database's own column has it."""
     model: str = ""
+    events: Sequence[Any] = ()
+    kind: str = "span"
+    """Its convention and what that calls it, for who counts."""
+    unread: tuple[str, ...] = ()
+    """Attributes with contents that were not understood."""
 
     def get(self, name: str) -> Any:
         """The attribute ``name``; None where there is none."""
@@ -88,9 +95,35 @@ def decoded(value: Any) -> Any:
     return value
 
 
+DEEPEST_NAME = 50
+"""Parts of a name that become a tree, and values within values: deeper ones could not be written as JSON."""
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """``{"a.b": 1}`` as ``{"a": {"b": 1}}``.
+
+    A key that would have to be a value and a tree at once stays flat, and so does one of more than 50 parts.
+    """
+    found: dict[str, Any] = {}
+    for name in sorted(flat, key=len):  # a value is in its place before a tree could be
+        if name.count(".") >= DEEPEST_NAME:
+            found[name] = flat[name]
+            continue
+        *path, last = name.split(".")
+        inner: Any = found
+        for part in path:
+            inner = inner.setdefault(part, {}) if isinstance(inner, dict) else None
+        if isinstance(inner, dict) and last not in inner:
+            inner[last] = flat[name]
+        else:
+            found[name] = flat[name]
+    return found
+
+
 Message = dict[str, Any]
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_ROLES |= {"human": "user", "ai": "assistant", "model": "assistant", "function": "tool"}  # LangChain, Gemini
 _THOUGHTS = {"reasoning", "thinking", "redacted_thinking"}
 _TEXTS = {"text", "input_text", "output_text", "refusal"}
 _CALLS = {"tool_call", "tool_use"}

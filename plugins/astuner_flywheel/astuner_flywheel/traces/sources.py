@@ -30,6 +30,7 @@ import sqlite3
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from urllib.parse import quote
 
 from astuner.contracts.errors import DataError
 from astuner_flywheel.receiver.store import APPLICATION, VERSION, NotOtlp, Store, from_json
+from astuner_flywheel.traces.conventions import understood
 from astuner_flywheel.traces.conversation import (
     TABLES,
     BadFeedback,
@@ -50,6 +52,7 @@ from astuner_flywheel.traces.conversation import (
 from astuner_flywheel.traces.messages import (
     CHAT,
     INVOKE_AGENT,
+    STEP,
     Message,
     Span,
     Unreadable,
@@ -262,8 +265,10 @@ def traces(database: sqlite3.Connection, layout: dict[str, str], path: str, tall
     if layout["operation"]:
         of_interest = f"{layout['operation']} IS NULL OR {layout['operation']} IN {_OF_INTEREST}"
         attributes = f"CASE WHEN {of_interest} THEN {attributes} ELSE '{{}}' END"
-    names = [what for what in _COLUMNS if what not in ("attributes", "operation")]
+    names = [what for what in _COLUMNS if what not in ("attributes", "events")]
     chosen = ", ".join(f"{layout[what] or 'NULL'} AS {what}" for what in names)
+    if layout["events"]:
+        chosen += f", CASE WHEN {layout['events']} LIKE '%gen_ai%' THEN {layout['events']} END AS events"
     trace = layout["trace"] or "CAST(rowid AS text)"
     query = f"SELECT {trace} AS trace_of, {attributes} AS attributes, {chosen} FROM span_table ORDER BY trace_of, rowid"
     cursor = database.execute(query)
@@ -305,16 +310,16 @@ def _span(trace_id: str, row: dict[str, Any], layout: dict[str, str], place: str
         tally.unreadable(f"a span's attributes with more than {LONGEST_ATTRIBUTES:,} characters", place)
         return None
     try:
-        attributes = json.loads(text or "{}")
+        attributes, events = json.loads(text or "{}"), json.loads(row.get("events") or "[]")
     except (ValueError, TypeError, RecursionError):
-        attributes = None
+        attributes = events = None
     if not isinstance(attributes, dict):
         tally.unreadable("a span's attributes are no JSON object", place)
         return None
     scope, version = _scope(row)
     if not scope and layout["conversation"] in _OF_PROCESS:
         scope = _OLDEST_SCOPE
-    return Span(
+    span = Span(
         trace_id=trace_id,
         span_id=str(row["span"] or trace_id),
         parent_id=str(row["parent"] or "").strip("0") and str(row["parent"]),
@@ -326,7 +331,15 @@ def _span(trace_id: str, row: dict[str, Any], layout: dict[str, str], place: str
         scope_version=version,
         conversation_id=str(row["conversation"] or ""),
         model=str(row["model"] or ""),
+        events=events if isinstance(events, list) else (),
     )
+    if not attributes and row["operation"]:  # one that is of no interest, so it was not read
+        return replace(span, kind=f"gen_ai {row['operation']} span")
+    try:
+        return understood(span)
+    except RecursionError:
+        tally.unreadable("a span's attributes are nested too deeply", place)
+        return None
 
 
 def _scope(row: dict[str, Any]) -> tuple[str, str]:
@@ -370,7 +383,9 @@ def _says(path: Path, e: sqlite3.Error, timeout: float) -> str:
     return f"{path} cannot be read ({text}); a damaged file may be saved with: sqlite3 {path.name} .recover"
 
 
-NO_MESSAGES = "no messages in its spans; the application has to record contents"
+NO_MESSAGES = "without messages; the application has to record contents"
+"""Behind the kind of a span; so is the next one, before the attributes that it has."""
+NOT_UNDERSTOOD = "with contents that are no messages as its convention writes them"
 NO_ANSWER = "no answer in words"
 NO_QUESTION = "no user's message"
 CUT = "its texts are cut, since they were too long for a span"
@@ -379,6 +394,8 @@ ORPHAN = "an agent's span whose parent is missing, beside a complete one"
 
 def conversations(spans: Sequence[Span], source: str, tally: Tally) -> Iterator[Conversation]:
     """The conversations of one trace, in the order in which they began."""
+    if not any(span.operation in (CHAT, INVOKE_AGENT) for span in spans):
+        spans = _outermost_step(spans)
     by_id = {span.span_id: span for span in spans}
     agents = [span for span in spans if span.operation == INVOKE_AGENT]
     tops = _tops(agents, by_id, f"{source}, trace {spans[0].trace_id}", tally)
@@ -390,6 +407,24 @@ def conversations(spans: Sequence[Span], source: str, tally: Tally) -> Iterator[
         yield from _conversation(top, chats.get(top.span_id, []), source, tally)
     for chat in _longest(chats.get("", [])) if not tops else ():
         yield from _conversation(None, [chat], source, tally)
+    if not tops and not chats:
+        for span in spans:
+            _not_understood(span, f"{source}, trace {span.trace_id}, span {span.span_id}", tally)
+
+
+def _not_understood(span: Span, place: str, tally: Tally) -> None:
+    """Count a span by its kind: one that holds nothing, or one that holds what was not understood."""
+    what = f"{NOT_UNDERSTOOD} ({', '.join(span.unread)})" if span.unread else NO_MESSAGES
+    tally.drop(f"{span.kind} {what}", place)
+
+
+def _outermost_step(spans: Sequence[Span]) -> Sequence[Span]:
+    """Of a trace without agents and models: its outermost step that was asked and answered, as an agent."""
+    for span in sorted(spans, key=lambda s: (s.start, -s.end)):
+        if span.operation == STEP and all(span.get(f"gen_ai.{side}.messages") for side in ("input", "output")):
+            agent = {**span.attributes, "gen_ai.operation.name": INVOKE_AGENT}
+            return [replace(span, attributes=agent, parent_id="")]
+    return spans
 
 
 def _tops(agents: Sequence[Span], by_id: Mapping[str, Span], place: str, tally: Tally) -> list[Span]:
@@ -451,7 +486,8 @@ def _conversation(top: Span | None, chats: Sequence[Span], source: str, tally: T
     if any(span.get("astuner.cut") is not None for span in (main, *chats)):  # as `astuner serve` says it
         reason = CUT
     elif not messages and not answer:
-        reason = NO_MESSAGES
+        _not_understood(main, place, tally)
+        return
     elif not messages or not text_of(messages[-1]).strip():
         reason = NO_QUESTION
     elif not answer.strip():
