@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from astuner.contracts.errors import DataError
 from astuner.testing import ScriptedModel
 from astuner_flywheel.traces.conversation import Tally
 from astuner_flywheel.traces.sources import NO_MESSAGES, NOT_UNDERSTOOD, read_source
@@ -52,7 +54,7 @@ def check_two_sums(tasks: Any) -> None:
     assert first.metadata["trace"]["model"].startswith("scripted")
 
 
-@table("name", sorted(path.name for path in RECORDED.glob("*.jsonl")))
+@table("name", sorted(path.name for path in RECORDED.glob("*.jsonl") if "phoenix" not in path.name))
 def test_what_real_sdks_sent_becomes_tasks(name: str) -> None:
     done = prepared(RECORDED / name, turns="every")
     check_two_sums(done.train)
@@ -75,7 +77,7 @@ def adds(body: dict[str, Any]) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sdk", ["openinference", "openllmetry"])
+@pytest.mark.parametrize("sdk", ["openinference", "openllmetry", "langfuse"])
 def test_a_client_that_an_sdk_traces_becomes_tasks(tmp_path: Path, sdk: str) -> None:
     path = tmp_path / "traces.sqlite"
     with collecting(path) as collector, ScriptedModel(adds) as model:
@@ -195,3 +197,159 @@ def test_reasons_are_few_however_many_a_sender_thinks_of(tmp_path: Path) -> None
     _, tally = of_spans(tmp_path, *spans)
     assert sum(tally.dropped.values()) == 2000
     assert len(tally.dropped) <= 201
+
+
+# -------------------------------------------------------------------------------------------------------------- exports
+
+
+@table("name", sorted(path.name for path in RECORDED.glob("phoenix[-_][f0-9]*")))
+def test_what_phoenix_exports_becomes_tasks(name: str) -> None:
+    done = prepared(RECORDED / name, RECORDED / "phoenix_annotations-20.26.1.json", turns="every")
+    check_two_sums(done.train)
+    assert (done.report["unreadable"], done.report["dropped"]) == ({}, {})
+    assert [task.metadata.get("rating") for task in done.train] == [None, 1.0]
+    assert done.report["feedback"]["joined"] == 1
+
+
+def langfuse_trace() -> dict[str, Any]:
+    """As `GET /api/public/traces/ID` and the button below a trace have it; the names are checked in another test."""
+    of = {"traceId": "t-1", "projectId": "p", "environment": "default", "level": "DEFAULT"}
+    asked = {"messages": [SYSTEM, {"role": "user", "content": "2 + 3?"}], "tools": []}
+    generation = {**of, "id": "o-2", "type": "GENERATION", "name": "call", "parentObservationId": "o-1", "model": "m",
+                  "startTime": "2026-11-01T10:00:01.000Z", "endTime": "2026-11-01T10:00:02.000Z", "input": asked,
+                  "output": {"role": "assistant", "content": "5"}}  # fmt: skip
+    outer = {**of, "id": "o-1", "type": "SPAN", "name": "turn", "parentObservationId": None, "input": {"a": 1, "b": 2},
+             "startTime": "2026-11-01T10:00:00.000Z", "output": None}  # fmt: skip
+    score = {"id": "s-1", "traceId": "t-1", "observationId": None, "name": "user-feedback", "source": "API",
+             "dataType": "BOOLEAN", "value": 0, "stringValue": "False", "comment": "no",
+             "createdAt": "2026-11-01T10:00:00.000Z"}  # fmt: skip
+    return {"id": "t-1", "timestamp": "2026-11-01T10:00:00.000Z", "name": "turn", "sessionId": "c-1", "input": "2 + 3?",
+            "output": "5", "metadata": {}, "observations": [outer, generation], "scores": [score]}  # fmt: skip
+
+
+def snake(row: dict[str, Any]) -> dict[str, Any]:
+    return {re.sub("[A-Z]", lambda m: f"_{m[0].lower()}", name): value for name, value in row.items()}
+
+
+@table("form", ["trace", "button", "pretty", "list of an API", "lines", "blob storage", "CSV"])
+def test_what_langfuse_exports_becomes_tasks(tmp_path: Path, form: str) -> None:
+    whole, path = langfuse_trace(), tmp_path / ("t.csv" if form == "CSV" else "t.json")
+    trace = {name: value for name, value in whole.items() if name not in ("observations", "scores")}
+    rows = [*({**row, "sessionId": "c-1"} for row in whole["observations"]), *whole["scores"]]
+    if form == "CSV":
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, columns)
+            writer.writeheader()
+            for row in rows:
+                writer.writerow({k: json.dumps(v) if isinstance(v, dict) else v for k, v in row.items()})
+    elif form in ("lines", "blob storage"):
+        lines(path, *(map(snake, rows) if form == "blob storage" else rows))
+    else:
+        body = {
+            "trace": whole,
+            "button": {"trace": trace, "observations": whole["observations"], "scores": whole["scores"]},
+            "pretty": [whole],
+            "list of an API": {"data": rows, "meta": {"page": 1}},
+        }[form]
+        path.write_text(json.dumps(body, indent=2 if form == "pretty" else None))
+    done = prepared(path)
+    (task,) = done.train
+    assert (task.main_query, [dict(m) for m in task.init_messages]) == ("2 + 3?", [SYSTEM])
+    assert (task.metadata["rating"], task.metadata["comment"]) == (-1.0, "no")
+    trace_of = task.metadata["trace"]
+    assert (trace_of["trace_id"], trace_of["conversation_id"], trace_of["model"]) == ("t-1", "c-1", "m")
+    assert (done.report["unreadable"], done.report["dropped"]) == ({}, {})
+
+
+def test_a_trace_of_langfuse_without_its_observations(tmp_path: Path) -> None:
+    trace = {**langfuse_trace(), "observations": ["o-1", "o-2"], "scores": ["s-1"]}
+    (task,) = prepared(lines(tmp_path / "t.jsonl", trace)).train
+    assert (task.main_query, task.metadata["trace"]["answer"]) == ("2 + 3?", "5")
+
+
+def test_the_names_in_exports_are_those_of_langfuse() -> None:
+    from langfuse import api
+
+    def names(model: Any) -> set[str]:
+        return {getattr(next(iter(of.metadata), None), "alias", name) for name, of in model.model_fields.items()}
+
+    for row in langfuse_trace()["observations"]:
+        assert {*row} <= names(api.ObservationV2)
+    (score,) = langfuse_trace()["scores"]
+    assert {*score} - {"dataType"} <= names(api.BooleanScore)
+    assert names(api.ScoreSubjectV3_Observation) == {"kind", "id", "traceId"}
+
+
+def test_scores_of_the_third_version_of_langfuses_api(tmp_path: Path) -> None:
+    trace = langfuse_trace()
+    (score,) = trace.pop("scores")
+    of_2 = {name: value for name, value in score.items() if name not in ("traceId", "observationId")}
+    for kind, name in (("trace", "t-1"), ("observation", "o-2"), ("session", "c-1")):
+        subject = {"kind": kind, "id": name}
+        scores = lines(tmp_path / "s.jsonl", {**of_2, "subject": subject})
+        (task,) = prepared(lines(tmp_path / "t.jsonl", trace), scores).train
+        assert task.metadata["rating"] == -1.0
+
+
+def test_rows_of_logfires_query(tmp_path: Path) -> None:
+    said = [{"role": "assistant", "parts": [{"type": "text", "content": "5"}]}]
+    attributes = {"gen_ai.operation.name": "chat", "gen_ai.input.messages": [{"role": "user", "content": "2 + 3?"}]}
+    row = {"trace_id": "a" * 32, "span_id": "b" * 16, "parent_span_id": None, "span_name": "chat m", "kind": "span",
+           "start_timestamp": "2026-11-01T10:00:00Z", "otel_scope_name": "logfire.openai",
+           "attributes": {**attributes, "gen_ai.output.messages": json.dumps(said)}}  # fmt: skip
+    (task,) = prepared(lines(tmp_path / "t.jsonl", row)).train
+    assert (task.main_query, task.metadata["trace"]["answer"]) == ("2 + 3?", "5")
+
+
+def test_bad_rows_of_exports_are_named_and_cost_no_good_one_its_place(tmp_path: Path) -> None:
+    good = {**langfuse_trace(), "observations": []}
+    score = {"traceId": "t-1", "dataType": "NUMERIC"}
+    path = lines(
+        tmp_path / "t.jsonl",
+        good,
+        {"id": "x", "input": "no time, no trace"},
+        {**score, "value": 7},
+        {**score, "value": "many"},
+        {**score, "value": 1, "source": "EVAL"},
+        {"dataType": "NUMERIC", "value": 1},
+        {"data": [3, {"id": "y"}]},
+    )
+    found, tally = read(path)
+    assert [c.query for c in found if hasattr(c, "query")] == ["2 + 3?"]
+    assert {reason: tally.first[reason].rpartition(":")[2] for reason in tally.bad} == {
+        "no messages (its fields: id, input)": "2",
+        'a score: rating must be a number from -1 (bad) to 1 (good), "up" or "down"': "3",
+        "a score that is neither a number nor a thumb": "4",
+        "a score that a program gave, and no person": "5",
+        "a score: response_id or trace_id or conversation_id must say which answer this is about": "6",
+        "no messages (its fields: id)": "7",
+    }
+    with pytest.raises(DataError, match=r"t\.jsonl:2: no messages"):
+        list(read_source(path, 1 << 20, Tally("stop")))
+
+
+@table(
+    ("name", "content", "says"),
+    [
+        ("t.json", b'[{"a": 1},\n {"b": }]', r"t\.json cannot be read as JSON: .*line 2"),
+        ("t.json", b"[" + b" " * 5000 + b"]", "one JSON document of more than 4,000 bytes.*jq -c"),
+        ("t.csv", b'a,b\n1,"2', r"t\.csv:\d cannot be read as CSV"),
+        ("t.csv", b"a,b\n1,\xff\xfe\n", r"t\.csv:\d cannot be read as CSV"),
+        ("t.parquet", b"PAR1....", "is Parquet; write lines first: python -c"),
+    ],
+)
+def test_files_that_cannot_be_read_say_what_to_do(tmp_path: Path, name: str, content: bytes, says: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=says):
+        list(read_source(path, 1000, Tally()))
+
+
+def test_deep_exports_and_wrong_items_are_counted(tmp_path: Path) -> None:
+    deep = "[" * 90 + "]" * 90
+    row = {"traceId": "t", "id": "o", "type": "GENERATION", "startTime": 1, "input": json.loads(deep), "attributes": 7}
+    (tmp_path / "t.json").write_text(json.dumps([1, "x", None, row, {"attributes.": json.loads(deep)}]))
+    _, tally = read(tmp_path / "t.json")
+    assert tally.bad["an item that is no JSON object"] == 3
+    assert tally.dropped == {f"langfuse GENERATION span {NOT_UNDERSTOOD} (langfuse.observation.input)": 1}

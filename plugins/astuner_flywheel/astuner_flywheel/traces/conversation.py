@@ -274,7 +274,7 @@ class Conversation:
     session: str = ""
     """What several conversations have in common: AgentScope 1.x names its process, whoever it talks to."""
     response_ids: tuple[str, ...] = ()
-    """Of the model's replies on the way to the answer."""
+    """Of the model's replies on the way to the answer, and of their spans."""
     model: str = ""
     started: float | None = None
     """Seconds since 1970."""

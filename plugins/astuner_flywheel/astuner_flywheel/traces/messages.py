@@ -17,6 +17,7 @@ import ast
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Any
 
 INVOKE_AGENT, CHAT, STEP = "invoke_agent", "chat", "step"
@@ -93,6 +94,24 @@ def decoded(value: Any) -> Any:
         except (ValueError, RecursionError):
             return value
     return value
+
+
+def nanoseconds(value: Any) -> int:
+    """A time in whatever unit a layout has it (told by its size), or as ISO 8601; 0 where there is none."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        try:
+            at = datetime.fromisoformat(str(value).replace("Z", "+00:00"))
+        except ValueError:
+            return 0
+        return int((at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp() * 1e9)
+    if not 0 < number < 1e20:
+        return 0
+    for unit, smallest in ((1, 1e17), (10**3, 1e14), (10**6, 1e11)):  # nano-, micro-, milliseconds since 1970
+        if number >= smallest:
+            return int(value) * unit if isinstance(value, (int, str)) and str(value).isdigit() else int(number * unit)
+    return int(number * 1e9)
 
 
 DEEPEST_NAME = 50

@@ -1,11 +1,12 @@
-"""Where traces come from: a file's first bytes say which of the three kinds it is.
+"""Where traces come from: a file's first bytes say which of the kinds it is.
 
 - An SQLite file, AgentScope Studio's in all its layouts or our collector's.  Columns are looked up, not taken for
   granted.  The file is copied as it is at one moment and the copy is read, so that reading takes as long as it takes
   while Studio goes on writing.  Invariant: the file itself is opened read-only, and locked for no longer than it takes
   to copy it.
-- OTLP spans as JSON lines: they go through a collector's database of their own, made for the occasion, which brings
-  together what is out of order and drops what is there twice, in bounded memory and with the same code.
+- OTLP spans, and logs that belong to them, as JSON lines: they go through a collector's database of their own, made
+  for the occasion, which brings together what is out of order and drops what is there twice, in bounded memory and with
+  the same code.  So do spans that a platform exported (see `exports`), as JSON lines, one document or CSV.
 - Chats as JSON lines: one conversation a line, ``{"messages": [...]}`` as OpenAI writes messages.  A line may also
   have ``feedback`` (an object, a number or a thumb) or its fields beside the messages; ``conversation_id`` (or ``id``),
   ``response_id``, ``trace_id``, ``model``, ``created`` (seconds since 1970).
@@ -22,22 +23,22 @@ Invariant: a span that gives no conversation is counted with the reason.
 from __future__ import annotations
 
 import contextlib
+import csv
 import hashlib
 import itertools
 import json
 import math
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from astuner.contracts.errors import DataError
-from astuner_flywheel.receiver.store import APPLICATION, VERSION, NotOtlp, Store, from_json
+from astuner_flywheel.receiver.store import APPLICATION, VERSION, Decoded, NotOtlp, Store, from_json
 from astuner_flywheel.traces.conventions import understood
 from astuner_flywheel.traces.conversation import (
     TABLES,
@@ -49,6 +50,7 @@ from astuner_flywheel.traces.conversation import (
     read_feedback,
     read_given,
 )
+from astuner_flywheel.traces.exports import NoRow, kept, unfolded
 from astuner_flywheel.traces.messages import (
     CHAT,
     INVOKE_AGENT,
@@ -57,6 +59,7 @@ from astuner_flywheel.traces.messages import (
     Span,
     Unreadable,
     decoded,
+    nanoseconds,
     parse_msg,
     read_messages,
     system_message,
@@ -109,41 +112,93 @@ def objects(path: Path, limit: int, tally: Tally) -> Iterator[tuple[str, dict[st
         yield place, found
 
 
+def items(path: Path, limit: int, tally: Tally) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects of a file that is one JSON document, a list of them or a single one.
+
+    :raises DataError: it is none, or has more than 4 times ``limit`` bytes.
+    """
+    if path.stat().st_size > _ONE_DOCUMENT * limit:
+        raise DataError(
+            f"{path} is one JSON document of more than {_ONE_DOCUMENT * limit:,} bytes, which are not read at once; "
+            f"write an object a line first: jq -c '.[]' {path.name} > {path.stem}.jsonl"
+        )
+    try:  # on the document's first line, so that lines are named as they are
+        found = parse_json(b'{"data":' + path.read_bytes().removeprefix(_BOM) + b"}")["data"]
+    except ValueError as e:
+        raise DataError(f"{path} cannot be read as JSON: {e}") from None
+    for number, item in enumerate(found if isinstance(found, list) else [found], 1):
+        tally.read["items"] += 1
+        if isinstance(item, dict):
+            yield f"{path}, item {number}", item
+        else:
+            tally.unreadable("an item that is no JSON object", f"{path}, item {number}")
+
+
+def records(path: Path, limit: int, tally: Tally) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of a CSV file with a line of names.
+
+    :raises DataError: it cannot be read.
+    """
+    csv.field_size_limit(limit)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, restkey="", strict=True)
+            for row in reader:
+                tally.read["rows"] += 1
+                yield f"{path}:{reader.line_num}", {name: value for name, value in row.items() if value}
+    except (csv.Error, UnicodeError) as e:
+        raise DataError(f"{path}:{reader.line_num + 1} cannot be read as CSV: {e}; export it as JSON lines") from e
+
+
 _OPINIONS = ("rating", "thumbs", "correction", "comment")
 
 
-def chats(path: Path, limit: int, tally: Tally) -> Iterator[Conversation]:
-    """The answered conversations of a file; lines that hold none are counted.
+def _chat(place: str, row: Mapping[str, Any], tally: Tally) -> Iterator[Conversation]:
+    """The answered conversation of a line of chats; a line that holds none is counted.
 
-    :param limit: bytes of a line.
-    :raises DataError: the file cannot be read, or (on_bad: stop) a line is bad.
+    :raises DataError: (on_bad: stop) the line is bad.
     """
-    for place, row in objects(path, limit, tally):
-        if "messages" not in row:
-            tally.unreadable(f"no messages (its fields: {', '.join(list(row)[:8]) or 'none'})", place)
+    try:
+        messages, feedback = read_messages(row["messages"]), _feedback(row)
+    except (Unreadable, BadFeedback) as e:
+        tally.unreadable(str(e), place)
+        return
+    end, answer, after = _last_answered(messages)
+    if not answer:
+        has_user = any(m["role"] == "user" and text_of(m).strip() for m in messages)
+        tally.drop(NO_ANSWER if has_user else NO_QUESTION, place)
+        return
+    yield Conversation(
+        messages=tuple(messages[: end + 1]),
+        answer=answer,
+        source=place,
+        trace_id=_named(row, "trace_id"),
+        conversation_id=_named(row, "conversation_id") or _named(row, "id"),
+        response_ids=tuple(filter(None, [_named(row, "response_id")])),
+        model=_named(row, "model"),
+        started=_seconds(row.get("created")),
+        after=after,
+        feedback=feedback,
+    )
+
+
+def _chats_and_exports(
+    rows: Iterable[tuple[str, Mapping[str, Any]]], tally: Tally
+) -> Iterator[Decoded | Conversation | Given]:
+    """What a file's objects hold: chats, spans that a platform exported, scores; each other one is counted."""
+    for place, row in rows:
+        if "messages" in row:
+            yield from _chat(place, row, tally)
             continue
-        try:
-            messages, feedback = read_messages(row["messages"]), _feedback(row)
-        except (Unreadable, BadFeedback) as e:
-            tally.unreadable(str(e), place)
-            continue
-        end, answer, after = _last_answered(messages)
-        if not answer:
-            has_user = any(m["role"] == "user" and text_of(m).strip() for m in messages)
-            tally.drop("no answer in words" if has_user else "no user's message", place)
-            continue
-        yield Conversation(
-            messages=tuple(messages[: end + 1]),
-            answer=answer,
-            source=place,
-            trace_id=_named(row, "trace_id"),
-            conversation_id=_named(row, "conversation_id") or _named(row, "id"),
-            response_ids=tuple(filter(None, [_named(row, "response_id")])),
-            model=_named(row, "model"),
-            started=_seconds(row.get("created")),
-            after=after,
-            feedback=feedback,
-        )
+        for each in unfolded(row):
+            try:
+                found = kept(each)
+            except NoRow as e:
+                tally.unreadable(str(e), place)
+                continue
+            if isinstance(found, Given):
+                tally.read["feedback"] += 1
+            yield found if isinstance(found, Given) else Decoded([found])
 
 
 def feedback_file(path: Path, limit: int, tally: Tally) -> Iterator[Given]:
@@ -274,11 +329,14 @@ def traces(database: sqlite3.Connection, layout: dict[str, str], path: str, tall
     cursor = database.execute(query)
     fields = [column[0] for column in cursor.description]
     rows = (dict(zip(fields, row, strict=True)) for row in cursor)
+    has_logs = database.execute("SELECT 1 FROM sqlite_master WHERE name = 'event_table'").fetchone()
     for trace_id, of_trace in itertools.groupby(rows, key=lambda row: str(row["trace_of"])):
+        logs = _events_of(database, trace_id) if has_logs else {}
         spans: dict[str, Span] = {}
         for row in of_trace:
             tally.read["spans"] += 1
-            span = _span(trace_id, row, layout, f"{path}, trace {trace_id}", tally)
+            told = logs.get(str(row["span"]), [])
+            span = _span(trace_id, row, layout, f"{path}, trace {trace_id}", tally, told)
             if span is not None and span.span_id in spans:
                 tally.drop("a span that is there twice", f"{path}, trace {trace_id}")
             elif span is not None:
@@ -286,6 +344,15 @@ def traces(database: sqlite3.Connection, layout: dict[str, str], path: str, tall
         if spans:
             tally.read["traces"] += 1
             yield list(spans.values())
+
+
+def _events_of(database: sqlite3.Connection, trace_id: str) -> dict[str, list[Any]]:
+    """The id of a span -> its events that came as logs, oldest first."""
+    found: dict[str, list[Any]] = {}
+    query = "SELECT spanId, event FROM event_table WHERE traceId = ? ORDER BY timeUnixNano, rowid"
+    for span_id, event in database.execute(query, (trace_id,)):
+        found.setdefault(span_id, []).append(json.loads(event))
+    return found
 
 
 def feedback_of(database: sqlite3.Connection, tally: Tally) -> Iterator[Given]:
@@ -304,7 +371,9 @@ def feedback_of(database: sqlite3.Connection, tally: Tally) -> Iterator[Given]:
         )
 
 
-def _span(trace_id: str, row: dict[str, Any], layout: dict[str, str], place: str, tally: Tally) -> Span | None:
+def _span(
+    trace_id: str, row: dict[str, Any], layout: dict[str, str], place: str, tally: Tally, logs: Sequence[Any]
+) -> Span | None:
     text = row["attributes"]
     if isinstance(text, str) and len(text) > LONGEST_ATTRIBUTES:
         tally.unreadable(f"a span's attributes with more than {LONGEST_ATTRIBUTES:,} characters", place)
@@ -331,7 +400,7 @@ def _span(trace_id: str, row: dict[str, Any], layout: dict[str, str], place: str
         scope_version=version,
         conversation_id=str(row["conversation"] or ""),
         model=str(row["model"] or ""),
-        events=events if isinstance(events, list) else (),
+        events=[*(events if isinstance(events, list) else ()), *logs],
     )
     if not attributes and row["operation"]:  # one that is of no interest, so it was not read
         return replace(span, kind=f"gen_ai {row['operation']} span")
@@ -352,24 +421,6 @@ def _scope(row: dict[str, Any]) -> tuple[str, str]:
         if isinstance(whole, dict):
             name, version = whole.get("name"), whole.get("version")
     return str(name or ""), str(version or "")
-
-
-def nanoseconds(value: Any) -> int:
-    """A time in whatever unit a layout has it (told by its size), or as ISO 8601; 0 where there is none."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        try:
-            at = datetime.fromisoformat(str(value).replace("Z", "+00:00"))
-        except ValueError:
-            return 0
-        return int((at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp() * 1e9)
-    if not 0 < number < 1e20:
-        return 0
-    for unit, smallest in ((1, 1e17), (10**3, 1e14), (10**6, 1e11)):  # nano-, micro-, milliseconds since 1970
-        if number >= smallest:
-            return int(value) * unit if isinstance(value, (int, str)) and str(value).isdigit() else int(number * unit)
-    return int(number * 1e9)
 
 
 def _says(path: Path, e: sqlite3.Error, timeout: float) -> str:
@@ -499,6 +550,7 @@ def _conversation(top: Span | None, chats: Sequence[Span], source: str, tally: T
     named = next((name for name in ids if name and name != "unknown"), "")
     of_process = _names_its_process(main)
     spans = [*reversed(chats), main]
+    named_by = [*(c.text("gen_ai.response.id") for c in [*chats, main]), *(span.span_id for span in spans)]
     models = (s.model or s.text("gen_ai.response.model") or s.text("gen_ai.request.model") for s in spans)
     yield Conversation(
         messages=tuple(messages),
@@ -508,7 +560,7 @@ def _conversation(top: Span | None, chats: Sequence[Span], source: str, tally: T
         span_id=main.span_id,
         conversation_id="" if of_process else named,
         session=named if of_process else "",
-        response_ids=tuple(dict.fromkeys(filter(None, (c.text("gen_ai.response.id") for c in [*chats, main])))),
+        response_ids=tuple(dict.fromkeys(filter(None, named_by))),
         model=next(filter(None, models), ""),
         started=main.start / 1e9 if main.start else None,
     )
@@ -606,13 +658,15 @@ def _names_its_process(span: Span) -> bool:
     return span.scope.startswith("agentscope.tracing") or span.get("project.run_id") is not None
 
 
-DATABASE, SPANS, CHATS = "database", "OTLP JSON", "chats"
+DATABASE, SPANS, LINES, DOCUMENT, TABLE = "database", "OTLP JSON", "JSON lines", "JSON document", "CSV"
 _HEAD = 64 << 10
 _BATCH = 500
+_ONE_DOCUMENT = 4
+"""Times the limit of a line."""
 
 
 def kind_of(path: Path) -> str:
-    """`DATABASE`, `SPANS` or `CHATS`.
+    """`DATABASE`, `SPANS`, `LINES`, `DOCUMENT` or `TABLE`.
 
     :raises DataError: it is none of them, or cannot be read.
     """
@@ -629,13 +683,26 @@ def kind_of(path: Path) -> str:
         raise DataError(f"{path} is no SQLite database (it begins with {head[:12]!r}); read are {READ}")
     if head[:2] == b"\x1f\x8b":
         raise DataError(f"{path} is compressed; unpack it first: gunzip {path.name}")
+    if head[:4] == b"PAR1":
+        raise DataError(
+            f"{path} is Parquet; write lines first: python -c \"import pandas; pandas.read_parquet('{path.name}')"
+            f".to_json('{path.stem}.jsonl', orient='records', lines=True)\""
+        )
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if path.suffix.lower() == ".csv":
+        return TABLE
+    if start.startswith(b"[") or start.partition(b"\n")[0].strip() == b"{":
+        return DOCUMENT
     if not start.startswith(b"{"):
         raise DataError(
             f"{path} is no source of traces (it begins with {start[:12]!r}); read are SQLite databases of AgentScope "
-            "Studio or of `astuner data collect`, OTLP as JSON, and chats, one JSON object a line"
+            "Studio or of `astuner data collect`, OTLP as JSON, chats, and what Phoenix, Langfuse and logfire export, "
+            "as JSON or CSV"
         )
-    return SPANS if b'"resourceSpans"' in head or b'"resource_spans"' in head else CHATS
+    return SPANS if any(name in head for name in _OTLP) else LINES
+
+
+_OTLP = (b'"resourceSpans"', b'"resource_spans"', b'"resourceLogs"', b'"resource_logs"')
 
 
 def read_source(path: Path, limit: int, tally: Tally) -> Iterator[Conversation | Given]:
@@ -645,12 +712,13 @@ def read_source(path: Path, limit: int, tally: Tally) -> Iterator[Conversation |
     :raises DataError: the file cannot be read, or (on_bad: stop) something in it.
     """
     kind = kind_of(path)
-    if kind == CHATS:
-        found: Iterator[Conversation | Given] = chats(path, limit, tally)
-    elif kind == DATABASE:
+    if kind == DATABASE:
         found = _of_database(path, str(path), tally)
+    elif kind == SPANS:
+        found = _gathered(_spans(path, limit, tally), path, tally)
     else:
-        found = _of_span_file(path, limit, tally)
+        rows = {LINES: objects, DOCUMENT: items, TABLE: records}[kind](path, limit, tally)
+        found = _gathered(_chats_and_exports(rows, tally), path, tally)
     for each in found:
         if isinstance(each, Conversation):
             tally.read["conversations"] += 1
@@ -665,29 +733,38 @@ def _of_database(path: Path, shown: str, tally: Tally) -> Iterator[Conversation 
         yield from feedback_of(copy, tally)
 
 
-def _of_span_file(path: Path, limit: int, tally: Tally) -> Iterator[Conversation | Given]:
-    with tempfile.TemporaryDirectory(prefix="astuner-spans-") as folder:
-        together = Path(folder) / "spans.sqlite"
-        with closing(Store(together)) as store:
-            rows = []
-            for place, line in raw_lines(path, limit, tally):
-                try:
-                    decoded = from_json(line)
-                except NotOtlp as e:
-                    reason = f"a line of OTLP: {e}" if tally.on_bad == "stop" else "a line that is no OTLP request"
-                    tally.unreadable(reason, place)
-                    continue
-                for reason, n in decoded.rejected.items():
-                    for _ in range(n):
-                        tally.unreadable(reason, place)
-                rows += decoded.rows
-                if len(rows) >= _BATCH:
-                    _add(store, rows, str(path), tally)
-                    rows = []
-            _add(store, rows, str(path), tally)
-        yield from _of_database(together, str(path), tally)
+def _spans(path: Path, limit: int, tally: Tally) -> Iterator[Decoded]:
+    for place, line in raw_lines(path, limit, tally):
+        try:
+            decoded = from_json(line)
+        except NotOtlp as e:
+            reason = f"a line of OTLP: {e}" if tally.on_bad == "stop" else "a line that is no OTLP request"
+            tally.unreadable(reason, place)
+            continue
+        for reason, n in decoded.rejected.items():
+            for _ in range(n):
+                tally.unreadable(reason, place)
+        yield decoded
 
 
-def _add(store: Store, rows: list[dict[str, object]], place: str, tally: Tally) -> None:
-    for _ in range(len(rows) - store.add_spans(rows)):
-        tally.drop("a span that is there twice", place)
+def _gathered(
+    found: Iterable[Decoded | Conversation | Given], path: Path, tally: Tally
+) -> Iterator[Conversation | Given]:
+    """What is found, and then what its spans hold, which a collector's file of their own brings together."""
+    with ExitStack() as opened:
+        store, waiting = None, Decoded()
+        for each in itertools.chain(found, [None]):
+            if isinstance(each, Decoded):
+                waiting.rows += each.rows
+                waiting.events += each.events
+            elif each is not None:
+                yield each
+            if len(waiting.rows) + len(waiting.events) >= (1 if each is None else _BATCH):
+                if store is None:
+                    folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="astuner-spans-"))
+                    store = opened.enter_context(closing(Store(Path(folder) / "spans.sqlite")))
+                for _ in range(len(waiting.rows) - store.add_spans(waiting.rows, waiting.events)):
+                    tally.drop("a span that is there twice", str(path))
+                waiting = Decoded()
+        if store is not None:
+            yield from _of_database(store.path, str(path), tally)

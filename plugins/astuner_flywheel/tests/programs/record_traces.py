@@ -3,7 +3,7 @@
     .venv/bin/python plugins/astuner_flywheel/tests/programs/record_traces.py venv/bin/python openllmetry \
         opentelemetry-instrumentation-openai
 
-writes tests/recorded/SDK-VERSION.jsonl: each OTLP request as OTLP's JSON, each other one as ``{"path": …, "body": …}``.
+writes tests/recorded/SDK-VERSION.jsonl: each OTLP request as OTLP's JSON, a line.
 """
 
 import base64
@@ -69,7 +69,6 @@ def main(python, sdk, distribution):
                 rows.append(with_hexadecimal_ids(MessageToDict(kind.FromString(body))))
                 answer = b""
             else:
-                rows.append({"path": self.path, "body": json.loads(body) if body[:1] == b"{" else len(body)})
                 answer = b'{"successes": [], "errors": []}'
             self.send_response(200 if kind or b"choices" in answer else 207)
             self.send_header("Content-Type", "application/x-protobuf" if kind else "application/json")
