@@ -292,6 +292,11 @@ def test_scores_of_the_third_version_of_langfuses_api(tmp_path: Path) -> None:
         assert task.metadata["rating"] == -1.0
 
 
+def test_a_request_on_several_lines(tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text(json.dumps(request(*reply(1, "q", "a")), indent=1))
+    assert [c.query for c in read(tmp_path / "t.json")[0]] == ["q"]
+
+
 def test_rows_of_logfires_query(tmp_path: Path) -> None:
     said = [{"role": "assistant", "parts": [{"type": "text", "content": "5"}]}]
     attributes = {"gen_ai.operation.name": "chat", "gen_ai.input.messages": [{"role": "user", "content": "2 + 3?"}]}

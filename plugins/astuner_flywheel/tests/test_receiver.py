@@ -313,6 +313,8 @@ def test_a_file_of_before_takes_logs_too(tmp_path: Path) -> None:
     with collecting(path) as collector:
         logs = [{"scopeLogs": [{"logRecords": [log(1, 1, "gen_ai.user.message", {"content": "q"}, 5)]}]}]
         assert ask(collector, "POST", "/v1/logs", {"resourceLogs": logs})[0] == 200
+    with pytest.raises(DataError, match="1 × a log of a span that is missing"):
+        prepared(path)
 
 
 def test_scores_of_langfuse_are_feedback(collector: Collecting) -> None:

@@ -17,10 +17,11 @@ import sqlite3
 import zlib
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from astuner import in_daemon_thread
-from astuner_flywheel.receiver.store import Decoded, NotOtlp, from_json, from_protobuf, from_protobuf_logs
+from astuner_flywheel.receiver.store import Decoded, NotOtlp, from_json, from_protobuf
 from astuner_flywheel.traces.conversation import BadFeedback, read_given
 from astuner_flywheel.traces.exports import NoRow, opinion
 from astuner_gateway.endpoint.errors import ApiError
@@ -45,7 +46,7 @@ PROTOBUF, JSON = "application/x-protobuf", "application/json"
 _DECODERS: dict[str, dict[str, Callable[[bytes], Decoded]]] = {
     TRACES: {PROTOBUF: from_protobuf, JSON: from_json},
     LANGFUSE_TRACES: {PROTOBUF: from_protobuf, JSON: from_json},
-    LOGS: {PROTOBUF: from_protobuf_logs, JSON: from_json},
+    LOGS: {PROTOBUF: partial(from_protobuf, logs=True), JSON: from_json},
 }
 _MOST_SCORES = 1000
 """Of one request."""

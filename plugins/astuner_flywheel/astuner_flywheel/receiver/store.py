@@ -55,42 +55,26 @@ class Decoded:
         return "; ".join(f"{n} × {reason}" for reason, n in self.rejected.most_common(10))
 
 
-def from_protobuf(raw: bytes) -> Decoded:
+def from_protobuf(raw: bytes, *, logs: bool = False) -> Decoded:
     """
+    :param logs: it is an ExportLogsServiceRequest.
     :raises NotOtlp: it is none.
     """
     from google.protobuf.message import DecodeError
+    from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+    of: Any = ExportLogsServiceRequest if logs else ExportTraceServiceRequest
     try:
-        request = ExportTraceServiceRequest.FromString(raw)
+        request = of.FromString(raw)
     except (DecodeError, ValueError) as e:
-        raise NotOtlp(f"the body is no ExportTraceServiceRequest: {e}") from None
+        raise NotOtlp(f"the body is no {of.__name__}: {e}") from None
     found = Decoded()
-    for resource_spans in request.resource_spans:
-        resource = _attributes(resource_spans.resource.attributes)
-        for scope_spans in resource_spans.scope_spans:
-            for span in scope_spans.spans:
-                _keep(found, span, resource, scope_spans.scope)
-    return found
-
-
-def from_protobuf_logs(raw: bytes) -> Decoded:
-    """
-    :raises NotOtlp: it is no request with logs.
-    """
-    from google.protobuf.message import DecodeError
-    from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
-
-    try:
-        request = ExportLogsServiceRequest.FromString(raw)
-    except (DecodeError, ValueError) as e:
-        raise NotOtlp(f"the body is no ExportLogsServiceRequest: {e}") from None
-    found = Decoded()
-    for resource_logs in request.resource_logs:
-        for scope_logs in resource_logs.scope_logs:
-            for record in scope_logs.log_records:
-                _keep_event(found, record)
+    for of_resource in request.resource_logs if logs else request.resource_spans:
+        resource = _attributes(of_resource.resource.attributes)
+        for of_scope in of_resource.scope_logs if logs else of_resource.scope_spans:
+            for each in of_scope.log_records if logs else of_scope.spans:
+                _keep_event(found, each) if logs else _keep(found, each, resource, of_scope.scope)
     return found
 
 

@@ -18,7 +18,8 @@ from typing import Any
 from astuner_flywheel.traces.conversation import TABLES
 from astuner_flywheel.traces.messages import CHAT, INVOKE_AGENT, STEP, Message, Span, decoded, lookup, nested
 
-_CONVENTIONS: list[dict[str, Any]] = TABLES["conventions"]
+_NOTHING = dict.fromkeys(("kind", "marks", "input", "output", "model", "response"), ()) | {"session": ("session.id",)}
+_CONVENTIONS: list[dict[str, Any]] = [{**_NOTHING, **each} for each in TABLES["conventions"]]
 _ASKED, _SAID, _OPERATION = "gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.operation.name"
 _SIDES = (("input", _ASKED, "user"), ("output", _SAID, "assistant"))
 _NAMES = (("model", "gen_ai.request.model"), ("response", "gen_ai.response.id"), ("session", "gen_ai.conversation.id"))

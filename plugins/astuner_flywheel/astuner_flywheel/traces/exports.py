@@ -16,14 +16,6 @@ from astuner_flywheel.traces.conversation import IDS, TABLES, BadFeedback, Given
 from astuner_flywheel.traces.messages import decoded, lookup, nanoseconds
 
 _LISTS = ("data", "traces", "observations", "scores")
-_COLUMNS = {
-    "parent": "parentSpanId",
-    "name": "name",
-    "start": "startTimeUnixNano",
-    "end": "endTimeUnixNano",
-    "scope": "instrumentationName",
-    "events": "events",
-}
 _OF_SCORES = {"dataType", "data_type", "annotator_kind"}
 _MACHINES = {"EVAL", "LLM", "CODE"}
 
@@ -56,7 +48,7 @@ def kept(row: Mapping[str, Any]) -> Row | Given:
     if _OF_SCORES & row.keys():
         return opinion(row)
     of = {what: _first(row, names) for what, names in TABLES["exported"].items()}
-    if of["trace"] is None and of["start"] is not None and row.keys() & {"input", "output"}:
+    if of["trace"] is None and of["startTimeUnixNano"] is not None and row.keys() & {"input", "output"}:
         of["trace"] = of["span"]  # a trace of Langfuse has what its outermost call was given, and gave
     trace_id, span_id = of.pop("trace"), of.pop("span")
     if trace_id is None or span_id is None:
@@ -67,7 +59,7 @@ def kept(row: Mapping[str, Any]) -> Row | Given:
     for name, columns in TABLES["exported_as"].items():
         if lookup(attributes, name) is None:
             attributes[name] = _first(row, columns)
-    known = {_COLUMNS[what]: _text(value) for what, value in of.items() if value is not None}
+    known = {column: _text(value) for column, value in of.items() if value is not None}
     made = exported_row(str(trace_id), str(span_id), {k: v for k, v in attributes.items() if v is not None}, **known)
     if isinstance(made, str):
         raise NoRow(made)

@@ -190,6 +190,9 @@ def _chats_and_exports(
         if "messages" in row:
             yield from _chat(place, row, tally)
             continue
+        if "resourceSpans" in row:  # a request on several lines
+            yield from _requests([(place, json.dumps(row).encode())], tally)
+            continue
         for each in unfolded(row):
             try:
                 found = kept(each)
@@ -344,6 +347,14 @@ def traces(database: sqlite3.Connection, layout: dict[str, str], path: str, tall
         if spans:
             tally.read["traces"] += 1
             yield list(spans.values())
+    if has_logs:
+        _count_lost_events(database, path, tally)
+
+
+def _count_lost_events(database: sqlite3.Connection, path: str, tally: Tally) -> None:
+    of_no_span = "NOT EXISTS (SELECT 1 FROM span_table s WHERE s.traceId = e.traceId AND s.spanId = e.spanId)"
+    for trace_id, span_id in database.execute(f"SELECT traceId, spanId FROM event_table e WHERE {of_no_span}"):
+        tally.drop("a log of a span that is missing", f"{path}, trace {trace_id}, span {span_id}")
 
 
 def _events_of(database: sqlite3.Connection, trace_id: str) -> dict[str, list[Any]]:
@@ -715,7 +726,7 @@ def read_source(path: Path, limit: int, tally: Tally) -> Iterator[Conversation |
     if kind == DATABASE:
         found = _of_database(path, str(path), tally)
     elif kind == SPANS:
-        found = _gathered(_spans(path, limit, tally), path, tally)
+        found = _gathered(_requests(raw_lines(path, limit, tally), tally), path, tally)
     else:
         rows = {LINES: objects, DOCUMENT: items, TABLE: records}[kind](path, limit, tally)
         found = _gathered(_chats_and_exports(rows, tally), path, tally)
@@ -733,8 +744,8 @@ def _of_database(path: Path, shown: str, tally: Tally) -> Iterator[Conversation 
         yield from feedback_of(copy, tally)
 
 
-def _spans(path: Path, limit: int, tally: Tally) -> Iterator[Decoded]:
-    for place, line in raw_lines(path, limit, tally):
+def _requests(lines: Iterable[tuple[str, bytes]], tally: Tally) -> Iterator[Decoded]:
+    for place, line in lines:
         try:
             decoded = from_json(line)
         except NotOtlp as e:
