@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import re
@@ -12,11 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from astuner.contracts.errors import DataError
 from astuner.testing import ScriptedModel
-from astuner_flywheel.traces.conversation import Tally
-from astuner_flywheel.traces.sources import NO_MESSAGES, NOT_UNDERSTOOD, read_source
+from astuner_flywheel.traces.conventions import understood
+from astuner_flywheel.traces.conversation import TABLES, Given, Tally
+from astuner_flywheel.traces.exports import NoRow, kept, unfolded
+from astuner_flywheel.traces.messages import Span, nested
+from astuner_flywheel.traces.sources import ALONE, NO_MESSAGES, NOT_UNDERSTOOD, conversations, read_source
 from tests.table import table
 
 from ._traces import collecting, lines, prepared, reply, request, span
@@ -142,8 +148,8 @@ def test_what_is_not_understood_is_counted_by_kind_with_an_example(tmp_path: Pat
         f"openinference CHAIN span {NOT_UNDERSTOOD} (input.value)": 1,
         f"openinference LLM span {NOT_UNDERSTOOD} (input.value)": 1,
         f"langfuse generation span {NO_MESSAGES}": 1,
-        f"span of no known convention (scope 'test') {NO_MESSAGES}": 1,
-        f"gen_ai execute_tool span {NO_MESSAGES}": 1,
+        f"span of no known convention (scope 'test') {ALONE}": 1,
+        f"gen_ai execute_tool span {ALONE}": 1,
     }
     first = tally.first[f"openinference CHAIN span {NO_MESSAGES}"]
     assert first == f"{tmp_path / 'spans.jsonl'}, trace {1:032x}, span {1:016x}"
@@ -190,6 +196,43 @@ def test_hostile_spans_cost_little_and_are_counted(tmp_path: Path) -> None:
     told = json.dumps(tally.report(), ensure_ascii=False)
     assert "\\u001b" not in told
     assert "\u202e" not in told
+
+
+_NAMES = sorted(
+    {name for of in TABLES["conventions"] for key in ("kind", "marks", "input") for name in of.get(key, ())}
+)
+_LEAVES = st.sampled_from(
+    [None, True, 0, 1.5, "", "user", "LLM", "generation", "gen_ai.choice", "function_call", "[", '{"role": "user"}',
+     '[{"type": "text", "text": "q"}]']
+)  # fmt: skip
+_KEYS = st.sampled_from(
+    ["role", "content", "contents", "parts", "type", "message", "message.role", "messages", "choices", "tool_calls",
+     "id", "function", "0", "99999999", "args", "kwargs", "output", "event.name", "body", "attributes", "data",
+     "observations", "traceId", "startTime", "input", "dataType", "value", "subject"]
+)  # fmt: skip
+_VALUES = st.recursive(
+    _LEAVES, lambda of: st.lists(of, max_size=3) | st.dictionaries(_KEYS, of, max_size=4), max_leaves=12
+)
+
+
+@given(
+    st.lists(st.tuples(st.dictionaries(st.sampled_from(_NAMES), _VALUES), st.lists(_VALUES, max_size=2)), max_size=3)
+)
+def test_no_trace_vanishes_whatever_its_spans_hold(drawn: list[tuple[dict[str, Any], list[Any]]]) -> None:
+    spans = [
+        understood(Span(trace_id="t", span_id=str(i), parent_id=str(i + 1), attributes=nested(flat), events=events))
+        for i, (flat, events) in enumerate(drawn)
+    ]
+    tally = Tally()
+    found = list(conversations(spans, "f", tally)) if spans else []
+    assert found or tally.dropped or tally.bad or not spans
+
+
+@given(st.dictionaries(_KEYS, _VALUES))
+def test_a_row_is_kept_or_says_why_not(row: dict[str, Any]) -> None:
+    for each in unfolded(row):
+        with contextlib.suppress(NoRow):
+            assert isinstance(kept(each), (dict, Given))
 
 
 def test_reasons_are_few_however_many_a_sender_thinks_of(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def _message(value: Mapping[str, Any], role: str) -> Message:
     if found.get("content") is None and "contents" in found:
         found["content"] = found["contents"]
     parts = decoded(found.get("content"))
-    if isinstance(parts, list) and all(isinstance(part, Mapping) and part.get("type") in _PARTS for part in parts):
+    if isinstance(parts, list) and all(isinstance(part, Mapping) and str(part.get("type")) in _PARTS for part in parts):
         found["content"] = parts
     if found["role"] == "tool" and "parts" not in found:
         found.setdefault("tool_call_id", found.get("id"))

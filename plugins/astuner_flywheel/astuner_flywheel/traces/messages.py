@@ -224,7 +224,7 @@ def _assembled(role: str, parts: Sequence[Any]) -> list[Message]:
             calls.clear()
 
     for part in parts:
-        kind = part.get("type") if isinstance(part, Mapping) else None
+        kind = str(part.get("type")) if isinstance(part, Mapping) else None
         if kind in _CALLS:
             calls.append(_call(part))
         elif kind in _RESULTS:
@@ -273,13 +273,13 @@ def _shown_part(part: Any) -> str | None:
         return part
     if not isinstance(part, Mapping):
         return None if part is None else str(part)
-    kind = part.get("type")
+    kind = None if part.get("type") is None else str(part["type"])
     if kind in _THOUGHTS:
         return None
     text = next((part[k] for k in ("text", "content", "refusal") if isinstance(part.get(k), str)), None)
     if kind in _TEXTS or (kind is None and text is not None):
         return text
-    return f"[{kind or 'part'}]"
+    return f"[{(kind or 'part')[:40]}]"
 
 
 def _kind(value: object) -> str:

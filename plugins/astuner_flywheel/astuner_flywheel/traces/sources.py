@@ -446,7 +446,8 @@ def _says(path: Path, e: sqlite3.Error, timeout: float) -> str:
 
 
 NO_MESSAGES = "without messages; the application has to record contents"
-"""Behind the kind of a span; so is the next one, before the attributes that it has."""
+"""Behind the kind of a span; so are the next two."""
+ALONE = "in a trace without a model's or an agent's"
 NOT_UNDERSTOOD = "with contents that are no messages as its convention writes them"
 NO_ANSWER = "no answer in words"
 NO_QUESTION = "no user's message"
@@ -469,14 +470,15 @@ def conversations(spans: Sequence[Span], source: str, tally: Tally) -> Iterator[
         yield from _conversation(top, chats.get(top.span_id, []), source, tally)
     for chat in _longest(chats.get("", [])) if not tops else ():
         yield from _conversation(None, [chat], source, tally)
-    if not tops and not chats:
+    if not tops and "" not in chats:  # none of both, or each within the other
         for span in spans:
             _not_understood(span, f"{source}, trace {span.trace_id}, span {span.span_id}", tally)
 
 
 def _not_understood(span: Span, place: str, tally: Tally) -> None:
     """Count a span by its kind: one that holds nothing, or one that holds what was not understood."""
-    what = f"{NOT_UNDERSTOOD} ({', '.join(span.unread)})" if span.unread else NO_MESSAGES
+    what = NO_MESSAGES if span.operation in (CHAT, INVOKE_AGENT, STEP) else ALONE
+    what = f"{NOT_UNDERSTOOD} ({', '.join(span.unread)})" if span.unread else what
     tally.drop(f"{span.kind} {what}", place)
 
 
