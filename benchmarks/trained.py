@@ -55,7 +55,7 @@ class Trained:
     rows: Sequence[Mapping[str, Any]]
     """What the run wrote into ``metrics.jsonl``."""
     episodes: Mapping[int, Sequence[Mapping[str, Any]]]
-    """Step -> the episodes of its validation, in the order of the tasks; of a run that is measured from outside, none."""
+    """Step -> its validation's episodes, in the order of the tasks; none of a run that is measured from outside."""
 
     @property
     def before(self) -> Validation:
