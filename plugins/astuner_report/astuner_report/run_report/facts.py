@@ -30,7 +30,7 @@ from astuner_record.statistics import (
 from astuner_report.leakage import overlapping
 from astuner_report.run_report import origin
 from astuner_report.run_report.files import has, is_measured, read_json, read_rows
-from astuner_report.sentinel import Sentinel
+from astuner_report.sentinel import Sentinel, causes
 from astuner_report.sentinel.rules import normal_tail, trend, two_proportions
 from astuner_report.sentinel.settings import Sentinel as Watched
 
@@ -188,9 +188,10 @@ def _updated(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _alarms(
     raised: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """One entry for each rule that raised an alarm: the first one, in how many steps it held, and what these cost.
+    """One entry for each cause: its first alarm, since when there are signs of it, in how many steps, what these cost.
 
-    How long it held is not written down, but follows from the rows; None for a rule that knows more than these.
+    ``with``: the rules that raised alarms, too, and follow from it.  How long it held is not written down, but follows
+    from the rows; None for a rule that knows more than these.
     """
     policies = dict.fromkeys(name.split("/")[1] for row in rows for name in row if name.startswith("policy/"))
     sentinel = Sentinel(Watched.model_validate(_at(settings, "trainer_common.sentinel") or {}), [*policies])
@@ -199,11 +200,16 @@ def _alarms(
     everything = sum(generated.values()) or 1.0
     first = {alarm["rule"]: alarm for alarm in reversed(raised)}
     found = []
-    for rule, alarm in sorted(first.items(), key=lambda item: int(item[1]["step"])):
-        held = sentinel.held.get(rule, [])
-        share = sum(generated.get(step, 0.0) for step in held) / everything
-        found.append({**alarm, "held": len(held) or None, "of": len(generated), "tokens_share": share})
-    return found
+    for rule, others in causes(first).items():
+        held = {step for name in (rule, *others) for step in sentinel.held.get(name, ()) if step in generated}
+        lasted = {
+            "step": min(int(first[name]["step"]) for name in (rule, *others)),
+            "held": len(held) or None,
+            "of": len(generated),
+            "tokens_share": sum(generated[step] for step in held) / everything,
+        }
+        found.append({**first[rule], **lasted, **({"with": others} if others else {})})
+    return sorted(found, key=lambda alarm: int(alarm["step"]))
 
 
 def _failures(entries: Sequence[Mapping[str, Any]], ledger: Mapping[str, int] | None) -> dict[str, Any]:
