@@ -9,12 +9,14 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from astuner import RunDir
 from astuner.contracts.types import (
     Episode,
     FinishReason,
@@ -26,6 +28,7 @@ from astuner.contracts.types import (
     WorkflowTask,
 )
 from astuner_report.duplicates import duplicates, sampled_entropy
+from astuner_report.run_report.facts import gather
 from astuner_report.sentinel import RULES, Alarm, Sentinel, causes
 from astuner_report.sentinel.rules import EXPLAINS
 from astuner_report.sentinel.settings import Sentinel as Settings
@@ -107,7 +110,10 @@ def test_what_follows_from_a_cause_is_said_with_it_and_by_itself_where_that_is_n
     assert "zero_variance" not in said
     assert "zero_variance" in [alarm.rule for alarm in watch(rows, disable=["learning_rate"])]
     assert "zero_variance" in [alarm.rule for alarm in watch(rows, stop_on=["zero_variance"])]
-    assert causes(["cut_off", "learning_rate", "bad_gradients"]) == {"learning_rate": ["cut_off"], "bad_gradients": []}
+    assert causes(["cut_off", "learning_rate", "failures_rising"]) == {
+        "learning_rate": ["cut_off"],
+        "failures_rising": [],
+    }
     assert causes(["answer_in_prompt", "train_only"]) == {"answer_in_prompt": ["train_only"]}
 
 
@@ -160,6 +166,24 @@ def test_entropy_is_watched_in_steps_with_equal_rewards_and_one_good_step_hides_
     assert alarm.step == 20
     older = [{name: value for name, value in row.items() if name != "rollout/entropy"} for row in unsaid()]
     assert watch(older) == []  # rows of an older run have `entropy` at times
+
+
+def test_numbers_that_no_run_writes_leave_a_report(tmp_path: Path) -> None:
+    draw = random.Random(0)
+    names = [*sorted({name for row in rows_of(RECORDED[0]) for name in row} - {"step", "time"}), "limits/other"]
+    strange = (0.0, 1.0, -1.0, 0.5, 1e-300, 9e299, -9e299, None)
+    rows = [
+        {
+            name: draw.choice(strange)
+            for name in names
+            if draw.random() < 0.8 and name.startswith("val/") == (step % 6 == 5)
+        }
+        | {"step": step}
+        for step in range(60)
+    ]
+    (tmp_path / "resolved.yaml").write_text("astuner: {}\n")
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "metrics.jsonl has numbers that no run writes" in "".join(gather(RunDir(tmp_path))["damage"])
 
 
 def said(group: str, token: int, reward: float, prompt: int = 1, **turn: Any) -> Episode:

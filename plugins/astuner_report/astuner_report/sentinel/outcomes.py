@@ -156,8 +156,8 @@ class RandomReward(Told):
         self._noise.append(noise)
         self._expected.append(2 * same * std * std)
         self._pairs.append(same * episodes)
-        found, expected, n = math.fsum(self._noise), math.fsum(self._expected), len(self._noise)
-        if n < PATIENCE or math.fsum(self._pairs) < self.PAIRS or not 0 < self.SHARE * expected <= found:
+        found, expected, n = sum(self._noise), sum(self._expected), len(self._noise)
+        if n < PATIENCE or sum(self._pairs) < self.PAIRS or not 0 < self.SHARE * expected <= found:
             return None
         return (
             f"attempts that are the same, word for word, get different rewards: {min(found / expected, 1.0):.0%} of "
