@@ -5,6 +5,7 @@ import type {
   EpisodesPage,
   EpisodeTokens,
   GroupsPage,
+  Label,
   MetricsPage,
   Query,
   Run,
@@ -38,6 +39,8 @@ export interface Client {
   tokens(run: string, episode: string): Promise<EpisodeTokens>
   /** @returns stop */
   live(run: string, cursor: string, listener: Listener): () => void
+  /** Writes down what a person says of an episode; an empty label takes it back. Null: nothing can be written. */
+  label: ((run: string, episode: string, label: string, why: string) => Promise<Label>) | null
   /** Address of a file of the run; null where it cannot be had. */
   file(run: string, name: string): string | null
 }
