@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 from astuner import process_start_time
 from astuner.contracts.errors import DataError
 from astuner_record.foreign import is_plain_file, read_resolved
+from astuner_report.compare import settings_of
 from astuner_view.runs import RunPlace, about
 
 FILES = ("report.html", "report.md", "reward_curve.png", "reward_curve.svg", "resolved.yaml", "run.log")
@@ -98,6 +99,16 @@ class Book:
                 "files": {name: True for name in FILES if is_plain_file(self.place.path / name)},
             }
             return facts | found | {"facets": facets, "problems": [*self._problems(), *problems]}
+
+    def settings(self) -> dict[str, Any]:
+        """What ``resolved.yaml`` says, by dotted keys; nothing where it cannot be read, which is a problem."""
+        return settings_of(self._mapping("resolved.yaml") or {})
+
+    def problems(self) -> list[str]:
+        """What is wrong with the small files, a sentence each."""
+        with self._lock:
+            self._read_on()
+            return self._problems()
 
     def metrics(self, cursor: str = "") -> Tail:
         """The rows of ``metrics.jsonl`` since a cursor."""

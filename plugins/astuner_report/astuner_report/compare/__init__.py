@@ -18,7 +18,7 @@ from typing import Any
 
 from astuner import RunDir
 from astuner.contracts.errors import ConfigError, DataError
-from astuner.contracts.places import Tree, dotted
+from astuner.contracts.places import Tree
 from astuner.contracts.rows import ID_FIELDS
 from astuner.contracts.statistics import mean
 from astuner.contracts.types import Split, StopReason
@@ -98,26 +98,30 @@ def measure(run: Path, *, split: Split = Split.VALIDATION, step: int | None = No
     if not run.is_dir():
         raise DataError(f"{run} is not a run folder; write the folder that `astuner run` names at its end")
     with EpisodeLog(run) as log:
-        found = log.list([f"split={split.value}"])
-        if not found:
-            other = (Split.TRAIN if split is Split.VALIDATION else Split.VALIDATION).value
-            instead = f", but of {other}: add --split {other}" if log.count([f"split={other}"]) else ""
-            raise DataError(f"{run} has no episodes of {split.value}{instead}")
-        if step is None and split is Split.VALIDATION:
-            step = max(e.step for e in found)
-        chosen = [e for e in found if step in (None, e.step)]
-        if not chosen:
-            steps = ", ".join(map(str, sorted({e.step for e in found})))
+        return measured(run, log, split=split, step=step, by=by)
+
+
+def measured(run: Path, log: EpisodeLog, *, split: Split, step: int | None, by: str) -> Measured:
+    """`measure`, in the log of a run that is open."""
+    of_split = f"split={split.value}"
+    if step is None and split is Split.VALIDATION:
+        step = next((e.step for e in log.list([of_split], order="step", descending=True, limit=1)), None)
+    chosen = log.list([of_split] if step is None else [of_split, f"step={step}"])
+    if not chosen:
+        if steps := ", ".join(str(one["step"]) for one in log.steps(split.value)):
             raise DataError(f"{run} has no {split.value} of step {step}; there are the steps {steps}")
-        texts: dict[str, tuple[str, str]] = {}
-        """Group -> what its task asks, and knows; the attempts of a group share it."""
-        for listed in chosen:
-            if listed.group_id not in texts:
-                row = log.read(listed).row
-                task = json.loads(row["task"])
-                known = {name: value for name, value in task["metadata"].items() if name not in ID_FIELDS}
-                asked = text_hash(row["query"], task["init_messages"])
-                texts[listed.group_id] = asked, text_hash("", known)
+        other = (Split.TRAIN if split is Split.VALIDATION else Split.VALIDATION).value
+        instead = f", but of {other}: add --split {other}" if log.count([f"split={other}"]) else ""
+        raise DataError(f"{run} has no episodes of {split.value}{instead}")
+    texts: dict[str, tuple[str, str]] = {}
+    """Group -> what its task asks, and knows; the attempts of a group share it."""
+    for listed in chosen:
+        if listed.group_id not in texts:
+            row = log.read(listed).row
+            task = json.loads(row["task"])
+            known = {name: value for name, value in task["metadata"].items() if name not in ID_FIELDS}
+            asked = text_hash(row["query"], task["init_messages"])
+            texts[listed.group_id] = asked, text_hash("", known)
     by_task: dict[str, list[Listed]] = {}
     for listed in chosen:
         text = texts[listed.group_id][0]
@@ -226,12 +230,26 @@ def compare(
             f"{min(repeated)} is on both sides; give two runs, or two steps of one: --step-a N --step-b M"
         )
     settings_a, settings_b = [[_settings(run) for run in side] for side in (a, b)]
+    of_a = [measure(run, split=split, step=step_a, by=by) for run in a]
+    of_b = [measure(run, split=split, step=step_b, by=by) for run in b]
+    return compared(of_a, of_b, settings_a, settings_b, common=common, seed=seed)
+
+
+def compared(
+    of_a: Sequence[Measured],
+    of_b: Sequence[Measured],
+    settings_a: Sequence[Mapping[str, Any]],
+    settings_b: Sequence[Mapping[str, Any]],
+    *,
+    common: bool = False,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """`compare`, of runs that are measured, with the settings of each as `settings_of` has them."""
     settings = _differences(settings_a, settings_b)
-    of_a = tuple(measure(run, split=split, step=step_a, by=by) for run in a)
-    of_b = tuple(measure(run, split=split, step=step_b, by=by) for run in b)
+    split = of_a[0].split
     tasks, about_tasks = pair(of_a, of_b, common=common)
     table = None
-    if len(a) == len(b) == 1 and all(len(run.tasks[k].episodes) == 1 for run in (*of_a, *of_b) for k in tasks):
+    if len(of_a) == len(of_b) == 1 and all(len(run.tasks[k].episodes) == 1 for run in (*of_a, *of_b) for k in tasks):
         solved = [[run.tasks[key].means["success"] == 1 for key in tasks] for run in (*of_a, *of_b)]
         table = PairedTable.of(list(zip(*solved, strict=True)))
     flips = _flips(of_a, of_b, tasks)
@@ -282,13 +300,17 @@ def _settings(run: Path) -> dict[str, Any]:
     """:raises DataError: the run has no ``resolved.yaml``."""
     path = RunDir(run).resolved
     try:
-        data = read_resolved(path) or {}
-        data.pop("resolved", None)  # says which file it was made from
+        return settings_of(read_resolved(path) or {})
     except FileNotFoundError:
         raise DataError(f"{run} is not a run folder: it has no {path.name}") from None
     except (OSError, AttributeError) as e:
         raise DataError(f"{path} cannot be read: {e}") from None
-    return {dotted(key): value for key, value in Tree(data).leaves()}
+
+
+def settings_of(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run by their dotted keys, of what is in its ``resolved.yaml``."""
+    settings = {name: value for name, value in data.items() if name != "resolved"}  # which file it was made from
+    return {".".join(map(str, key)): value for key, value in Tree(settings).leaves()}
 
 
 def _different(values: Sequence[Any]) -> tuple[Any, ...]:
@@ -348,6 +370,7 @@ def _flips(a: Sequence[Measured], b: Sequence[Measured], tasks: Sequence[str]) -
             task = a[0].tasks[key]
             found.append(
                 {
+                    "key": key,
                     "task_id": task.task_id,
                     "query": task.query,
                     "success_a": of_a,

@@ -90,6 +90,14 @@ export class MemoryClient implements Client {
     return this.found(episode).tokens
   }
 
+  compare(): Promise<never> {
+    return Promise.reject(new Refused('this page holds one run; astuner view compares several', 404))
+  }
+
+  compareTasks(): Promise<never> {
+    return this.compare()
+  }
+
   live(): () => void {
     return () => undefined
   }
