@@ -98,7 +98,11 @@ def tasks(sides: Mapping[str, Sequence[Book]], found: Mapping[str, Sequence[Meas
         said[f"{kind}_total"] = len(said[kind])
         said[kind] = said[kind][:MOST_TASKS]
         for flip, side in product(said[kind], sides):
-            of = zip(sides[side], found[side], strict=True)
+            of = sorted(  # what is read first are those that part
+                zip(sides[side], found[side], strict=True),
+                key=lambda one: one[1].tasks[flip["key"]].means["success"],
+                reverse=(kind == "won") == (side == "b"),
+            )
             flip[f"episodes_{side}"] = [
                 (book.place.id, name) for book, m in of for name in m.tasks[flip["key"]].episodes
             ]

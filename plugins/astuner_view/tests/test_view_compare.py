@@ -104,6 +104,12 @@ def test_seeds_are_a_side(runs) -> None:
     said = client.get("/api/compare/tasks", [("a", "slow-1"), ("a", "slow-2"), ("b", "fast")]).ok
     assert said["measures"]["success"]["a"] == pytest.approx(0.25)
     assert [flip["episodes_a"] for flip in said["lost"]] == [[["slow-1", "v0-0"], ["slow-2", "v0-0"]]]
+    said = client.get("/api/compare/tasks", [("a", "fast"), ("b", "slow-2"), ("b", "slow-1")]).ok
+    (half,) = [flip for flip in said["lost"] if flip["task_id"] == "task-v1"]
+    assert (half["success_b"], half["episodes_b"]) == (0.5, [["slow-2", "v1-0"], ["slow-1", "v1-0"]])
+    said = client.get("/api/compare/tasks", [("a", "slow-1"), ("a", "slow-2"), ("b", "fast")]).ok
+    (half,) = [flip for flip in said["won"] if flip["task_id"] == "task-v1"]
+    assert half["episodes_a"] == [["slow-2", "v1-0"], ["slow-1", "v1-0"]]  # the one that does not solve it first
 
 
 def test_other_tasks_are_said_and_left_out(runs) -> None:
