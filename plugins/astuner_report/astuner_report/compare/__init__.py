@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from astuner import RunDir
 from astuner.contracts.errors import ConfigError, DataError
@@ -34,6 +34,9 @@ from astuner_record.statistics import (
     sign_flip_test,
 )
 from astuner_report.compare.yardsticks import doubted, yardsticks
+
+if TYPE_CHECKING:
+    from astuner_report.compare.anew import Anew
 
 TESTED = ("success", "reward")
 """The measures that get a p-value; for the others the interval says enough."""
@@ -87,21 +90,31 @@ class Measured:
     """What of its log is damaged, a sentence each: that is in none of the numbers."""
 
 
-def measure(run: Path, *, split: Split = Split.VALIDATION, step: int | None = None, by: str = "task") -> Measured:
+def measure(
+    run: Path,
+    *,
+    split: Split = Split.VALIDATION,
+    step: int | None = None,
+    by: str = "task",
+    anew: Anew | None = None,
+) -> Measured:
     """Measure a run's episodes of one step.
 
     :param step: the newest by default in validation, all of them in training.
     :param by: what makes tasks of two runs the same: ``task``, id and text; or ``text`` alone (the file was renamed, or
         its lines moved).
+    :param anew: a judge, whose verdicts count instead of the recorded ones.
     :raises DataError: the run has no log, or there is no such episode.
     """
     if not run.is_dir():
         raise DataError(f"{run} is not a run folder; write the folder that `astuner run` names at its end")
     with EpisodeLog(run) as log:
-        return measured(run, log, split=split, step=step, by=by)
+        return measured(run, log, split=split, step=step, by=by, anew=anew)
 
 
-def measured(run: Path, log: EpisodeLog, *, split: Split, step: int | None, by: str) -> Measured:
+def measured(
+    run: Path, log: EpisodeLog, *, split: Split, step: int | None, by: str, anew: Anew | None = None
+) -> Measured:
     """`measure`, in the log of a run that is open."""
     of_split = f"split={split.value}"
     if step is None and split is Split.VALIDATION:
@@ -123,7 +136,7 @@ def measured(run: Path, log: EpisodeLog, *, split: Split, step: int | None, by: 
             asked = text_hash(row["query"], task["init_messages"])
             texts[listed.group_id] = asked, text_hash("", known)
     by_task: dict[str, list[Listed]] = {}
-    for listed in chosen:
+    for listed in chosen if anew is None else anew.verdicts(run, log, chosen):
         text = texts[listed.group_id][0]
         by_task.setdefault(f"{listed.task_id} {text}" if by == "task" else text, []).append(listed)
     return Measured(
@@ -212,6 +225,7 @@ def compare(
     by: str = "task",
     common: bool = False,
     seed: int = 0,
+    anew: Anew | None = None,
 ) -> dict[str, Any]:
     """Compare the runs of ``b`` with those of ``a``: everything that `astuner diff` says, as it is for ``--json``.
 
@@ -223,6 +237,7 @@ def compare(
     :param by: as of `measure`.
     :param common: compare the tasks that are in all runs, though some have others.
     :param seed: of the random draws.
+    :param anew: as of `measure`; what it ``judged`` is said.
     :raises DataError: a run has no such episodes, or the task sets differ.
     """
     if repeated := {run.resolve() for run in a} & {run.resolve() for run in b} if step_a == step_b else set():
@@ -230,9 +245,10 @@ def compare(
             f"{min(repeated)} is on both sides; give two runs, or two steps of one: --step-a N --step-b M"
         )
     settings_a, settings_b = [[_settings(run) for run in side] for side in (a, b)]
-    of_a = [measure(run, split=split, step=step_a, by=by) for run in a]
-    of_b = [measure(run, split=split, step=step_b, by=by) for run in b]
-    return compared(of_a, of_b, settings_a, settings_b, common=common, seed=seed)
+    of_a = [measure(run, split=split, step=step_a, by=by, anew=anew) for run in a]
+    of_b = [measure(run, split=split, step=step_b, by=by, anew=anew) for run in b]
+    said = None if anew is None else anew.said
+    return compared(of_a, of_b, settings_a, settings_b, common=common, seed=seed, judged=said)
 
 
 def compared(
@@ -243,6 +259,7 @@ def compared(
     *,
     common: bool = False,
     seed: int = 0,
+    judged: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """`compare`, of runs that are measured, with the settings of each as `settings_of` has them."""
     settings = _differences(settings_a, settings_b)
@@ -254,12 +271,18 @@ def compared(
         table = PairedTable.of(list(zip(*solved, strict=True)))
     flips = _flips(of_a, of_b, tasks)
     changed = [of_a[0].tasks[key].task_id for key in tasks if len({r.tasks[key].metadata for r in (*of_a, *of_b)}) > 1]
-    differing = yardsticks(settings_a, settings_b, settings, split, changed, about_tasks)
+    if judged is not None:  # by one judge, whatever the runs had
+        settings_a, settings_b = (
+            [_judged_by(judged["name"], run) for run in side] for side in (settings_a, settings_b)
+        )
+    measured_with = _differences(settings_a, settings_b)
+    differing = yardsticks(settings_a, settings_b, measured_with, split, changed, about_tasks)
     measures = {name: _difference(name, of_a, of_b, tasks, table, seed) for name in MEASURES}
     doubted(measures, differing)
     return {
         "a": [_run(run) for run in of_a],
         "b": [_run(run) for run in of_b],
+        "judged": judged,
         "yardsticks": differing,
         "settings": settings,
         "tasks": about_tasks,
@@ -313,6 +336,11 @@ def settings_of(data: Mapping[str, Any]) -> dict[str, Any]:
     return {".".join(map(str, key)): value for key, value in Tree(settings).leaves()}
 
 
+def _judged_by(judge: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    own = ("astuner.task_judge.", "astuner.helper_models.")
+    return {key: value for key, value in settings.items() if not key.startswith(own)} | {f"{own[0]}judge": judge}
+
+
 def _different(values: Sequence[Any]) -> tuple[Any, ...]:
     """Without repetitions, in a fixed order; values may be lists."""
     unique: list[Any] = []
@@ -340,12 +368,13 @@ def _difference(
         by = "bootstrap over runs and tasks"
     else:
         each = [y - x for x, y in zip(values_a[0], values_b[0], strict=True)]
-        interval, by = bootstrap_interval(each, seed=seed), "bootstrap over tasks"
         if name == "success" and table is not None:
             interval, by = paired_success_interval(table), "Newcombe's paired score interval"
             p_value, test = mcnemar_exact(table), "McNemar's exact test"
-        elif name in TESTED:
-            p_value, test = sign_flip_test(each, seed=seed), "permutation test of signs"
+        else:
+            interval, by = bootstrap_interval(each, seed=seed), "bootstrap over tasks"
+            if name in TESTED:
+                p_value, test = sign_flip_test(each, seed=seed), "permutation test of signs"
     return {
         "a": mean_a,
         "b": mean_b,
