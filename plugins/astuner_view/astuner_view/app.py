@@ -202,10 +202,9 @@ class Viewer(Gate):
 
         async def of(side: str, book: Book) -> Measured:
             step = _number(request, f"step_{side}", 0) if f"step_{side}" in query else None
-            path = book.place.path
-            return await _ask(
-                self._opened(book.place), lambda log: measured(path, log, split=Split(split), step=step, by=by)
-            )
+            run, opened = book.place.path, self._opened(book.place)
+            one: Measured = await _ask(opened, lambda log: measured(run, log, split=Split(split), step=step, by=by))
+            return one
 
         found = {side: await asyncio.gather(*(of(side, book) for book in books)) for side, books in sides.items()}
         return await asyncio.to_thread(tasks, sides, found)

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 from astuner import process_start_time
 from astuner.contracts.errors import DataError
+from astuner_record.episode_log.store import parsed
 from astuner_record.foreign import is_plain_file, read_resolved
 from astuner_report.compare import settings_of
 from astuner_view.runs import RunPlace, about
@@ -246,7 +247,7 @@ def read_since(path: Path, cursor: str = "") -> Tail:
     rows, bad = [], 0
     for line in whole.splitlines():
         try:
-            row = json.loads(line)
+            row = parsed(line)
         except (ValueError, RecursionError):  # no JSON, no UTF-8, or nested without end
             row = None
         if isinstance(row, dict):

@@ -69,7 +69,7 @@ def _curves(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str
         if type(step) is not int or not 0 <= step < 2**53:
             continue
         for name, curve in found.items():
-            value = row.get(name)
+            value: Any = row.get(name)
             if type(value) in (int, float) and -_LARGEST < value < _LARGEST:  # no NaN either
                 curve[step] = value
     return found

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from astuner.contracts.types import Split
 from astuner_report.compare import compare
@@ -22,7 +23,8 @@ def a_run(root: Path, name: str, solved: Sequence[int], *, seed: int = 1, lr: fl
     """Six validation tasks after step 4, of which it solves some; ``reward/mean`` is seed + step / 10."""
     run = make_run(root / name, ended=True)
     settings = {"experiment_name": name, "seed": seed, "trainer_common": {"optim": {"lr": lr}}, **astuner}
-    (run / "resolved.yaml").write_text(json.dumps({"astuner": {"task_judge": {"judge": "exact"}} | settings}))
+    settings = {"task_judge": {"judge": "exact"}} | settings
+    (run / "resolved.yaml").write_text(yaml.safe_dump({"astuner": settings}, sort_keys=False))
     (run / "metrics.jsonl").unlink()
     for step in range(1, STEPS + 1):
         add_metrics(run, {"step": step, "time": 1.0, "reward/mean": seed + step / 10, f"only/{name}": 1.0})
