@@ -96,9 +96,11 @@ _READING = f"""
 PRAGMA temp_store = MEMORY;
 {_LISTS.format(*_OF_READERS)}
 CREATE TEMP VIEW unlisted AS SELECT * FROM temp.newer
-    WHERE id > (SELECT ifnull(max(id), 0) FROM main.episodes) AND id IN (SELECT id FROM main.data);
+    WHERE id > (SELECT ifnull(max(id), 0) FROM main.episodes)
+    AND EXISTS (SELECT 1 FROM main.data WHERE main.data.id = temp.newer.id);
 CREATE TEMP VIEW episodes AS
-    SELECT * FROM main.episodes WHERE episode_id NOT IN (SELECT episode_id FROM unlisted)
+    SELECT * FROM main.episodes
+    WHERE id NOT IN (SELECT id FROM main.episodes WHERE episode_id IN (SELECT episode_id FROM unlisted))
     UNION ALL SELECT * FROM unlisted;
 """
 """What the writer has not listed, is listed by each reader for itself, who so never holds up the writer; to a reader

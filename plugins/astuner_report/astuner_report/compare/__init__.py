@@ -118,7 +118,7 @@ def measured(
     """`measure`, in the log of a run that is open."""
     of_split = f"split={split.value}"
     if step is None and split is Split.VALIDATION:
-        step = next((e.step for e in log.list([of_split], order="step", descending=True, limit=1)), None)
+        step = next((e.step for e in log.list([of_split], descending=True, limit=1)), None)  # written last
     chosen = log.list([of_split] if step is None else [of_split, f"step={step}"])
     if not chosen:
         if steps := ", ".join(str(one["step"]) for one in log.steps(split.value)):
