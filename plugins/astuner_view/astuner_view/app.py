@@ -25,6 +25,7 @@ from urllib.parse import unquote, urlencode
 from aiohttp import web
 
 from astuner.contracts.errors import ConfigError, DataError
+from astuner.contracts.types import Split
 from astuner_gateway.endpoint.errors import ApiError
 from astuner_gateway.gate import Gate, parse, read_body, refusal
 from astuner_gateway.listening import check_open, is_key, keys_in
@@ -32,7 +33,9 @@ from astuner_record.episode_log.reader import NO_FACETS, ORDERS, EpisodeLog
 from astuner_record.episode_log.rows import json_text
 from astuner_record.exam import FILE, LABELS, MOST_WHY, add_label
 from astuner_record.foreign import is_plain_file
+from astuner_report.compare import Measured, measured
 from astuner_view.book import FILES, Book, Tail
+from astuner_view.comparing import FEWEST, MOST_METRICS, MOST_RUNS, overview, tasks
 from astuner_view.episodes import episode_json, listed_json, tokens_json
 from astuner_view.log_thread import LogReader, LogThread, count, counted
 from astuner_view.page import STATIC, TYPES, missing, static_file
@@ -40,8 +43,8 @@ from astuner_view.runs import RunPlace, Runs
 
 MOST = 1000
 """Lines of a list in one answer."""
-OPEN_LOGS = 16
-"""That are kept open; the one that was not asked for longest is closed."""
+OPEN_LOGS = 48
+"""That are kept open, twice as many as a comparison needs; the one that was not asked for longest is closed."""
 COMPRESSED_FROM = 16 * 1024
 """Bytes of an answer; less is not worth it."""
 _LEVEL = 1
@@ -165,6 +168,10 @@ class Viewer(Gate):
                 return await _json(request, await self._label(request, await self._place(run), episode))
             case _ if request.method == "POST":
                 raise _nowhere()
+            case ["api", "compare"]:
+                return await _json(request, await self._compare(request))
+            case ["api", "compare", "tasks"]:
+                return await _json(request, await self._compare_tasks(request))
             case ["api", "runs", run, "live"]:
                 return await self._live(request, await self._place(run))
             case ["api", "runs", run, "files", name]:
@@ -188,6 +195,35 @@ class Viewer(Gate):
         books = [self._book(place) for place in places.values()]
         found = await asyncio.to_thread(lambda: [book.facts(counted(book.place.path)) for book in books])
         return sorted(found, key=lambda facts: (facts["state"] != "running", -facts["updated"]))  # the newest first
+
+    async def _compare(self, request: web.BaseRequest) -> dict[str, Any]:
+        books = await self._books_of(request, "run", FEWEST)
+        names = list(dict.fromkeys(request.query.getall("metric", [])))
+        if len(names) > MOST_METRICS:
+            raise ApiError(400, f"at most {MOST_METRICS} metrics are compared at once")
+        return await asyncio.to_thread(overview, books, names)
+
+    async def _compare_tasks(self, request: web.BaseRequest) -> dict[str, Any]:
+        query, sides = request.query, {side: await self._books_of(request, side, 1) for side in "ab"}
+        split, by = query.get("split", Split.VALIDATION), query.get("by", "task")
+        if split not in [*Split] or by not in ("task", "text"):
+            raise ApiError(400, "split is train or validation, and by is task or text")
+
+        async def of(side: str, book: Book) -> Measured:
+            step = _number(request, f"step_{side}", 0) if f"step_{side}" in query else None
+            run, opened = book.place.path, self._opened(book.place)
+            one: Measured = await _ask(opened, lambda log: measured(run, log, split=Split(split), step=step, by=by))
+            return one
+
+        found = {side: await asyncio.gather(*(of(side, book) for book in books)) for side, books in sides.items()}
+        return await asyncio.to_thread(tasks, sides, found)
+
+    async def _books_of(self, request: web.BaseRequest, name: str, fewest: int) -> list[Book]:
+        """Of the runs that a comparison names, each once."""
+        ids = list(dict.fromkeys(request.query.getall(name, [])))
+        if not fewest <= len(ids) <= MOST_RUNS:
+            raise ApiError(400, f"{name} names {fewest} to {MOST_RUNS} runs by their ids, not {len(ids)}")
+        return [self._book(await self._place(run)) for run in ids]
 
     async def _of_run(self, request: web.BaseRequest, place: RunPlace, what: list[str]) -> Any:
         query, opened, book = request.query, self._opened(place), self._book(place)

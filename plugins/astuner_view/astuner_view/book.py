@@ -17,8 +17,10 @@ from typing import Any, BinaryIO, TypeGuard
 
 from astuner import process_start_time
 from astuner.contracts.errors import DataError
+from astuner_record.episode_log.store import parsed
 from astuner_record.exam import FILE as LABELS
 from astuner_record.foreign import is_plain_file, read_resolved
+from astuner_report.compare import settings_of
 from astuner_view.runs import RunPlace, about
 
 FILES = ("report.html", "report.md", "reward_curve.png", "reward_curve.svg", "resolved.yaml", "run.log")
@@ -99,6 +101,16 @@ class Book:
                 "files": {name: True for name in FILES if is_plain_file(self.place.path / name)},
             }
             return facts | found | {"facets": facets, "problems": [*self._problems(), *problems]}
+
+    def settings(self) -> dict[str, Any]:
+        """What ``resolved.yaml`` says, by dotted keys; nothing where it cannot be read, which is a problem."""
+        return settings_of(self._mapping("resolved.yaml") or {})
+
+    def problems(self) -> list[str]:
+        """What is wrong with the small files, a sentence each."""
+        with self._lock:
+            self._read_on()
+            return self._problems()
 
     def metrics(self, cursor: str = "") -> Tail:
         """The rows of ``metrics.jsonl`` since a cursor."""
@@ -248,7 +260,7 @@ def read_since(path: Path, cursor: str = "") -> Tail:
     rows, bad = [], 0
     for line in whole.splitlines():
         try:
-            row = json.loads(line)
+            row = parsed(line)
         except (ValueError, RecursionError):  # no JSON, no UTF-8, or nested without end
             row = None
         if isinstance(row, dict):

@@ -148,7 +148,14 @@ class EpisodeLog:
 
         :raises ConfigError: a condition cannot be read.
         """
-        return self._count("*", where)
+        if where:
+            return self._count("*", where)
+        # what is not listed yet need not be for that
+        sql = (
+            "SELECT count(*) + (SELECT count(DISTINCT episode_id) FROM main.data WHERE id > (SELECT ifnull(max(id), 0) "
+            "FROM main.episodes) AND episode_id NOT IN (SELECT episode_id FROM main.episodes)) FROM main.episodes"
+        )
+        return int(self._db.execute(sql).fetchone()[0])
 
     def list(
         self,

@@ -1,8 +1,8 @@
 /** The client that asks `astuner view`. */
 import type { EpisodesPage, EpisodeTokens, Episode, GroupsPage, Label, MetricsPage, Run, RunDetail, StepRow } from './api'
-import type { Alarm, Query, Status } from './api'
+import type { Alarm, Comparison, Query, Status, TaskComparison } from './api'
 import { type Client, type Listener, Refused } from './client'
-import { listed } from './routes'
+import { type CompareRoute, listed } from './routes'
 
 const FIRST_WAIT = 1000
 const LONGEST_WAIT = 30_000
@@ -52,6 +52,23 @@ export class HttpClient implements Client {
 
   live(run: string, cursor: string, listener: Listener): () => void {
     return follow((from) => `${of(run)}/live?${new URLSearchParams({ cursor: from })}`, cursor, listener)
+  }
+
+  compare(runs: string[], metrics: string[]): Promise<Comparison> {
+    const names = metrics.map((name) => ['metric', name])
+    return ask('/api/compare', new URLSearchParams([...runs.map((run) => ['run', run]), ...names]))
+  }
+
+  compareTasks(
+    a: string[],
+    b: string[],
+    { stepA, stepB, byText }: Pick<CompareRoute, 'stepA' | 'stepB' | 'byText'>,
+  ): Promise<TaskComparison> {
+    const asked = new URLSearchParams([...a.map((run) => ['a', run]), ...b.map((run) => ['b', run])])
+    if (stepA !== null) asked.set('step_a', String(stepA))
+    if (stepB !== null) asked.set('step_b', String(stepB))
+    if (byText) asked.set('by', 'text')
+    return ask('/api/compare/tasks', asked)
   }
 
   label = (run: string, episode: string, label: string, why: string): Promise<Label> =>

@@ -92,6 +92,14 @@ export class MemoryClient implements Client {
 
   readonly label = null
 
+  compare(): Promise<never> {
+    return Promise.reject(new Refused('this page holds one run; astuner view compares several', 404))
+  }
+
+  compareTasks(): Promise<never> {
+    return this.compare()
+  }
+
   live(): () => void {
     return () => undefined
   }
