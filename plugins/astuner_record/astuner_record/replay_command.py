@@ -127,7 +127,7 @@ def replay(
     stopping = debug.active() if debug else nullcontext()
     with only_data_on_stdout(as_json), stopping, RecordedRun(run) as recorded:
         if judge is not None:
-            given.insert(0, f"astuner.task_judge.judge={_found_here(judge)}")
+            given.insert(0, f"astuner.task_judge.judge={found_here(judge)}")
         how = _How(ctx, recorded, given, tuple(services or ()), show)
         if list_them:
             answer = _list(how, where or [])
@@ -193,7 +193,7 @@ def _check_by_hand(stop_at: int | None, times: int) -> None:
         )
 
 
-def _found_here(judge: str) -> str:
+def found_here(judge: str) -> str:
     """A file of the person's is looked for where the person is; the run's own files, where its experiment is."""
     file, arrow, name = judge.partition("->")
     path = Path(file).expanduser()

@@ -10,13 +10,20 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from astuner.contracts.statistics import wilson_interval
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 DRAWS = 10_000
 """Resamples of a bootstrap, and random signs of a permutation test."""
 _EXACT_UP_TO = 16
 """Pairs up to which all 2^n signs are tried."""
+_AT_ONCE = 1 << 20
+"""Random numbers that are drawn at once."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +125,16 @@ def bootstrap_interval(differences: Sequence[float], *, seed: int = 0, draws: in
     import numpy as np
 
     rng, values = np.random.default_rng(seed), np.asarray(differences, float)
-    return _percentiles([float(rng.choice(values, values.size).mean()) for _ in range(draws)])
+    means: list[float] = []
+    for n in _batches(draws, values.size):
+        means += rng.choice(values, (n, values.size)).mean(axis=1).tolist()
+    return _percentiles(means)
+
+
+def _batches(draws: int, size: int) -> list[int]:
+    """How many draws of ``size`` numbers at a time."""
+    most = max(1, _AT_ONCE // size)
+    return [min(most, draws - done) for done in range(0, draws, most)]
 
 
 def crossed_bootstrap_interval(
@@ -138,12 +154,20 @@ def crossed_bootstrap_interval(
     import numpy as np
 
     rng, sides = np.random.default_rng(seed), [np.asarray(runs, float) for runs in (a, b)]
-    means = []
-    for _ in range(draws):
-        tasks = rng.integers(len(a[0]), size=len(a[0]))
-        of_a, of_b = (runs[rng.integers(len(runs), size=(len(runs), 1)), tasks].mean() for runs in sides)
-        means.append(float(of_b - of_a))
+    means: list[float] = []
+    for n in _batches(draws, len(a[0])):
+        tasks = _drawn(rng, n, len(a[0]))
+        of_a, of_b = (((_drawn(rng, n, len(runs)) @ runs) * tasks).sum(axis=1) / runs.size for runs in sides)
+        means += (of_b - of_a).tolist()
     return _percentiles(means)
+
+
+def _drawn(rng: np.random.Generator, draws: int, size: int) -> NDArray[np.int64]:
+    """How often each of ``size`` things is drawn in ``size`` tries, for each draw."""
+    import numpy as np
+
+    places = rng.integers(size, size=(draws, size)) + size * np.arange(draws)[:, None]
+    return np.bincount(places.ravel(), minlength=draws * size).reshape(draws, size)
 
 
 def _percentiles(means: Sequence[float]) -> Interval:
@@ -171,8 +195,8 @@ def sign_flip_test(differences: Sequence[float], *, seed: int = 0, draws: int = 
     import numpy as np
 
     rng, steps = np.random.default_rng(seed), np.asarray(sizes)
-    hits = sum(abs(float(steps @ rng.choice((-1.0, 1.0), steps.size))) >= reached for _ in range(draws))
-    return (1 + hits) / (1 + draws)
+    drawn = (abs(rng.choice((-1.0, 1.0), (n, steps.size)) @ steps) for n in _batches(draws, steps.size))
+    return (1 + sum(int((sums >= reached).sum()) for sums in drawn)) / (1 + draws)
 
 
 def _all_signs(sizes: Sequence[float], reached: float) -> float:

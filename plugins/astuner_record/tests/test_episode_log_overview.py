@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 pytest.importorskip("pyarrow")
 
 from astuner.contracts.types import Episode, FinishReason, Generation, JudgeOutput, Split, StopReason, Turn
-from astuner_record.episode_log import EpisodeLog, EpisodeLogWriter
+from astuner_record.episode_log import EpisodeLog, EpisodeLogWriter, store
 from astuner_testing.fakes import workflow_task
 
 
@@ -98,3 +99,42 @@ def test_half_a_character_does_not_end_the_log(tmp_path: Path) -> None:
         assert log.count() == 2
         assert [e.episode_id for e in log.list(["text~apple"])] == ["g-0"]
         assert log.read("g-0").episode.turns[0].message["content"] == half
+
+
+def test_a_log_that_is_large_leaves_its_readers_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once more waited for the lists than a reader should enter, only a little does: who compares runs reads many."""
+    monkeypatch.setattr(store, "_UNLISTED", 20_000)
+    monkeypatch.setattr(store, "_OF_LARGE", 2_000)
+    monkeypatch.setattr(store, "_AT_ONCE", 1_000)
+
+    def listed(count: int) -> int:
+        folder = tmp_path / str(count)
+        writer = EpisodeLogWriter(folder / "episodes")
+        for i in range(count):
+            writer.episode(1, episode(f"g{i}-0", 1.0))
+        writer.close()
+        with closing(store.connect_to_read(folder / "episodes")) as db:
+            return int(db.execute("SELECT count(*) FROM main.episodes").fetchone()[0])
+
+    assert listed(10) == 0
+    assert listed(100) > 90
+
+
+def test_episodes_are_counted_once_without_listing_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In both lists, in none, and written again: in the database's lists, and in those that only the reader has."""
+    writer = EpisodeLogWriter(tmp_path / "episodes")
+    for name in ("a-0", "b-0", "c-0"):
+        writer.episode(1, episode(name, 0.0))
+    with closing(store.connect(tmp_path / "episodes")) as db:
+        store.list_some(db)
+    for name in ("b-0", "d-0", "d-0", "e-0"):
+        writer.episode(2, episode(name, 1.0))
+    writer.close()
+    with EpisodeLog(tmp_path, check=False) as log:
+        with monkeypatch.context() as nothing_is_listed:
+            nothing_is_listed.setattr("astuner_record.episode_log.reader.list_all", lambda db: pytest.fail("listed"))
+            assert log.count() == 5
+        assert (log.count(["reward>=0"]), log.count()) == (5, 5)
+        assert sorted((one.episode_id, one.step) for one in log.list()) == [
+            *(("a-0", 1), ("b-0", 2), ("c-0", 1), ("d-0", 2), ("e-0", 2)),
+        ]

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import glob
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from astuner.contracts.commands import JsonOption, new_app, only_data_on_stdout, write_json
+from astuner.contracts.commands import (
+    JsonOption,
+    OverridesArgument,
+    WithOption,
+    all_overrides,
+    command_line,
+    new_app,
+    only_data_on_stdout,
+    write_json,
+)
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.types import Split
+
+if TYPE_CHECKING:
+    from astuner_report.compare.anew import Anew
 
 app = new_app()
 
@@ -33,15 +48,18 @@ Examples:
   astuner diff launcher_record/grpo launcher_record/gspo
   astuner diff launcher_record/grpo launcher_record/grpo --step-a 0 --step-b 250
   astuner diff 'launcher_record/grpo-seed*' 'launcher_record/gspo-seed*' --json
+  astuner diff launcher_record/grpo launcher_record/gspo --judge 'my_judge.py->MyJudge'
 """
 
 
 @app.command(epilog=EXAMPLES)
 def diff(
+    ctx: typer.Context,
     run_a: Annotated[
         str, typer.Argument(metavar="RUN_A", help="A run folder; several seeds: a pattern in quotes, 'DIR/grpo-seed*'.")
     ],
     run_b: Annotated[str, typer.Argument(metavar="RUN_B", help="The run, or runs, to compare with it.")],
+    overrides: OverridesArgument = None,
     step_a: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="The validation of A after this step. Default: its newest.")
     ] = None,
@@ -51,24 +69,39 @@ def diff(
     common: Annotated[
         bool, typer.Option("--common", help="Compare the tasks that are in all runs, though some have others.")
     ] = False,
+    judge: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE.py->CLASS",
+            help="Judge both sides anew, with the settings of RUN_A (the first) and KEY=VALUE; nothing is kept.",
+            show_default=False,
+        ),
+    ] = None,
+    services: WithOption = None,
+    parallel: Annotated[int, typer.Option(min=1, metavar="N", help="Ask --judge about so many at once.")] = 8,
     seed: Annotated[int, typer.Option(help="Of the random draws.")] = 0,
     show: Annotated[int, typer.Option(min=0, metavar="N", help="List this many settings and tasks of each kind.")] = 10,
     as_json: JsonOption = False,
 ) -> None:
     """Compare two runs on the same tasks: settings, success and reward with intervals, tasks won and lost."""
-    with only_data_on_stdout(as_json):
+    given = all_overrides(overrides)
+    if judge is None and (given or services):
+        raise ConfigError("KEY=VALUE and --with are for judging anew; add --judge NAME, or leave them out")
+    command_line(ctx).check_services(services or ())
+    runs = _runs("RUN_A", run_a), _runs("RUN_B", run_b)
+    with only_data_on_stdout(as_json), _judging(ctx, runs[0][0], judge, given, services or (), parallel) as anew:
         from astuner_record.episode_log.salvage import end_partly
         from astuner_report.compare import compare
 
         result = compare(
-            _runs("RUN_A", run_a),
-            _runs("RUN_B", run_b),
+            *runs,
             split=split,
             step_a=step_a,
             step_b=step_b,
             by=by.value,
             common=common,
             seed=seed,
+            anew=anew,
         )
     if as_json:
         write_json(result)
@@ -77,6 +110,27 @@ def diff(
 
         typer.echo(rendered("diff.txt", show=show, WIDEST=_WIDEST, **result).rstrip())
     end_partly(result["problems"])
+
+
+@contextmanager
+def _judging(
+    ctx: typer.Context, run: Path, judge: str | None, overrides: Sequence[str], services: Sequence[str], parallel: int
+) -> Iterator[Anew | None]:
+    """The judge with the settings of a run, ready to be asked; None where no other is wanted."""
+    if judge is None:
+        yield None
+        return
+    from astuner import run_services
+    from astuner_record.replay import RecordedRun
+    from astuner_record.replay_command import found_here
+    from astuner_report.compare.anew import judging
+
+    with RecordedRun(run) as recorded:
+        chosen = [f"astuner.task_judge.judge={found_here(judge)}", *overrides]
+        config = recorded.config(chosen, backbone="debug", plugins=command_line(ctx).plugins)
+    say = partial(typer.echo, err=True)
+    with run_services(config, tuple(services)), judging(config, parallel=parallel, say=say) as anew:
+        yield anew
 
 
 def _runs(name: str, pattern: str) -> list[Path]:

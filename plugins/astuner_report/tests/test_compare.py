@@ -117,6 +117,13 @@ def test_several_runs_widen_the_interval_by_how_much_they_differ() -> None:
     assert wide.high - wide.low == pytest.approx(2 * 1.96 * sd_of_the_mean, rel=0.1)
 
 
+def test_it_does_not_matter_how_many_are_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    some = [((i * 37) % 101) / 50 - 1 for i in range(30)]
+    whole = bootstrap_interval(some, draws=200), sign_flip_test(some, draws=200)
+    monkeypatch.setattr("astuner_record.statistics._AT_ONCE", 100)
+    assert (bootstrap_interval(some, draws=200), sign_flip_test(some, draws=200)) == whole
+
+
 def test_kappa_is_that_of_a_worked_example() -> None:
     assert cohens_kappa(PairedTable(20, 5, 10, 15)) == pytest.approx(0.4)  # p_o 0.7, p_e 0.5
     assert cohens_kappa(PairedTable(7, 0, 0, 0)) is None

@@ -4,8 +4,9 @@ On loopback nobody needs a key, but a page from elsewhere must not come in under
 here (DNS rebinding), nor embed what is here.  On any other address every request needs the token: as ``Authorization:
 Bearer``, or once as ``?token=`` of a link, which becomes a cookie that scripts do not see.
 
-Invariants: nothing but GET and HEAD is ever answered with data, so that no other page can change anything.  A run's id
-is looked up in `Runs`, and an episode's in the log; neither becomes part of a path.
+Invariants: nothing is changed but a person's label of an episode, and that by our own page or a program, and no page
+from elsewhere: it is JSON, about which browsers ask first, and they say where it comes from.  A run's id is looked up
+in `Runs`, and an episode's in the log; neither becomes part of a path.
 """
 
 from __future__ import annotations
@@ -24,13 +25,17 @@ from urllib.parse import unquote, urlencode
 from aiohttp import web
 
 from astuner.contracts.errors import ConfigError, DataError
+from astuner.contracts.types import Split
 from astuner_gateway.endpoint.errors import ApiError
-from astuner_gateway.gate import Gate, refusal
+from astuner_gateway.gate import Gate, parse, read_body, refusal
 from astuner_gateway.listening import check_open, is_key, keys_in
 from astuner_record.episode_log.reader import NO_FACETS, ORDERS, EpisodeLog
 from astuner_record.episode_log.rows import json_text
+from astuner_record.exam import FILE, LABELS, MOST_WHY, add_label
 from astuner_record.foreign import is_plain_file
+from astuner_report.compare import Measured, measured
 from astuner_view.book import FILES, Book, Tail
+from astuner_view.comparing import FEWEST, MOST_METRICS, MOST_RUNS, overview, tasks
 from astuner_view.episodes import episode_json, listed_json, tokens_json
 from astuner_view.log_thread import LogReader, LogThread, count, counted
 from astuner_view.page import STATIC, TYPES, missing, static_file
@@ -38,8 +43,8 @@ from astuner_view.runs import RunPlace, Runs
 
 MOST = 1000
 """Lines of a list in one answer."""
-OPEN_LOGS = 16
-"""That are kept open; the one that was not asked for longest is closed."""
+OPEN_LOGS = 48
+"""That are kept open, twice as many as a comparison needs; the one that was not asked for longest is closed."""
 COMPRESSED_FROM = 16 * 1024
 """Bytes of an answer; less is not worth it."""
 _LEVEL = 1
@@ -74,6 +79,7 @@ class Viewer(Gate):
     """Answers all requests."""
 
     what = "page"
+    most_bytes = 64 << 10
 
     def __init__(
         self,
@@ -110,7 +116,9 @@ class Viewer(Gate):
 
     async def reply(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
         headers = request.headers
-        if request.method not in ("GET", "HEAD"):
+        if request.method == "POST" and request.path.endswith("/label"):
+            _check_own(request)
+        elif request.method not in ("GET", "HEAD"):
             raise ApiError(405, "the viewer only shows; send GET")
         if headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin") and not _is_visit(request):
             raise ApiError(400, "other pages do not get anything from here")
@@ -156,6 +164,14 @@ class Viewer(Gate):
         match [unquote(part) for part in path.split("/")]:
             case ["api", "runs"]:
                 return await _json(request, {"runs": await self._all_runs()})
+            case ["api", "runs", run, "episodes", episode, "label"] if request.method == "POST":
+                return await _json(request, await self._label(request, await self._place(run), episode))
+            case _ if request.method == "POST":
+                raise _nowhere()
+            case ["api", "compare"]:
+                return await _json(request, await self._compare(request))
+            case ["api", "compare", "tasks"]:
+                return await _json(request, await self._compare_tasks(request))
             case ["api", "runs", run, "live"]:
                 return await self._live(request, await self._place(run))
             case ["api", "runs", run, "files", name]:
@@ -179,6 +195,35 @@ class Viewer(Gate):
         books = [self._book(place) for place in places.values()]
         found = await asyncio.to_thread(lambda: [book.facts(counted(book.place.path)) for book in books])
         return sorted(found, key=lambda facts: (facts["state"] != "running", -facts["updated"]))  # the newest first
+
+    async def _compare(self, request: web.BaseRequest) -> dict[str, Any]:
+        books = await self._books_of(request, "run", FEWEST)
+        names = list(dict.fromkeys(request.query.getall("metric", [])))
+        if len(names) > MOST_METRICS:
+            raise ApiError(400, f"at most {MOST_METRICS} metrics are compared at once")
+        return await asyncio.to_thread(overview, books, names)
+
+    async def _compare_tasks(self, request: web.BaseRequest) -> dict[str, Any]:
+        query, sides = request.query, {side: await self._books_of(request, side, 1) for side in "ab"}
+        split, by = query.get("split", Split.VALIDATION), query.get("by", "task")
+        if split not in [*Split] or by not in ("task", "text"):
+            raise ApiError(400, "split is train or validation, and by is task or text")
+
+        async def of(side: str, book: Book) -> Measured:
+            step = _number(request, f"step_{side}", 0) if f"step_{side}" in query else None
+            run, opened = book.place.path, self._opened(book.place)
+            one: Measured = await _ask(opened, lambda log: measured(run, log, split=Split(split), step=step, by=by))
+            return one
+
+        found = {side: await asyncio.gather(*(of(side, book) for book in books)) for side, books in sides.items()}
+        return await asyncio.to_thread(tasks, sides, found)
+
+    async def _books_of(self, request: web.BaseRequest, name: str, fewest: int) -> list[Book]:
+        """Of the runs that a comparison names, each once."""
+        ids = list(dict.fromkeys(request.query.getall(name, [])))
+        if not fewest <= len(ids) <= MOST_RUNS:
+            raise ApiError(400, f"{name} names {fewest} to {MOST_RUNS} runs by their ids, not {len(ids)}")
+        return [self._book(await self._place(run)) for run in ids]
 
     async def _of_run(self, request: web.BaseRequest, place: RunPlace, what: list[str]) -> Any:
         query, opened, book = request.query, self._opened(place), self._book(place)
@@ -211,7 +256,7 @@ class Viewer(Gate):
 
                 def episodes(log: EpisodeLog) -> dict[str, Any]:
                     found = log.list(where, order=order, descending=descending, limit=limit, offset=offset)
-                    listed = [listed_json(one) for one in found]
+                    listed = [listed_json(one, *exam) for one, exam in zip(found, log.exams(found), strict=True)]
                     return {"total": log.count(where), "offset": offset, "episodes": listed}
 
                 return await _ask(opened, episodes, {"total": 0, "offset": 0, "episodes": []})
@@ -227,6 +272,24 @@ class Viewer(Gate):
             case ["episodes", name, "tokens"]:
                 return await _ask(opened, lambda log: tokens_json(log.read(name), place.path))
         raise _nowhere()
+
+    async def _label(self, request: web.BaseRequest, place: RunPlace, episode: str) -> dict[str, Any]:
+        """What a person says of an episode, written down."""
+        said = parse(await read_body(request))
+        label, why = said.get("label"), said.get("why", "")
+        if label not in (*LABELS, "") or not isinstance(why, str) or len(why) > MOST_WHY:
+            wanted = f"{' or '.join(LABELS)}, or empty to take it back; why is text of at most {MOST_WHY:,} characters"
+            raise ApiError(400, f"label is {wanted}")
+
+        def write(log: EpisodeLog) -> dict[str, Any]:
+            try:
+                add_label(place.path, log.find(episode).id, episode, label, why)
+            except OSError as e:
+                raise ApiError(409, f"{FILE} of this run cannot be written: {e.strerror or e}") from None
+            return {"label": label, "why": why if label else ""}
+
+        found: dict[str, Any] = await _ask(self._opened(place), write)
+        return found
 
     async def _file(self, place: RunPlace, name: str) -> web.FileResponse:
         if name not in FILES:
@@ -323,6 +386,17 @@ def _with_rules(answer: Answer) -> Answer:
         for name, value in RULES.items():
             answer.headers.setdefault(name, value)
     return answer
+
+
+def _check_own(request: web.BaseRequest) -> None:
+    """:raises ApiError: what is to be changed may come from another page."""
+    headers = request.headers
+    host = headers.get("Host", "")
+    is_own = headers.get("Origin", f"://{host}").partition("://")[2] == host
+    if not is_own or headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
+        raise ApiError(403, "other pages change nothing here")
+    if request.content_type != "application/json":
+        raise ApiError(415, "send a label as application/json")
 
 
 def _is_visit(request: web.BaseRequest) -> bool:

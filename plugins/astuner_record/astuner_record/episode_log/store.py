@@ -96,9 +96,11 @@ _READING = f"""
 PRAGMA temp_store = MEMORY;
 {_LISTS.format(*_OF_READERS)}
 CREATE TEMP VIEW unlisted AS SELECT * FROM temp.newer
-    WHERE id > (SELECT ifnull(max(id), 0) FROM main.episodes) AND id IN (SELECT id FROM main.data);
+    WHERE id > (SELECT ifnull(max(id), 0) FROM main.episodes)
+    AND EXISTS (SELECT 1 FROM main.data WHERE main.data.id = temp.newer.id);
 CREATE TEMP VIEW episodes AS
-    SELECT * FROM main.episodes WHERE episode_id NOT IN (SELECT episode_id FROM unlisted)
+    SELECT * FROM main.episodes
+    WHERE id NOT IN (SELECT id FROM main.episodes WHERE episode_id IN (SELECT episode_id FROM unlisted))
     UNION ALL SELECT * FROM unlisted;
 """
 """What the writer has not listed, is listed by each reader for itself, who so never holds up the writer; to a reader
@@ -111,9 +113,9 @@ FACTS = (
 """The columns of ``episodes`` after the id; behind them come the six that `_facts` counts."""
 _CREDIT = f"INSERT INTO credit ({', '.join(CREDIT)}) VALUES ({', '.join('?' * len(CREDIT))})"
 _LIST = f"INSERT OR REPLACE INTO {{}} VALUES ({', '.join('?' * (1 + len(FACTS) + 6))})"
-_UNLISTED, _AT_ONCE = 16 << 20, 512 << 10
-"""Bytes of rows before they are compressed: those left to readers, who list them in less than a second, and those
-listed in one transaction."""
+_UNLISTED, _OF_LARGE, _AT_ONCE = 16 << 20, 1 << 20, 512 << 10
+"""Bytes of rows before they are compressed: those left to readers, who list them in less than a second; those once it
+was more, since who reads ten large logs lists ten; and those listed in one transaction."""
 _LARGEST = 1 << 30
 """Bytes of a row, which a few kilobytes of somebody else's may unfold to."""
 _WIDE = re.compile(r"([\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af])")
@@ -206,6 +208,8 @@ class EpisodeLogWriter:
         self._db: Database | None = None
         self._unlisted = 0
         """Bytes of rows that no list has yet, unless a reader has listed them: `rewind` leaves none."""
+        self._left = _UNLISTED
+        """How many are left to readers."""
         self.failed = False
         """Whether the caller was told that the log cannot be written."""
         self._telling = _Telling(self, folder / DATABASE)
@@ -220,7 +224,8 @@ class EpisodeLogWriter:
         with self._telling:
             db = self._db or self._open()
             self._unlisted += db.add_episode(row)
-            if self._unlisted >= _UNLISTED:
+            if self._unlisted >= self._left:
+                self._left = _OF_LARGE
                 self._unlisted -= list_some(db) or self._unlisted
 
     def credit(self, step: int, samples: Sequence[Sample], trainer: Mapping[int, Any] | None = None) -> None:
@@ -466,7 +471,7 @@ def _facts(row: Row) -> tuple[tuple[Any, ...], str]:
     """
     turns, others = row["turns"], row["external"]
     everybody = (*turns, *others)
-    requests, replies = ([_parsed(turn[key]) for turn in everybody] for key in ("request", "reply"))
+    requests, replies = ([parsed(turn[key]) for turn in everybody] for key in ("request", "reply"))
     facts = (
         *shown(row),
         _names(turn["agent"] for turn in everybody),
@@ -485,12 +490,13 @@ def shown(row: Row) -> tuple[Any, ...]:
     return (*(row[name][:_QUERY] if name == "query" else row[name] for name in FACTS),)
 
 
-def _parsed(text: str) -> Any:
+def parsed(text: str | bytes) -> Any:
+    """What JSON holds, as `json.loads` has it but for integers of more than 64 bits."""
     import orjson
 
     try:
-        return orjson.loads(text)  # several times as fast; of large numbers it makes others, which are not searched
-    except ValueError:  # half a character
+        return orjson.loads(text)  # several times as fast
+    except ValueError:  # half a character, or what Python's own writes of no number
         return json.loads(text)
 
 

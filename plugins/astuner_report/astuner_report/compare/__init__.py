@@ -14,11 +14,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from astuner import RunDir
 from astuner.contracts.errors import ConfigError, DataError
-from astuner.contracts.places import Tree, dotted
+from astuner.contracts.places import Tree
 from astuner.contracts.rows import ID_FIELDS
 from astuner.contracts.statistics import mean
 from astuner.contracts.types import Split, StopReason
@@ -34,6 +34,9 @@ from astuner_record.statistics import (
     sign_flip_test,
 )
 from astuner_report.compare.yardsticks import doubted, yardsticks
+
+if TYPE_CHECKING:
+    from astuner_report.compare.anew import Anew
 
 TESTED = ("success", "reward")
 """The measures that get a p-value; for the others the interval says enough."""
@@ -87,39 +90,53 @@ class Measured:
     """What of its log is damaged, a sentence each: that is in none of the numbers."""
 
 
-def measure(run: Path, *, split: Split = Split.VALIDATION, step: int | None = None, by: str = "task") -> Measured:
+def measure(
+    run: Path,
+    *,
+    split: Split = Split.VALIDATION,
+    step: int | None = None,
+    by: str = "task",
+    anew: Anew | None = None,
+) -> Measured:
     """Measure a run's episodes of one step.
 
     :param step: the newest by default in validation, all of them in training.
     :param by: what makes tasks of two runs the same: ``task``, id and text; or ``text`` alone (the file was renamed, or
         its lines moved).
+    :param anew: a judge, whose verdicts count instead of the recorded ones.
     :raises DataError: the run has no log, or there is no such episode.
     """
     if not run.is_dir():
         raise DataError(f"{run} is not a run folder; write the folder that `astuner run` names at its end")
     with EpisodeLog(run) as log:
-        found = log.list([f"split={split.value}"])
-        if not found:
-            other = (Split.TRAIN if split is Split.VALIDATION else Split.VALIDATION).value
-            instead = f", but of {other}: add --split {other}" if log.count([f"split={other}"]) else ""
-            raise DataError(f"{run} has no episodes of {split.value}{instead}")
-        if step is None and split is Split.VALIDATION:
-            step = max(e.step for e in found)
-        chosen = [e for e in found if step in (None, e.step)]
-        if not chosen:
-            steps = ", ".join(map(str, sorted({e.step for e in found})))
+        return measured(run, log, split=split, step=step, by=by, anew=anew)
+
+
+def measured(
+    run: Path, log: EpisodeLog, *, split: Split, step: int | None, by: str, anew: Anew | None = None
+) -> Measured:
+    """`measure`, in the log of a run that is open."""
+    of_split = f"split={split.value}"
+    if step is None and split is Split.VALIDATION:
+        step = next((e.step for e in log.list([of_split], descending=True, limit=1)), None)  # written last
+    chosen = log.list([of_split] if step is None else [of_split, f"step={step}"])
+    if not chosen:
+        if steps := ", ".join(str(one["step"]) for one in log.steps(split.value)):
             raise DataError(f"{run} has no {split.value} of step {step}; there are the steps {steps}")
-        texts: dict[str, tuple[str, str]] = {}
-        """Group -> what its task asks, and knows; the attempts of a group share it."""
-        for listed in chosen:
-            if listed.group_id not in texts:
-                row = log.read(listed).row
-                task = json.loads(row["task"])
-                known = {name: value for name, value in task["metadata"].items() if name not in ID_FIELDS}
-                asked = text_hash(row["query"], task["init_messages"])
-                texts[listed.group_id] = asked, text_hash("", known)
-    by_task: dict[str, list[Listed]] = {}
+        other = (Split.TRAIN if split is Split.VALIDATION else Split.VALIDATION).value
+        instead = f", but of {other}: add --split {other}" if log.count([f"split={other}"]) else ""
+        raise DataError(f"{run} has no episodes of {split.value}{instead}")
+    texts: dict[str, tuple[str, str]] = {}
+    """Group -> what its task asks, and knows; the attempts of a group share it."""
     for listed in chosen:
+        if listed.group_id not in texts:
+            row = log.read(listed).row
+            task = json.loads(row["task"])
+            known = {name: value for name, value in task["metadata"].items() if name not in ID_FIELDS}
+            asked = text_hash(row["query"], task["init_messages"])
+            texts[listed.group_id] = asked, text_hash("", known)
+    by_task: dict[str, list[Listed]] = {}
+    for listed in chosen if anew is None else anew.verdicts(run, log, chosen):
         text = texts[listed.group_id][0]
         by_task.setdefault(f"{listed.task_id} {text}" if by == "task" else text, []).append(listed)
     return Measured(
@@ -208,6 +225,7 @@ def compare(
     by: str = "task",
     common: bool = False,
     seed: int = 0,
+    anew: Anew | None = None,
 ) -> dict[str, Any]:
     """Compare the runs of ``b`` with those of ``a``: everything that `astuner diff` says, as it is for ``--json``.
 
@@ -219,6 +237,7 @@ def compare(
     :param by: as of `measure`.
     :param common: compare the tasks that are in all runs, though some have others.
     :param seed: of the random draws.
+    :param anew: as of `measure`; what it ``judged`` is said.
     :raises DataError: a run has no such episodes, or the task sets differ.
     """
     if repeated := {run.resolve() for run in a} & {run.resolve() for run in b} if step_a == step_b else set():
@@ -226,22 +245,44 @@ def compare(
             f"{min(repeated)} is on both sides; give two runs, or two steps of one: --step-a N --step-b M"
         )
     settings_a, settings_b = [[_settings(run) for run in side] for side in (a, b)]
+    of_a = [measure(run, split=split, step=step_a, by=by, anew=anew) for run in a]
+    of_b = [measure(run, split=split, step=step_b, by=by, anew=anew) for run in b]
+    said = None if anew is None else anew.said
+    return compared(of_a, of_b, settings_a, settings_b, common=common, seed=seed, judged=said)
+
+
+def compared(
+    of_a: Sequence[Measured],
+    of_b: Sequence[Measured],
+    settings_a: Sequence[Mapping[str, Any]],
+    settings_b: Sequence[Mapping[str, Any]],
+    *,
+    common: bool = False,
+    seed: int = 0,
+    judged: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """`compare`, of runs that are measured, with the settings of each as `settings_of` has them."""
     settings = _differences(settings_a, settings_b)
-    of_a = tuple(measure(run, split=split, step=step_a, by=by) for run in a)
-    of_b = tuple(measure(run, split=split, step=step_b, by=by) for run in b)
+    split = of_a[0].split
     tasks, about_tasks = pair(of_a, of_b, common=common)
     table = None
-    if len(a) == len(b) == 1 and all(len(run.tasks[k].episodes) == 1 for run in (*of_a, *of_b) for k in tasks):
+    if len(of_a) == len(of_b) == 1 and all(len(run.tasks[k].episodes) == 1 for run in (*of_a, *of_b) for k in tasks):
         solved = [[run.tasks[key].means["success"] == 1 for key in tasks] for run in (*of_a, *of_b)]
         table = PairedTable.of(list(zip(*solved, strict=True)))
     flips = _flips(of_a, of_b, tasks)
     changed = [of_a[0].tasks[key].task_id for key in tasks if len({r.tasks[key].metadata for r in (*of_a, *of_b)}) > 1]
-    differing = yardsticks(settings_a, settings_b, settings, split, changed, about_tasks)
+    if judged is not None:  # by one judge, whatever the runs had
+        settings_a, settings_b = (
+            [_judged_by(judged["name"], run) for run in side] for side in (settings_a, settings_b)
+        )
+    measured_with = _differences(settings_a, settings_b)
+    differing = yardsticks(settings_a, settings_b, measured_with, split, changed, about_tasks)
     measures = {name: _difference(name, of_a, of_b, tasks, table, seed) for name in MEASURES}
     doubted(measures, differing)
     return {
         "a": [_run(run) for run in of_a],
         "b": [_run(run) for run in of_b],
+        "judged": judged,
         "yardsticks": differing,
         "settings": settings,
         "tasks": about_tasks,
@@ -282,13 +323,22 @@ def _settings(run: Path) -> dict[str, Any]:
     """:raises DataError: the run has no ``resolved.yaml``."""
     path = RunDir(run).resolved
     try:
-        data = read_resolved(path) or {}
-        data.pop("resolved", None)  # says which file it was made from
+        return settings_of(read_resolved(path) or {})
     except FileNotFoundError:
         raise DataError(f"{run} is not a run folder: it has no {path.name}") from None
     except (OSError, AttributeError) as e:
         raise DataError(f"{path} cannot be read: {e}") from None
-    return {dotted(key): value for key, value in Tree(data).leaves()}
+
+
+def settings_of(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run by their dotted keys, of what is in its ``resolved.yaml``."""
+    settings = {name: value for name, value in data.items() if name != "resolved"}  # which file it was made from
+    return {".".join(map(str, key)): value for key, value in Tree(settings).leaves()}
+
+
+def _judged_by(judge: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    own = ("astuner.task_judge.", "astuner.helper_models.")
+    return {key: value for key, value in settings.items() if not key.startswith(own)} | {f"{own[0]}judge": judge}
 
 
 def _different(values: Sequence[Any]) -> tuple[Any, ...]:
@@ -318,12 +368,13 @@ def _difference(
         by = "bootstrap over runs and tasks"
     else:
         each = [y - x for x, y in zip(values_a[0], values_b[0], strict=True)]
-        interval, by = bootstrap_interval(each, seed=seed), "bootstrap over tasks"
         if name == "success" and table is not None:
             interval, by = paired_success_interval(table), "Newcombe's paired score interval"
             p_value, test = mcnemar_exact(table), "McNemar's exact test"
-        elif name in TESTED:
-            p_value, test = sign_flip_test(each, seed=seed), "permutation test of signs"
+        else:
+            interval, by = bootstrap_interval(each, seed=seed), "bootstrap over tasks"
+            if name in TESTED:
+                p_value, test = sign_flip_test(each, seed=seed), "permutation test of signs"
     return {
         "a": mean_a,
         "b": mean_b,
@@ -348,6 +399,7 @@ def _flips(a: Sequence[Measured], b: Sequence[Measured], tasks: Sequence[str]) -
             task = a[0].tasks[key]
             found.append(
                 {
+                    "key": key,
                     "task_id": task.task_id,
                     "query": task.query,
                     "success_a": of_a,

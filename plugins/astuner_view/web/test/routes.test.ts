@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest'
 
-import { above, episodeRoute, episodesRoute, format, listed, parse, type Route, runRoute } from '../src/lib/routes'
+import { above, compareRoute, episodeRoute, episodesRoute, format, listed, parse, type Place, type Route, runRoute } from '../src/lib/routes'
 
 describe('addresses', () => {
   const routes: Route[] = [
@@ -10,6 +10,10 @@ describe('addresses', () => {
     episodesRoute('r', { where: ['reward>=0.5', 'text~apple & pie', 'agent=<img>'], order: 'reward', desc: true }),
     episodeRoute('r', 'draw/7#0 %', { view: 'tokens', turn: 0, token: 1234, branch: 5 }),
     episodeRoute('日本', 'e'),
+    compareRoute(['r', 'a b&run=c']),
+    compareRoute(['r', 's', 't'], {
+      a: 2, b: 0, stepA: 5, stepB: 0, byText: true, metrics: ['a&b'], episodes: [{ run: 'r', episode: 'draw/7#0 %' }, { run: 's', episode: '' }],
+    }),
   ]
   it.each(routes.map((route) => [format(route), route] as const))('%s', (hash, route) => {
     expect(parse(hash)).toEqual(route)
@@ -32,6 +36,10 @@ describe('addresses', () => {
     expect(above(episodesRoute('R'))).toEqual(runRoute('R'))
     expect(above(runRoute('R'))).toEqual({ page: 'runs' })
     expect(above({ page: 'runs' })).toBeNull()
+    const compared = compareRoute(['r', 's'], { stepA: 5 })
+    expect(above(compared)).toEqual({ page: 'runs' })
+    const both: [Place, Place] = [{ run: 'r', episode: 'e' }, { run: 's', episode: 'e' }]
+    expect(above({ ...compared, episodes: both })).toEqual(compared)
   })
   it('ask the API as they are written', () => {
     expect(listed({ where: ['a=b'], order: 'written', desc: false }).toString()).toBe('where=a%3Db')

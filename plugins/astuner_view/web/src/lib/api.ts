@@ -109,7 +109,17 @@ export interface Listed {
   tokens: number
   prompt_tokens: number
   branches: number
+  /** Of a person: good, bad, or empty. */
+  label: string
+  why: string
+  /** Of its error, without what tells one occurrence from the next. */
+  cause: string
+  /** What was answered in the end, and what was expected; of a list their beginning. */
+  answer: string
+  expected: string
 }
+
+export type Label = Pick<Listed, 'label' | 'why'>
 
 export interface ToolCall {
   id?: string
@@ -226,4 +236,60 @@ export interface EpisodesPage {
 export interface GroupsPage {
   total: number
   groups: GroupRow[]
+}
+
+/** Runs that differ by the seed alone. */
+export interface RunGroup {
+  runs: { id: string; name: string }[]
+  seeds: unknown[]
+  /** Metric -> a value for each of the comparison's steps; `low` and `high` of several seeds. */
+  curves: Record<string, { mean: (number | null)[]; low?: (number | null)[]; high?: (number | null)[] }>
+}
+
+export interface Comparison {
+  groups: RunGroup[]
+  steps: number[]
+  /** All names that any run has. */
+  metrics: string[]
+  /** Those that differ, with a value for each group. */
+  settings: { key: string; values: unknown[] }[]
+  yardsticks: { about: string; key: string; values: unknown[] }[]
+  problems: string[]
+}
+
+/** A task that one side solves and the other does not, with the run and the id of each of its episodes. */
+export interface Flip {
+  key: string
+  task_id: string
+  query: string
+  success_a: number
+  success_b: number
+  episodes_a: [string, string][]
+  episodes_b: [string, string][]
+}
+
+export interface Measure {
+  a: number
+  b: number
+  difference: number
+  ci_low: number
+  ci_high: number
+  ci_by: string
+  p_value: number | null
+  test: string
+  comparable: boolean
+}
+
+/** What `astuner diff --json` says of the two sides. */
+export interface TaskComparison {
+  a: { run: string; step: number | null; tasks: number }[]
+  b: { run: string; step: number | null; tasks: number }[]
+  yardsticks: { about: string; key: string; a: unknown[]; b: unknown[] }[]
+  tasks: { paired: number; only_a: string[]; only_b: string[]; unscored: Record<string, string> }
+  measures: Record<string, Measure>
+  won: Flip[]
+  lost: Flip[]
+  won_total: number
+  lost_total: number
+  problems: string[]
 }

@@ -1,17 +1,21 @@
 /** Where the page gets its data: from the server, or from itself when it was exported. Both say the same. */
 import type {
   Alarm,
+  Comparison,
   Episode,
   EpisodesPage,
   EpisodeTokens,
   GroupsPage,
+  Label,
   MetricsPage,
   Query,
   Run,
   RunDetail,
   Status,
   StepRow,
+  TaskComparison,
 } from './api'
+import type { CompareRoute } from './routes'
 
 /** What a run that goes on tells, until it has ended or `stop` is called. */
 export interface Listener {
@@ -38,6 +42,11 @@ export interface Client {
   tokens(run: string, episode: string): Promise<EpisodeTokens>
   /** @returns stop */
   live(run: string, cursor: string, listener: Listener): () => void
+  compare(runs: string[], metrics: string[]): Promise<Comparison>
+  /** The tasks of two sides, by the ids of their runs. */
+  compareTasks(a: string[], b: string[], how: Pick<CompareRoute, 'stepA' | 'stepB' | 'byText'>): Promise<TaskComparison>
+  /** Writes down what a person says of an episode; an empty label takes it back. Null: nothing can be written. */
+  label: ((run: string, episode: string, label: string, why: string) => Promise<Label>) | null
   /** Address of a file of the run; null where it cannot be had. */
   file(run: string, name: string): string | null
 }

@@ -47,8 +47,9 @@ export function smooth(column: Column, weight: number): Column {
 export interface Series {
   name: string
   label: string
-  /** Which of the theme's colours. */
-  colour: 'a' | 'b' | 'c'
+  /** Which of the colours `--series-…` of the page. */
+  colour: string
+  dashed?: boolean
   /** Seldom measured: drawn with points, and not smoothed. */
   points?: boolean
   /** Names of its lower and upper end. */
@@ -116,6 +117,25 @@ const CARDS: (Omit<Card, 'series'> & { series: Series[][] })[] = [
     series: [[{ name: 'adv/zero_group_frac', label: 'share', colour: 'a' }]],
   },
 ]
+
+export interface Shown {
+  name: string
+  title: string
+  share?: boolean
+  points?: boolean
+}
+
+/** The metrics of all cards, each with a title of its own: what several runs are compared by. */
+export function metricsShown(): Shown[] {
+  return CARDS.flatMap(({ title, share, series }) =>
+    series.flat().map(({ name, label, points }, _, all) => ({
+      name,
+      title: all.length > 1 ? `${title}: ${label}` : title,
+      ...(share ? { share } : {}),
+      ...(points ? { points } : {}),
+    })),
+  )
+}
 
 /** The cards of a run, and of the metrics that were added to them; only those with any data. */
 export function cards(columns: ReadonlyMap<string, Column>, added: string[]): Card[] {

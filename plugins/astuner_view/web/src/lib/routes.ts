@@ -38,12 +38,34 @@ export interface EpisodeRoute {
   branch: number | null
 }
 
+/** An episode of a run. */
+export interface Place {
+  run: string
+  episode: string
+}
+
+export interface CompareRoute {
+  page: 'compare'
+  runs: string[]
+  /** The groups whose tasks are paired, counted from 0. */
+  a: number
+  b: number
+  /** Whose validation after which step; null: the newest. */
+  stepA: number | null
+  stepB: number | null
+  /** Tasks are the same by their text alone. */
+  byText: boolean
+  metrics: string[]
+  /** Two episodes that are read beside one another instead. */
+  episodes: [Place, Place] | null
+}
+
 export interface UnknownRoute {
   page: 'unknown'
   hash: string
 }
 
-export type Route = RunsRoute | RunRoute | EpisodesRoute | EpisodeRoute | UnknownRoute
+export type Route = RunsRoute | RunRoute | EpisodesRoute | EpisodeRoute | CompareRoute | UnknownRoute
 
 export const WRITTEN = 'written'
 
@@ -56,6 +78,18 @@ export function parse(hash: string): Route {
   if (names === null) return { page: 'unknown', hash }
   const [top, run, below, episode] = names
   if (names.length === 0) return { page: 'runs' }
+  if (names.length === 1 && top === 'compare') {
+    const [left, right] = [place(asked.get('left')), place(asked.get('right'))]
+    return compareRoute(asked.getAll('run'), {
+      a: whole(asked.get('a')) ?? 0,
+      b: whole(asked.get('b')) ?? 1,
+      stepA: whole(asked.get('step_a')),
+      stepB: whole(asked.get('step_b')),
+      byText: asked.get('by') === 'text',
+      metrics: asked.getAll('m'),
+      episodes: left && right ? [left, right] : null,
+    })
+  }
   if (top !== 'run' || run === undefined) return { page: 'unknown', hash }
   if (names.length === 2) {
     return {
@@ -109,6 +143,16 @@ export function format(route: Route): string {
       if (route.token !== null) asked.set('token', String(route.token))
       if (route.branch !== null) asked.set('branch', String(route.branch))
       return `#/run/${encodeURIComponent(route.run)}/episode/${encodeURIComponent(route.episode)}${question(asked)}`
+    case 'compare':
+      for (const run of route.runs) asked.append('run', run)
+      if (route.a !== 0) asked.set('a', String(route.a))
+      if (route.b !== 1) asked.set('b', String(route.b))
+      if (route.stepA !== null) asked.set('step_a', String(route.stepA))
+      if (route.stepB !== null) asked.set('step_b', String(route.stepB))
+      if (route.byText) asked.set('by', 'text')
+      for (const name of route.metrics) asked.append('m', name)
+      route.episodes?.forEach(({ run, episode }, i) => asked.set(i ? 'right' : 'left', `${run}/${episode}`))
+      return `#/compare${question(asked)}`
     case 'unknown':
       return route.hash
   }
@@ -135,6 +179,11 @@ export function episodeRoute(run: string, episode: string, more: Partial<Episode
   return { page: 'episode', run, episode, view: 'messages', turn: null, token: null, branch: null, ...more }
 }
 
+export function compareRoute(runs: string[], more: Partial<CompareRoute> = {}): CompareRoute {
+  const newest = { a: 0, b: 1, stepA: null, stepB: null, byText: false }
+  return { page: 'compare', runs, ...newest, metrics: [], episodes: null, ...more }
+}
+
 /** One level up; null at the top. */
 export function above(route: Route): Route | null {
   switch (route.page) {
@@ -146,6 +195,8 @@ export function above(route: Route): Route | null {
       return runRoute(route.run)
     case 'episode':
       return episodesRoute(route.run)
+    case 'compare':
+      return route.episodes ? { ...route, episodes: null } : { page: 'runs' }
     case 'unknown':
       return { page: 'runs' }
   }
@@ -164,6 +215,12 @@ function decoded(parts: string[]): string[] | null {
     if (e instanceof URIError) return null
     throw e
   }
+}
+
+/** RUN/EPISODE; there is no / in a run's id. */
+function place(text: string | null): Place | null {
+  const at = text?.indexOf('/') ?? -1
+  return text !== null && at > 0 ? { run: text.slice(0, at), episode: text.slice(at + 1) } : null
 }
 
 function oneOf<T extends string>(names: readonly [T, ...T[]], asked: string | null): T {

@@ -1,0 +1,78 @@
+/** Runs beside one another: their curves as one table, and where two episodes part. No DOM here. */
+import type { Comparison, EpisodeTokens } from './api'
+import { type Card, type Column, metricsShown, type Shown, type Table } from './curves'
+import { shown, type Token, tokenAt } from './tokens'
+
+/** Colours of groups, `--series-g0` …; beyond them they come again, dashed. */
+export const COLOURS = 10
+/** What the comparison asks for, apart from what is added by hand. */
+export const METRICS = metricsShown()
+
+/** A card for each metric that any group has, and the columns of all cards. */
+export function curvesOf(found: Comparison, added: string[]): { cards: Card[]; table: Table } {
+  const columns = new Map<string, Column>()
+  const cards: Card[] = []
+  const all: Shown[] = [...METRICS, ...added.map((name) => ({ name, title: name }))]
+  for (const { name, title, share, points } of all) {
+    const card: Card = { title, share: !!share, series: [] }
+    found.groups.forEach((group, i) => {
+      const curve = group.curves[name]
+      if (!curve) return
+      const [key, low, high] = ['', ' low', ' high'].map((end) => `${name} ${i}${end}`) as [string, string, string]
+      columns.set(key, curve.mean)
+      if (curve.low && curve.high) columns.set(low, curve.low).set(high, curve.high)
+      card.series.push({
+        name: key,
+        label: `${i + 1}`,
+        colour: `g${i % COLOURS}`,
+        dashed: i >= COLOURS,
+        points: !!points,
+        ...(curve.low ? { band: [low, high] as [string, string] } : {}),
+      })
+    })
+    if (card.series.length > 0) cards.push(card)
+  }
+  return { cards, table: { steps: found.steps, columns } }
+}
+
+/** A token with where it stands: its turn, and its index in what is shown of it. */
+export type Placed = Token & { turn: number; index: number }
+
+export function flat(tokens: EpisodeTokens): Placed[] {
+  return tokens.turns.flatMap((turn) =>
+    Array.from({ length: shown(turn) }, (_, index) => ({ ...(tokenAt(turn, index) as Token), turn: turn.index, index })),
+  )
+}
+
+/**
+ * Indices of the first token of each that the other has not, or has said by somebody else (a prompt's, a model's);
+ * null where both are the same to the end. One beyond the last token: that episode ends there.
+ *
+ * @param byText compare characters, for tokenizers that cut the same text differently.
+ */
+export function parted(a: Placed[], b: Placed[], byText: boolean): [number, number] | null {
+  if (byText) {
+    const [left, right] = [a, b].map((all) => all.map((token) => token.text).join('')) as [string, string]
+    let same = 0
+    while (same < left.length && left[same] === right[same]) same++
+    return same === left.length && same === right.length ? null : [holder(a, same), holder(b, same)]
+  }
+  let i = 0
+  while (i < a.length && i < b.length && a[i]?.id === b[i]?.id && isPrompt(a[i]) === isPrompt(b[i])) i++
+  return i === a.length && i === b.length ? null : [i, i]
+}
+
+/** Whether tokens cannot be compared by their numbers: the question itself is cut into others. */
+export function hasOtherTokens(a: EpisodeTokens, b: EpisodeTokens): boolean {
+  const [left, right] = [a, b].map((tokens) => tokens.turns[0]?.prompt.ids ?? [])
+  return a.has_text && b.has_text && String(left) !== String(right)
+}
+
+const isPrompt = (token: Placed | undefined): boolean => token?.kind === 'prompt'
+
+/** Index of the token that holds a character of the joined text. */
+function holder(all: Placed[], character: number): number {
+  let end = 0
+  const found = all.findIndex((token) => (end += token.text.length) > character)
+  return found < 0 ? all.length : found
+}
