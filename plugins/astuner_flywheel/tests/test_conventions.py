@@ -389,10 +389,11 @@ def test_bad_rows_of_exports_are_named_and_cost_no_good_one_its_place(tmp_path: 
         "no messages (its fields: id, input)": "2",
         'a score: rating must be a number from -1 (bad) to 1 (good), "up" or "down"': "3",
         "a score that is neither a number nor a thumb": "4",
-        "a score that a program gave, and no person": "5",
         "a score: response_id or trace_id or conversation_id must say which answer this is about": "6",
         "no messages (its fields: id)": "7",
     }
+    assert tally.dropped == {"a score that a program gave, and no person": 1}
+    assert tally.first["a score that a program gave, and no person"] == f"{path}:5"
     with pytest.raises(DataError, match=r"t\.jsonl:2: no messages"):
         list(read_source(path, 1 << 20, Tally("stop")))
 

@@ -127,8 +127,7 @@ def _message(value: Mapping[str, Any], role: str) -> Message:
     found = {**value, "role": value.get("role") or (kind if kind in ("human", "ai", "system", "tool") else role)}
     if found.get("content") is None and "contents" in found:
         found["content"] = found["contents"]
-    parts = decoded(found.get("content"))
-    if isinstance(parts, list) and parts and all(isinstance(p, Mapping) and str(p.get("type")) in _PARTS for p in parts):
+    if _are_parts(parts := decoded(found.get("content"))):
         found["content"] = parts
     if found["role"] == "tool" and "parts" not in found:
         found.setdefault("tool_call_id", found.get("id"))
@@ -136,6 +135,12 @@ def _message(value: Mapping[str, Any], role: str) -> Message:
     if isinstance(calls, list):
         found["tool_calls"] = [_as_openai(call) if isinstance(call, Mapping) else call for call in calls]
     return found
+
+
+def _are_parts(value: Any) -> bool:
+    """Whether it is a list of contents, and no text that a user wrote as JSON."""
+    parts = value if isinstance(value, list) else []
+    return bool(parts) and all(isinstance(part, Mapping) and str(part.get("type")) in _PARTS for part in parts)
 
 
 def _as_openai(call: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -50,7 +50,7 @@ from astuner_flywheel.traces.conversation import (
     read_feedback,
     read_given,
 )
-from astuner_flywheel.traces.exports import NoRow, kept, unfolded
+from astuner_flywheel.traces.exports import LeftOut, NoRow, kept, unfolded
 from astuner_flywheel.traces.messages import (
     CHAT,
     INVOKE_AGENT,
@@ -196,6 +196,9 @@ def _chats_and_exports(
         for each in unfolded(row):
             try:
                 found = kept(each)
+            except LeftOut as e:
+                tally.drop(str(e), place)
+                continue
             except NoRow as e:
                 tally.unreadable(str(e), place)
                 continue
