@@ -24,7 +24,6 @@ from urllib.parse import unquote, urlencode
 from aiohttp import web
 
 from astuner.contracts.errors import ConfigError, DataError
-from astuner.contracts.types import Split
 from astuner_gateway.endpoint.errors import ApiError
 from astuner_gateway.gate import Gate, refusal
 from astuner_gateway.listening import check_open, is_key, keys_in
@@ -196,14 +195,13 @@ class Viewer(Gate):
 
     async def _compare_tasks(self, request: web.BaseRequest) -> dict[str, Any]:
         query, sides = request.query, {side: await self._books_of(request, side, 1) for side in "ab"}
-        split, by = query.get("split", Split.VALIDATION), query.get("by", "task")
-        if split not in [*Split] or by not in ("task", "text"):
-            raise ApiError(400, "split is train or validation, and by is task or text")
+        if (by := query.get("by", "task")) not in ("task", "text"):
+            raise ApiError(400, f"by is task or text, not {by!r}")
 
         async def of(side: str, book: Book) -> Measured:
             step = _number(request, f"step_{side}", 0) if f"step_{side}" in query else None
             run, opened = book.place.path, self._opened(book.place)
-            one: Measured = await _ask(opened, lambda log: measured(run, log, split=Split(split), step=step, by=by))
+            one: Measured = await _ask(opened, lambda log: measured(run, log, step=step, by=by))
             return one
 
         found = {side: await asyncio.gather(*(of(side, book) for book in books)) for side, books in sides.items()}

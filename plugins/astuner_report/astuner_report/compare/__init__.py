@@ -113,7 +113,13 @@ def measure(
 
 
 def measured(
-    run: Path, log: EpisodeLog, *, split: Split, step: int | None, by: str, anew: Anew | None = None
+    run: Path,
+    log: EpisodeLog,
+    *,
+    split: Split = Split.VALIDATION,
+    step: int | None,
+    by: str,
+    anew: Anew | None = None,
 ) -> Measured:
     """`measure`, in the log of a run that is open."""
     of_split = f"split={split.value}"
