@@ -167,3 +167,17 @@ def test_what_a_run_holds_cannot_break_the_comparison(runs) -> None:
     assert any(one["key"] == f"astuner.{HOSTILE}.{HOSTILE}" for one in found["settings"])
     assert any(problem.startswith("broken: resolved.yaml cannot be read") for problem in found["problems"])
     assert client.get("/api/compare/tasks", {"a": "bad", "b": "broken"}).ok["tasks"]["paired"] == 6
+
+
+def test_a_validation_that_was_looked_at_is_kept_until_the_log_changes(runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, client = runs
+    sides = {"a": "slow-1", "b": "fast"}
+    before = client.get("/api/compare/tasks", sides).ok
+    with monkeypatch.context() as kept:
+        kept.setattr("astuner_view.app.measured", lambda *_, **__: pytest.fail("measured again"))
+        assert client.get("/api/compare/tasks", sides).ok == before
+    write_log(root / "fast", [(STEPS + 1, episode("w1-0", 0.0, split=Split.VALIDATION))])
+    with monkeypatch.context() as few:
+        few.setattr("astuner_view.app.MOST_MEASURED", 1)
+        assert client.get("/api/compare/tasks", {**sides, "step_b": STEPS}).ok == before
+    assert client.get("/api/compare/tasks", sides).status == 404  # of step 5 there is another task alone
