@@ -54,6 +54,8 @@ class Trained:
     """Of the whole command, start of Python and validations included; of a run that was cut off, of its steps."""
     rows: Sequence[Mapping[str, Any]]
     """What the run wrote into ``metrics.jsonl``."""
+    episodes: Mapping[int, Sequence[Mapping[str, Any]]]
+    """Step -> its validation's episodes, in the order of the tasks; none of a run that is measured from outside."""
 
     @property
     def before(self) -> Validation:
@@ -129,11 +131,17 @@ def train(seed: int, command: Command, folder: Path, overrides: Sequence[str] = 
             f"the first validation was {validations[0]} at step {validations[0].step}: not a fair before"
         )
     rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
-    return Trained(seed, validations, rewards, json.loads(took.read_text())["seconds"], rows)
+    kept = folder / "episodes"
+    episodes = {int(path.stem.rpartition("_")[2]): _lines(path) for path in sorted(kept.glob("validation_*.jsonl"))}
+    return Trained(seed, validations, rewards, json.loads(took.read_text())["seconds"], rows, episodes)
 
 
 def _rows(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return _lines(folder / "metrics.jsonl")
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def _working(rows: Sequence[Mapping[str, Any]]) -> float:

@@ -321,11 +321,21 @@ def _yaml(value: Any) -> str:
     return json.dumps(value)
 
 
+def explanations() -> str:
+    """Which rules of the sentinel explain which."""
+    from astuner_report.sentinel.rules import EXPLAINS
+
+    told = {f"`{name}`": ", ".join(f"`{other}`" for other in others) for name, others in EXPLAINS.items() if others}
+    rows = [f"| {name} | {others} |" for name, others in told.items()]
+    return "\n".join(["", "| while this holds | these are no alarms of their own |", "|---|---|", *rows, ""])
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "approximations": approximations,
     "commands": commands,
     "endpoint fields": fields,
     "environment provider": environment_provider,
+    "explanations": explanations,
     "families": families,
     "hooks": hooks,
     "keys": keys,

@@ -23,9 +23,12 @@ class FrozenLakeWorkflow(Workflow):
             memory=InMemoryMemory(),
         )
         agent.set_console_output_enabled(False)
-        seen, over, info = first["content"], False, {}
+        seen, over, info, unreadable = first["content"], False, {}, 0
         while not over and not model_tuner.context_overflow:
             # reply(), not agent(...): the latter turns a cancelled episode into a polite answer
             move = await agent.reply(Msg("lake", seen, role="user"))
             seen, _, over, info = await model_tuner.gym_step_async({"role": "assistant", "content": move.content})
-        return WorkflowOutput(metadata={"end": seen}, metrics={"moves": info.get("steps", 0)})
+            unreadable += seen.startswith("No move found")
+        moves = info.get("steps", 0)
+        metrics = {"moves": moves, "unreadable": unreadable / max(1, moves)}  # a name that the sentinel knows
+        return WorkflowOutput(metadata={"end": seen}, metrics=metrics)

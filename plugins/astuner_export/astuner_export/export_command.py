@@ -26,7 +26,7 @@ from astuner_export.model import export as export_model
 from astuner_record.episode_log.convert import Choice, write_episodes
 from astuner_record.episode_log.salvage import end_partly
 
-DATA = ("parquet", "jsonl", "sft", "tokens", "dpo")
+DATA = ("parquet", "jsonl", "sft", "tokens", "dpo", "labels", "tasks")
 """Forms of episodes; `astuner_record.episode_log.convert` writes them."""
 ALL = (*FORMS, *DATA)
 
@@ -64,7 +64,8 @@ def export(
         ),
     ] = None,
     min_reward: Annotated[
-        float | None, typer.Option(help="Episodes for sft and tokens have this reward. Default: they succeeded.")
+        float | None,
+        typer.Option(help="Episodes for sft and tokens have this reward. Default: they succeeded."),
     ] = None,
     min_gap: Annotated[float, typer.Option(help="Rewards of a pair for dpo differ by this.")] = 0.0,
     dtype: Annotated[

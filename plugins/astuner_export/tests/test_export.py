@@ -293,7 +293,7 @@ def test_the_command_says_how_to_load_it(run: Path, capsys: pytest.CaptureFixtur
         (("--to", "gguf"), "add --out FILE.gguf"),
         (
             ("--to", "gguff"),
-            "there is no form 'gguff' (hf, gguf, parquet, jsonl, sft, tokens, dpo; a folder of that name: ./gg",
+            "there is no form 'gguff' (hf, gguf, parquet, jsonl, sft, tokens, dpo, labels, tasks; a folder of that",
         ),
         (("--to", "onnx", "--out", "x"), "there is no form 'onnx'"),
         (("--to", "hf", "--out", "x", "--dtype", "int8"), "auto, float32, bfloat16, float16, not as 'int8'"),

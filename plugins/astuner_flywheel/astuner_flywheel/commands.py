@@ -203,7 +203,7 @@ def import_(
     ctx: typer.Context,
     sources: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SOURCE...", help="Databases; OTLP or chats as JSON lines.", show_default=False),
+        typer.Argument(metavar="SOURCE...", help="Databases; OTLP, exports or chats as JSON.", show_default=False),
     ] = None,
     to: Annotated[
         Path | None,
@@ -383,7 +383,7 @@ def _settings(section: Mapping[str, Any], given: Mapping[str, Any]) -> TracingCo
     if "filters" in given and "filters" in section:
         merged["filters"] = {**section["filters"], **given["filters"]}
     if not merged.get("sources"):
-        raise ConfigError("name at least one SOURCE: a database, OTLP JSON lines, or chats as JSON lines")
+        raise ConfigError("name at least one SOURCE: a database, or OTLP, chats or an export as JSON")
     try:
         return TracingConfig.model_validate(merged)
     except ValidationError as e:

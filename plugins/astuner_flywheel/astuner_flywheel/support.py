@@ -80,7 +80,7 @@ class Live:
         if time.monotonic() - self._last >= self._every:
             self._last = time.monotonic()
             if self._over:
-                self._write(f"\r\x1b[2K{_printable(text)[:200]}")
+                self._write(f"\r\x1b[2K{printable(text)[:200]}")
                 self._open = True
             else:
                 self.tell(text)
@@ -88,7 +88,7 @@ class Live:
     def tell(self, text: str) -> None:
         """What has to stay."""
         self.end()
-        self._write(f"{self._before}{_printable(text)}\n")
+        self._write(f"{self._before}{printable(text)}\n")
 
     def end(self) -> None:
         """Leave the last line standing."""
@@ -101,6 +101,6 @@ class Live:
         sys.stderr.flush()
 
 
-def _printable(text: str) -> str:
-    """A file's name may have anything in it, and so may what a model said."""
+def printable(text: str) -> str:
+    """A file's name may have anything in it, and so may what a model said or a span is called."""
     return "".join(char if char.isprintable() else "?" for char in text)

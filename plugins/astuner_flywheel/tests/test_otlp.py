@@ -87,7 +87,7 @@ def test_half_of_a_trace_gives_what_it_can(tmp_path: Path) -> None:
     silent = span(2, 20, "invoke_agent")
     found, tally = of_spans(tmp_path, silent, *reply(3, "q3", "a3"))
     assert [c.query for c in found] == ["q3"]
-    assert tally.dropped == {NO_MESSAGES: 1}
+    assert tally.dropped == {f"gen_ai invoke_agent span {NO_MESSAGES}": 1}
     no_answer = span(4, 40, "chat", gen_ai__input__messages=[parts("user", "q")])
     no_question = span(5, 50, "chat", gen_ai__output__messages=[parts("assistant", "a")])
     assert of_spans(tmp_path, no_answer, no_question)[1].dropped == {NO_ANSWER: 1, NO_QUESTION: 1}

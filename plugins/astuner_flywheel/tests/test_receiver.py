@@ -154,7 +154,7 @@ def test_a_refusal_is_a_status_in_the_encoding_of_the_request(
 def test_a_full_disk_is_answered_so_that_the_exporter_tries_again(
     collector: Collecting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(rows: Any) -> int:
+    def full(rows: Any, events: Any) -> int:
         raise sqlite3.OperationalError("database or disk is full")
 
     monkeypatch.setattr(collector.handler._store, "add_spans", full)
@@ -278,6 +278,62 @@ def test_bad_feedback_is_refused_in_words_and_nothing_is_kept(
     assert says in answer["error"]["message"]
     assert answer["error"]["param"] == param
     assert json.loads(ask(collector, "GET", "/metrics")[1])["in_file"]["feedback"] == 0
+
+
+def log(trace: int, number: int, name: str, body: Any, time: int) -> dict[str, Any]:
+    """A log of the last GenAI convention, as OTLP's JSON has it."""
+    values = [{"key": key, "value": {"stringValue": value}} for key, value in body.items()]
+    ids = {"traceId": f"{trace:032x}", "spanId": f"{number:016x}", "timeUnixNano": str(time)}
+    return {**ids, "eventName": name, "body": {"kvlistValue": {"values": values}}}
+
+
+def test_what_comes_as_logs_is_joined_to_its_span_whichever_comes_first(collector: Collecting) -> None:
+    logs = [log(1, 1, "gen_ai.user.message", {"content": "q"}, 5), log(1, 1, "gen_ai.choice", {"content": "a"}, 6)]
+    other = [log(1, 1, "http.request", {"content": "x"}, 7), {"body": {"stringValue": "plain"}}]
+    body = {"resourceLogs": [{"scopeLogs": [{"logRecords": [*logs, *other, {**logs[0], "timeUnixNano": "x"}]}]}]}
+    for _ in range(2):  # sent again, kept once
+        status, answer, _ = ask(collector, "POST", "/v1/logs", body)
+        assert (status, json.loads(answer)["partialSuccess"]["rejectedLogRecords"]) == (200, "3")
+    assert "2 × a log that is no event of the GenAI" in json.loads(answer)["partialSuccess"]["errorMessage"]
+    ask(collector, "POST", "/v1/traces", request(span(1, 1, "chat")))
+    (task,) = prepared(collector.path).train
+    assert (task.main_query, task.metadata["trace"]["answer"]) == ("q", "a")
+    status, answer, _ = ask(collector, "POST", "/v1/logs", b"\xff", PROTOBUF)
+    assert (status, "no ExportLogsServiceRequest" in status_of(answer)[1]) == (400, True)
+
+
+def test_a_file_of_before_takes_logs_too(tmp_path: Path) -> None:
+    path = tmp_path / "t.sqlite"
+    with collecting(path):
+        pass
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("DROP TABLE event_table")
+    with pytest.raises(DataError, match="hold no conversation"):
+        prepared(path)
+    with collecting(path) as collector:
+        logs = [{"scopeLogs": [{"logRecords": [log(1, 1, "gen_ai.user.message", {"content": "q"}, 5)]}]}]
+        assert ask(collector, "POST", "/v1/logs", {"resourceLogs": logs})[0] == 200
+    with pytest.raises(DataError, match="1 × a log of a span that is missing"):
+        prepared(path)
+
+
+def test_scores_of_langfuse_are_feedback(collector: Collecting) -> None:
+    ask(collector, "POST", "/api/public/otel/v1/traces", request(*reply(1, "1+5?", "7"), *reply(2, "2+2?", "4")))
+    score = {"name": "user", "traceId": f"{1:032x}", "value": 0, "dataType": "BOOLEAN", "comment": "no"}
+    status, body, _ = ask(collector, "POST", "/api/public/scores", [score])
+    assert (status, json.loads(body)) == (202, {"message": "Accepted"})
+    bad = [{**score, "value": 9, "dataType": "NUMERIC"}, 7, {**score, "traceId": f"{2:032x}", "value": 1}]
+    status, body, _ = ask(collector, "POST", "/api/public/scores", bad)
+    told = json.loads(body)
+    assert (status, told["accepted"], told["rejected"], [e["id"] for e in told["errors"]]) == (207, 1, 2, ["0", "1"])
+    batch = [{"type": "trace-create", "body": {"id": "t"}}, {"type": "score-create", "body": score}]
+    status, body, _ = ask(collector, "POST", "/api/public/ingestion", {"batch": batch})
+    assert (status, json.loads(body)["errors"][0]["message"]) == (207, "no score; spans are taken as OTLP")
+    by_query = {task.main_query: task.metadata for task in prepared(collector.path).train}
+    assert (by_query["1+5?"]["rating"], by_query["1+5?"]["comment"], by_query["2+2?"]["rating"]) == (-1.0, "no", 1.0)
+    assert ask(collector, "POST", "/api/public/scores", [score], "text/plain")[0] == 415  # as a web page could send it
+    assert ask(collector, "POST", "/api/public/scores", b"{torn")[0] == 400
+    assert ask(collector, "POST", "/api/public/scores", {"batch": 7})[0] == 400
 
 
 # ------------------------------------------------------------------------------------------------------------- who may

@@ -93,13 +93,17 @@ def test_a_line_that_cannot_be_learned_is_named(row: Any, why: str, tmp_path: Pa
     assert why in str(refused.value)
 
 
-def test_a_run_learns_from_the_file_and_then_from_episodes(short: Overrides, tmp_path: Path) -> None:
+@pytest.mark.parametrize("weights", [[], ["astuner.model.lora.rank=4"], ["astuner.model.dtype=bfloat16"]])
+def test_a_run_learns_from_the_file_and_then_from_episodes(
+    weights: list[str], short: Overrides, tmp_path: Path
+) -> None:
     file = write(tmp_path / "shown.jsonl", shown())
-    run(EXAMPLE, short(*settings(file, lr=1e-3)), backbone="local")
+    run(EXAMPLE, short(*settings(file, lr=1e-3, conversations=16), *weights), backbone="local")
     found = rows(tmp_path / "run")
     check_metrics(found, backbone="local")
     warm = [row for row in found if "warm_start/loss" in row]
     assert [(row["step"], row["warm_start/lr"]) for row in warm] == [(1, 1e-3), (2, 1e-3)]
+    assert warm[1]["warm_start/loss"] < warm[0]["warm_start/loss"]  # of the same conversations
     assert [row["step"] for row in found if "reward/mean" in row] == [3]
     assert [row["step"] for row in found if "val/success" in row] == [0, 2, 3]
 

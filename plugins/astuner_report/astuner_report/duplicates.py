@@ -1,10 +1,12 @@
-"""How alike the attempts at a task are, as numbers of the step: what the sentinel's rule `duplicate_answers` reads."""
+"""Numbers of a step that the sentinel reads and nobody else measures: how alike the attempts at a task are, whether
+equal ones are rewarded alike, and the entropy of what was sampled."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import combinations
 
 from astuner.contracts.statistics import mean
 from astuner.contracts.types import Episode
@@ -34,7 +36,38 @@ def duplicates(episodes: Sequence[Episode]) -> dict[str, float]:
     return {
         "duplicates/share": mean(same),
         "duplicates/expected": mean([math.exp(min(p, 0.0)) for p in logprobs]),
+        "duplicates/reward_noise": mean([_noise(group) for group in several]),
     }
+
+
+def sampled_entropy(episodes: Iterable[Episode], policies: Sequence[str] = ()) -> dict[str, float]:
+    """The entropy per token that was sampled with, in nats: the mean of -log p over what may enter a loss mask.
+
+    The expectation of -log p(x) over x drawn from p is p's entropy by definition, and entropies of the tokens of a text
+    add up (Cover and Thomas, Elements of Information Theory, theorem 2.5.1); so no distribution has to be kept, and it
+    is known in steps without an update, too.  p is what was sampled with, at the temperature of the rollout.
+
+    :param policies: those that train, where the run tells several apart: each has a number of its own.
+    """
+    turns = [t for e in episodes if e.reward is not None for t in e.turns if t.trained]
+    found = {}
+    for policy in policies or ("",):
+        said = [t.generation.logprobs for t in turns if policy in ("", t.policy)]
+        if tokens := sum(map(len, said)):
+            name = f"policy/{policy}/rollout/entropy" if policy else "rollout/entropy"
+            found[name] = -math.fsum(map(math.fsum, said)) / tokens
+    return found
+
+
+def _noise(group: Sequence[Episode]) -> float:
+    """The mean over all pairs of attempts, two or more, of how far their rewards are apart, squared; of those that are
+    not the same, prompts included, 0."""
+    alike: dict[object, list[float]] = {}
+    for episode in group:
+        said = tuple((tuple(t.generation.prompt_ids), tuple(t.generation.response_ids)) for t in episode.turns)
+        alike.setdefault(said, []).append(episode.reward or 0.0)
+    apart = math.fsum((a - b) * (a - b) for rewards in alike.values() for a, b in combinations(rewards, 2))
+    return apart / math.comb(len(group), 2)
 
 
 def _share_of_equal_pairs(answers: Sequence[object]) -> float:

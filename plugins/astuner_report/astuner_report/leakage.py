@@ -28,6 +28,7 @@ from astuner.contracts.parts import TaskCheckPart
 from astuner.contracts.rows import ID_FIELDS
 from astuner.contracts.section import Section
 from astuner.contracts.types import Task
+from astuner_record.exam import REFERENCES
 from astuner_record.foreign import shown
 from astuner_report.sentinel.rules import two_proportions
 
@@ -51,11 +52,6 @@ _WORD = re.compile(rf"\d+(?:[.,]\d+)*|[{_HAN}]|[^\W\d_{_HAN}]+|[^\w\s.,;:!?'\"]|
 _AROUND = ".,;:!?'\"()-–—“”‘’*"
 _SPOKEN = re.compile(r"[^\W\d_]{2,}(?:['’-][^\W\d_]+)*|[ai]|")
 """A word of a sentence; what else stands between spaces, such as a number or a formula, is part of what is asked."""
-_REFERENCES = (
-    "answer", "reference", "reference_answer", "final_answer", "ground_truth", "expected", "target", "solution",
-    "label",
-)  # fmt: skip
-"""Where a task's reference answer is looked for in its metadata, in this order."""
 _ANNOUNCE = {
     "answer", "answers", "solution", "result", "reference", "target", "expected", "truth", "key", "hint", "boxed",
 }  # fmt: skip
@@ -253,7 +249,7 @@ def _features(task: Task) -> tuple[set[int], int]:
 
 def _reference(task: Task) -> list[str]:
     """The words of its reference answer (of GSM8K's what follows ``####``); none: it has none that can be found."""
-    value = next((task.metadata[name] for name in _REFERENCES if task.metadata.get(name) not in (None, "")), "")
+    value = next((task.metadata[name] for name in REFERENCES if task.metadata.get(name) not in (None, "")), "")
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         return []
     found = words(str(value).rpartition("####")[2])

@@ -22,7 +22,7 @@ from astuner.contracts.events import (
 )
 from astuner.contracts.types import Split
 from astuner_report.curve import draw_reward_curve
-from astuner_report.duplicates import duplicates
+from astuner_report.duplicates import duplicates, sampled_entropy
 from astuner_report.rendering import lasted
 from astuner_report.run_report import origin, write_report
 from astuner_report.run_report.energy import EnergyMeter
@@ -44,7 +44,7 @@ class Watch(Subscriber):
         self._run_dir = RunDir(context.run_dir)
         settings = context.config.keys_of(SentinelKeys).sentinel
         self._sentinel = Sentinel(settings, context.policies, _own_rules(context.config))
-        self._duplicates: Mapping[str, float] = {}
+        self._sampled: Mapping[str, float] = {}
 
     @classmethod
     def check(cls, config: Any) -> None:
@@ -52,7 +52,8 @@ class Watch(Subscriber):
 
     def handle(self, event: Event) -> None:
         if isinstance(event, GroupsEnded) and event.split is Split.TRAIN:
-            self._duplicates = duplicates(event.episodes)
+            policies = self._context.policies
+            self._sampled = duplicates(event.episodes) | sampled_entropy(event.episodes, policies)
         elif isinstance(event, RunPlanned):
             self._of_tasks(event.tasks)
         elif isinstance(event, StalenessBounded):
@@ -72,12 +73,13 @@ class Watch(Subscriber):
         said = {row.get("rule") for row in read_rows(self._run_dir.alarms, [], bool)}
         for found in checked.get("alarms", ()) if checked.get("leakage") != "allow" else ():
             alarm = Alarm(step=0, severity="warning", **found)
+            self._sentinel.found.add(alarm.rule)
             if alarm.rule not in said:
                 append_jsonl(self._run_dir.alarms, alarm.as_dict())
             self._context.publish(Note(text=str(alarm)))
 
     def numbers(self) -> Mapping[str, float]:
-        found, self._duplicates = self._duplicates, {}
+        found, self._sampled = self._sampled, {}
         return found
 
 

@@ -305,6 +305,20 @@ def test_an_alarm_is_one_line_with_how_long_it_held_and_what_that_cost(tmp_path:
     assert "| in 20 of 40 steps, 50% of the tokens |" in run_dir.report_md.read_text()
 
 
+def test_what_follows_from_another_alarm_is_told_with_it_since_its_first_sign(tmp_path: Path) -> None:
+    still = {"lr": 0.0, "rollout/episodes": 64.0, "success/mean": 0.5}
+    over = [trained(step, **still, **{"limits/other": 0.5 if step > 3 else 0.0}) for step in range(1, 11)]
+    run_dir = a_run(tmp_path, rows=over)
+    for step, rule in ((4, "cut_off"), (5, "learning_rate"), (6, "failures_rising")):
+        entry = {"step": step, "time": 0, "rule": rule, "severity": "error", "message": rule, "advice": "a"}
+        append_jsonl(run_dir.alarms, entry)
+    cause, other = gather(run_dir)["alarms"]
+    assert (cause["rule"], cause["step"], cause["with"], cause["held"]) == ("learning_rate", 4, ["cut_off"], 7)
+    assert (other["rule"], "with" in other) == ("failures_rising", False)
+    write_report(run_dir)
+    assert r"| 4 | error | learning\_rate | learning\_rate (with it: cut\_off) |" in run_dir.report_md.read_text()
+
+
 def test_a_run_that_nobody_watched_is_not_said_to_be_free_of_alarms(tmp_path: Path) -> None:
     common = {key: value for key, value in SETTINGS["astuner"]["trainer_common"].items() if key != "sentinel"}
     run_dir = a_run(tmp_path, settings={"astuner": SETTINGS["astuner"] | {"trainer_common": common}})

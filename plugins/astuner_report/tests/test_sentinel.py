@@ -25,8 +25,8 @@ from astuner.contracts.types import (
     WorkflowTask,
 )
 from astuner_report.duplicates import duplicates
-from astuner_report.sentinel import RULES, Alarm, Sentinel
-from astuner_report.sentinel.rules import trend, two_proportions
+from astuner_report.sentinel import RULES, Alarm, Sentinel, causes
+from astuner_report.sentinel.rules import EXPLAINS, trend, two_proportions
 from astuner_report.sentinel.settings import AlarmRule
 from astuner_report.sentinel.settings import Sentinel as Settings
 from astuner_report.subscriber import Watch
@@ -48,14 +48,14 @@ def longer(steps: int, seed: int = 0) -> Iterator[Row]:
     draw, trained = random.Random(seed), [row for row in recorded() if "reward/mean" in row]
     for step in range(1, steps + 1):
         row = dict(trained[draw.randrange(len(trained))])
-        reward = min(0.95, max(0.05, 0.2 + 0.6 * step / steps + draw.gauss(0, 0.05)))
+        skill = 0.2 + 0.6 * step / steps
+        reward = min(0.95, max(0.05, skill + draw.gauss(0, 0.05)))
         noisy = ("entropy", "grad_norm", "response_length/mean", "kl/mismatch_mean", "duplicates/share")
         row |= {name: row[name] * draw.lognormvariate(0, 0.1) for name in noisy if name in row}
         row |= {"step": step, "reward/mean": reward, "success/mean": reward, "policy_version": step - 1.0}
         yield row
         if step % 10 == 0:
-            success = min(1.0, max(0.0, reward + draw.gauss(0, 0.03)))
-            yield validation(step, success)
+            yield validation(step, skill + draw.gauss(0, 0.03))
 
 
 def validation(step: int, success: float, half: float = 0.06) -> Row:
@@ -88,6 +88,32 @@ def times(name: str, factor: float) -> Change:
     return lambda step, row: row | ({name: row[name] * factor} if name in row else {})
 
 
+def rewarded(success: float) -> Row:
+    """A training step with this share of successes, each a reward of 1."""
+    return {"reward/mean": success, "success/mean": success}
+
+
+def broken(row: Row) -> Row:
+    return row if "val/success" in row else row | rewarded(0.0) | {"kl": 0.4, "rollout/entropy": 2.0}
+
+
+def solved(success: float, **numbers: float) -> Change:
+    """From here on this share of the tasks is solved, in validation, too."""
+    change = to(**numbers)
+    return lambda step, row: (
+        validation(step, success, 0.02) if "val/success" in row else change(step, row) | rewarded(success)
+    )
+
+
+def wavering(step: int) -> float:
+    return 0.3 + 0.02 * (step * 7 % 5 - 2)
+
+
+def held_out(row: Row, success: float) -> Row:
+    """Validations with this success, whatever the policy does in training."""
+    return validation(row["step"], success) if "val/success" in row else row
+
+
 def hacked(step: int, row: Row) -> Row:
     return validation(step, 0.12) if "val/success" in row else row
 
@@ -100,12 +126,23 @@ FAULTS: dict[str, Change] = {
     "logprob_drift": to(**{"kl__mismatch_mean": 0.2, "kl__mismatch_max": 3.0}),
     "entropy_collapse": to(entropy=0.001, success__mean=0.4),
     "duplicate_answers": to(duplicates__share=0.9, duplicates__expected=0.4),
-    "length_explosion": lambda step, row: times("response_length/mean", 4.0)(step, row) | {"reward/mean": 0.3},
+    "length_explosion": lambda step, row: times("response_length/mean", 4.0)(step, row) | rewarded(0.3),
     "cut_off": to(**{"limits__rollout.max_response_length_in_one_turn": 0.3}),
-    "reward_hacking": hacked,
     "bad_gradients": times("grad_norm", 50.0),
     "failures_rising": to(rollout__errored_frac=0.2),
+    "reward_hacking": hacked,
+    "learning_rate": lambda step, row: broken(row),
+    "random_reward": to(duplicates__share=0.2, duplicates__reward_noise=0.1),
+    "reward_success_apart": lambda step, row: row | {"success/mean": 1 - row["reward/mean"]} if "lr" in row else row,
+    "no_progress": lambda step, row: held_out(row, 0.3) if "val/success" in row else row | rewarded(wavering(step)),
+    "train_only": lambda step, row: held_out(row, 0.2),
+    "worse_than_best": lambda step, row: validation(step, 0.12) if "val/success" in row else row | rewarded(0.3),
+    "invalid_rising": to(workflow__unreadable=0.4),
 }
+
+
+SINCE = {"no_progress": 0, "train_only": 0}
+"""Faults that are there from the start; the others begin after step 25."""
 
 
 def test_there_is_a_planted_fault_for_every_rule_and_the_config_names_them_all() -> None:
@@ -115,10 +152,11 @@ def test_there_is_a_planted_fault_for_every_rule_and_the_config_names_them_all()
 
 @table("name", FAULTS)
 def test_a_rule_fires_on_its_planted_fault_and_not_before(name: str) -> None:
-    alarms = planted(FAULTS[name])
-    assert [alarm.rule for alarm in alarms] == [name], [str(a) for a in alarms]
-    (alarm,) = alarms
-    assert 26 <= alarm.step <= 50  # two validations later at most
+    since = SINCE.get(name, 25)
+    alarms = planted(FAULTS[name], since=since)
+    assert list(causes(a.rule for a in alarms)) == [name], [str(a) for a in alarms]
+    alarm = alarms[-1]
+    assert since < alarm.step <= max(50, since + 60)  # two validations later at most; from the start, 60 steps
     assert any(character.isdigit() for character in alarm.message)
     assert len(alarm.advice) > 20
     assert alarm.severity in ("warning", "error")
@@ -126,8 +164,10 @@ def test_a_rule_fires_on_its_planted_fault_and_not_before(name: str) -> None:
 
 @table("name", FAULTS)
 def test_a_rule_that_is_turned_off_is_silent(name: str) -> None:
-    assert planted(FAULTS[name], disable=[name]) == []
-    assert planted(FAULTS[name], enabled=False) == []
+    since = SINCE.get(name, 25)
+    off = planted(FAULTS[name], since=since, disable=[name])
+    assert {alarm.rule for alarm in off} <= set(EXPLAINS.get(name, ()))  # what follows from it is then said by itself
+    assert planted(FAULTS[name], since=since, enabled=False) == []
 
 
 def test_a_recorded_healthy_run_raises_no_alarm() -> None:
@@ -151,7 +191,7 @@ MORE_FAULTS: dict[str, tuple[str, Change]] = {
     "drift is no number": ("logprob_drift", to(**{"kl__mismatch_mean": None})),
     "always the same": (
         "duplicate_answers",
-        to(duplicates__share=0.99, duplicates__expected=0.98, success__mean=0.3),
+        to(duplicates__share=0.99, duplicates__expected=0.98, **rewarded(0.3)),
     ),
     "too few calls": ("cut_off", to(**{"limits__rollout.multi_turn.max_steps": 0.21, "limits__other": 0.1})),
     "not finite": ("bad_gradients", to(grad_norm=float("nan"))),
@@ -170,10 +210,10 @@ ORDINARY: dict[str, Change] = {
     "one step in four has equal rewards": lambda step, row: (
         row | {"adv/reward_min": 0.0, "adv/reward_max": 0.0, "adv/zero_frac": 1.0} if step % 4 == 0 else row
     ),
-    "everything solved": to(success__mean=1.0, adv__reward_min=1.0, adv__reward_max=1.0, adv__zero_frac=1.0),
-    "nearly everything solved": to(success__mean=0.95, adv__zero_frac=1.0, adv__zero_group_frac=1.0),
+    "everything solved": solved(1.0, adv__reward_min=1.0, adv__reward_max=1.0, adv__zero_frac=1.0),
+    "nearly everything solved": solved(0.95, adv__zero_frac=1.0, adv__zero_group_frac=1.0),
     "a fifth is cut off": to(**{"limits__rollout.max_response_length_in_one_turn": 0.2}),
-    "entropy falls as the tasks are solved": to(entropy=0.001, success__mean=0.97),
+    "entropy falls as the tasks are solved": solved(0.97, entropy=0.001),
     "attempts are alike, as they should be": to(duplicates__share=0.7, duplicates__expected=0.68),
     "one gradient in ten is huge": lambda step, row: times("grad_norm", 100.0)(step, row) if step % 10 == 0 else row,
     "float32 rounding grows a hundredfold": times("kl/mismatch_mean", 100.0),
@@ -208,7 +248,8 @@ def test_a_held_out_judge_that_falls_while_the_reward_rises_is_an_alarm_if_it_is
 def test_held_out_success_that_merely_wavers_is_no_alarm() -> None:
     draw = random.Random(2)
     rows = [validation(r["step"], 0.4 + draw.gauss(0, 0.03)) if "val/success" in r else r for r in longer(600)]
-    assert watch(rows) == []
+    said = {alarm.rule for alarm in watch(rows)}
+    assert said == {"no_progress", "train_only"}  # flat at first, then left behind by the training reward; no fall
 
 
 def test_versions_that_do_not_grow_are_an_alarm_where_the_backbone_states_no_bound() -> None:
@@ -253,7 +294,8 @@ def test_each_policy_is_watched_by_itself() -> None:
 @pytest.mark.parametrize("name", FAULTS)
 @pytest.mark.parametrize("stopped_at", [20, 28, 40])
 def test_a_resumed_run_says_what_it_would_have_said(name: str, stopped_at: int, tmp_path: Path) -> None:
-    rows = [FAULTS[name](row["step"], dict(row)) if row["step"] > 25 else row for row in longer(90)]
+    since = SINCE.get(name, 25)
+    rows = [FAULTS[name](row["step"], dict(row)) if row["step"] > since else row for row in longer(90)]
     whole = [(a.step, a.rule, a.message) for a in watch(rows)]
     sentinel = Sentinel(Settings(), ())
     sentinel.max_staleness = 0
@@ -375,5 +417,9 @@ def test_attempts_that_say_the_same_are_counted_pair_by_pair_within_a_task() -> 
 
     alike, mixed = [said("a", 1)] * 3, [said("b", 1), said("b", 1), said("b", 2), said("b", 1, scored=False)]
     found = duplicates([*alike, *mixed, said("c", 1), said("c", 1, spoke=False)])
-    assert found == {"duplicates/share": pytest.approx((1 + 1 / 3) / 2), "duplicates/expected": pytest.approx(0.25)}
+    assert found == {
+        "duplicates/share": pytest.approx((1 + 1 / 3) / 2),
+        "duplicates/expected": pytest.approx(0.25),
+        "duplicates/reward_noise": 0.0,
+    }
     assert duplicates([said("a", 1), said("b", 1)]) == {}

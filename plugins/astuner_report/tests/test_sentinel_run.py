@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from astuner import run
+from astuner import RunDir, run
 from astuner.contracts.errors import RunError
 from astuner.contracts.types import Episode, Generation, SamplingParams
 from astuner.support.json_lines import read_jsonl
+from astuner_report.run_report.facts import gather
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "math_agent" / "math_agent.yaml"
 SENTINEL = "astuner.trainer_common.sentinel"
@@ -140,3 +141,69 @@ def test_a_healthy_run_raises_none_and_one_that_is_not_watched_says_nothing(
     assert not (tmp_path / "run" / "alarms.jsonl").exists()
     lies(monkeypatch, lambda g: replace(g, logprobs=[p - 0.3 for p in g.logprobs]))
     assert train(f"{SENTINEL}.enabled=false", steps=4) == []
+
+
+PLANTED_JUDGES = """
+import random
+
+from astuner import Judge, JudgeOutput
+from astuner_math.judges import MathAnswerAsJudge
+
+
+class Random(Judge):
+    def __init__(self, config):
+        super().__init__(config)
+        self.draw = random.Random(config.astuner.seed)
+
+    async def judge(self, workflow_task, output):
+        return JudgeOutput(reward=float(self.draw.random() < 0.5))
+
+
+class Swapped(Judge):
+    def __init__(self, config):
+        super().__init__(config)
+        self.right = MathAnswerAsJudge()
+
+    async def judge(self, workflow_task, output):
+        right = self.right.judge(workflow_task, output)
+        right = right if isinstance(right, JudgeOutput) else await right
+        return JudgeOutput(reward=1 - right.reward, is_success=right.reward >= 1)
+"""
+PLANTED: dict[str, tuple[str, int, Sequence[str]]] = {
+    "learning rate 0": ("learning_rate", 5, ["astuner.trainer_common.optim.lr=0"]),
+    "learning rate x 100": ("learning_rate", 8, ["astuner.trainer_common.optim.lr=0.17"]),
+    "a random judge": ("random_reward", 10, ["astuner.task_judge.judge={folder}/planted.py->Random"]),
+    "a constant judge": ("zero_variance", 20, ["astuner.task_judge.judge={folder}/constant.py->Constant"]),
+    "a swapped sign": ("reward_success_apart", 20, ["astuner.task_judge.judge={folder}/planted.py->Swapped"]),
+    "nothing moves": ("no_progress", 60, ["astuner.trainer_common.optim.lr=1e-9", "astuner.data.train_batch_size=8"]),
+    "the answer is told": (
+        "train_only",
+        60,
+        ["astuner.task_reader.jsonl.training.file_path={folder}/told.jsonl", "astuner.data.leakage=allow"],
+    ),
+}
+"""What is wrong -> the rule that names it, until which step, and what makes it so."""
+COMES_LATE = ("nothing moves", "the answer is told")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [31, 32, 33])
+@pytest.mark.parametrize("what", PLANTED)
+def test_a_planted_fault_is_named_within_three_validations(tmp_path: Path, what: str, seed: int) -> None:
+    """100 steps of the example with a validation every 20, ended as soon as the fault is named."""
+    rule, until, fault = PLANTED[what]
+    (tmp_path / "planted.py").write_text(PLANTED_JUDGES)
+    (tmp_path / "constant.py").write_text(JUDGE)
+    tasks = read_jsonl(EXAMPLE.parent / "data" / "train.jsonl")
+    told = [{**task, "question": f"{task['question']} {task['answer'].rpartition(' ')[2]}"} for task in tasks]
+    (tmp_path / "told.jsonl").write_text("".join(json.dumps(task) + "\n" for task in told))
+    common = {"total_steps": 100, "test_freq": 20, "save_freq": 1000, "resume_freq": 1000}
+    given = [f"astuner.trainer_common.{key}={value}" for key, value in common.items()]
+    given += [f"astuner.data.max_validation_tasks={256 if what in COMES_LATE else 16}", f"{SENTINEL}.stop_on=[{rule}]"]
+    given += [f"astuner.experiment_dir={tmp_path}", "astuner.experiment_name=run", f"astuner.seed={seed}"]
+    with pytest.raises(RunError, match=f"stop_on says for {rule}"):
+        run(EXAMPLE, [*given, *(override.format(folder=tmp_path) for override in fault)], backbone="local")
+    (named,) = [alarm for alarm in alarms(tmp_path) if alarm["rule"] == rule]
+    assert named["step"] <= until
+    (told_of,) = gather(RunDir(tmp_path / "run"))["alarms"]
+    assert told_of["rule"] == rule

@@ -4,8 +4,9 @@ On loopback nobody needs a key, but a page from elsewhere must not come in under
 here (DNS rebinding), nor embed what is here.  On any other address every request needs the token: as ``Authorization:
 Bearer``, or once as ``?token=`` of a link, which becomes a cookie that scripts do not see.
 
-Invariants: nothing but GET and HEAD is ever answered with data, so that no other page can change anything.  A run's id
-is looked up in `Runs`, and an episode's in the log; neither becomes part of a path.
+Invariants: nothing is changed but a person's label of an episode, and that by our own page or a program, and no page
+from elsewhere: it is JSON, about which browsers ask first, and they say where it comes from.  A run's id is looked up
+in `Runs`, and an episode's in the log; neither becomes part of a path.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from aiohttp import web
 
 from astuner.contracts.errors import ConfigError, DataError
 from astuner_gateway.endpoint.errors import ApiError
-from astuner_gateway.gate import Gate, refusal
+from astuner_gateway.gate import Gate, parse, read_body, refusal
 from astuner_gateway.listening import check_open, is_key, keys_in
 from astuner_record.episode_log.reader import NO_FACETS, ORDERS, EpisodeLog
 from astuner_record.episode_log.rows import json_text
+from astuner_record.exam import FILE, LABELS, MOST_WHY, add_label
 from astuner_record.foreign import is_plain_file
 from astuner_report.compare import Measured, measured
 from astuner_view.book import FILES, Book, Tail
@@ -78,6 +80,7 @@ class Viewer(Gate):
     """Answers all requests."""
 
     what = "page"
+    most_bytes = 64 << 10
 
     def __init__(
         self,
@@ -116,7 +119,9 @@ class Viewer(Gate):
 
     async def reply(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
         headers = request.headers
-        if request.method not in ("GET", "HEAD"):
+        if request.method == "POST" and request.path.endswith("/label"):
+            _check_own(request)
+        elif request.method not in ("GET", "HEAD"):
             raise ApiError(405, "the viewer only shows; send GET")
         if headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin") and not _is_visit(request):
             raise ApiError(400, "other pages do not get anything from here")
@@ -162,6 +167,10 @@ class Viewer(Gate):
         match [unquote(part) for part in path.split("/")]:
             case ["api", "runs"]:
                 return await _json(request, {"runs": await self._all_runs()})
+            case ["api", "runs", run, "episodes", episode, "label"] if request.method == "POST":
+                return await _json(request, await self._label(request, await self._place(run), episode))
+            case _ if request.method == "POST":
+                raise _nowhere()
             case ["api", "compare"]:
                 return await _json(request, await self._compare(request))
             case ["api", "compare", "tasks"]:
@@ -254,7 +263,7 @@ class Viewer(Gate):
 
                 def episodes(log: EpisodeLog) -> dict[str, Any]:
                     found = log.list(where, order=order, descending=descending, limit=limit, offset=offset)
-                    listed = [listed_json(one) for one in found]
+                    listed = [listed_json(one, *exam) for one, exam in zip(found, log.exams(found), strict=True)]
                     return {"total": log.count(where), "offset": offset, "episodes": listed}
 
                 return await _ask(opened, episodes, {"total": 0, "offset": 0, "episodes": []})
@@ -270,6 +279,24 @@ class Viewer(Gate):
             case ["episodes", name, "tokens"]:
                 return await _ask(opened, lambda log: tokens_json(log.read(name), place.path))
         raise _nowhere()
+
+    async def _label(self, request: web.BaseRequest, place: RunPlace, episode: str) -> dict[str, Any]:
+        """What a person says of an episode, written down."""
+        said = parse(await read_body(request))
+        label, why = said.get("label"), said.get("why", "")
+        if label not in (*LABELS, "") or not isinstance(why, str) or len(why) > MOST_WHY:
+            wanted = f"{' or '.join(LABELS)}, or empty to take it back; why is text of at most {MOST_WHY:,} characters"
+            raise ApiError(400, f"label is {wanted}")
+
+        def write(log: EpisodeLog) -> dict[str, Any]:
+            try:
+                add_label(place.path, log.find(episode).id, episode, label, why)
+            except OSError as e:
+                raise ApiError(409, f"{FILE} of this run cannot be written: {e.strerror or e}") from None
+            return {"label": label, "why": why if label else ""}
+
+        found: dict[str, Any] = await _ask(self._opened(place), write)
+        return found
 
     async def _file(self, place: RunPlace, name: str) -> web.FileResponse:
         if name not in FILES:
@@ -366,6 +393,17 @@ def _with_rules(answer: Answer) -> Answer:
         for name, value in RULES.items():
             answer.headers.setdefault(name, value)
     return answer
+
+
+def _check_own(request: web.BaseRequest) -> None:
+    """:raises ApiError: what is to be changed may come from another page."""
+    headers = request.headers
+    host = headers.get("Host", "")
+    is_own = headers.get("Origin", f"://{host}").partition("://")[2] == host
+    if not is_own or headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
+        raise ApiError(403, "other pages change nothing here")
+    if request.content_type != "application/json":
+        raise ApiError(415, "send a label as application/json")
 
 
 def _is_visit(request: web.BaseRequest) -> bool:

@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeGuard
 
 from astuner import process_start_time
 from astuner.contracts.errors import DataError
 from astuner_record.episode_log.store import parsed
+from astuner_record.exam import FILE as LABELS
 from astuner_record.foreign import is_plain_file, read_resolved
 from astuner_report.compare import settings_of
 from astuner_view.runs import RunPlace, about
@@ -31,7 +32,7 @@ def _json(path: Path) -> Any:
 
 
 _PARSED: dict[str, Callable[[Path], Any]] = {
-    "resolved.yaml": read_resolved, "certificate.json": _json, "summary.json": _json,
+    "resolved.yaml": read_resolved, "certificate.json": _json, "summary.json": _json, "origin.json": _json,
 }  # fmt: skip
 _LOOKED_AT = 256
 """Bytes before the place that are compared."""
@@ -61,17 +62,17 @@ class Book:
             self._read_on()
             config = self._mapping("resolved.yaml") or {}
             common = _at(config, "astuner", "trainer_common")
-            metrics = self._known
+            metrics, state = self._known, self.state()
             return {
                 "id": self.place.id,
                 "name": self.place.name,
-                "state": self.state(),
+                "state": state,
                 "backbone": _at(config, "astuner").get("backbone"),
                 "model": _at(config, "astuner", "model").get("path"),
                 "step": metrics.get("step", 0),
                 "total_steps": common.get("total_steps"),
                 "started": self._started(),
-                "updated": self.updated(),
+                "updated": self._updated(state),
                 "episodes": episodes,
                 "reward": metrics.get("reward/mean"),
                 "success": metrics.get("val/success", metrics.get("success/mean")),
@@ -126,8 +127,15 @@ class Book:
             return "ended"
         return "running" if _is_held(path.with_name(f".{path.name}.lock")) else "stopped"
 
-    def updated(self) -> float:
-        """When something was written last, in seconds since 1970; 0 when nothing was."""
+    def _updated(self, state: str) -> float:
+        """When something happened last, in seconds since 1970; 0 when nothing did.
+
+        Of a run that stands still by what it wrote itself, since the files of a copy have another date.
+        """
+        if state != "running":
+            own = [start.get("ended") for start in self._starts()] + [self._known.get("last")]
+            if times := [time for time in own if _is_number(time)]:
+                return max(times)
         paths = [self.place.path / name for name in _DATED] + list((self.place.path / "episodes").glob("*.arrows"))
         return max((p.stat().st_mtime for p in paths if p.exists()), default=0.0)
 
@@ -136,7 +144,8 @@ class Book:
         if tail.reset:
             self._known, self._bad = {}, 0
         for row in tail.rows:
-            self._known.setdefault("time", row.get("time"))
+            if _is_number(time := row.get("time")):
+                self._known = {"first": time} | self._known | {"last": time}
             self._known |= {
                 k: row[k] for k in ("step", "reward/mean", "success/mean", "val/success") if _is_number(row.get(k))
             }
@@ -147,11 +156,15 @@ class Book:
         self._alarm_tail = Tail(rows=[], cursor=alarms.cursor, reset=False)
 
     def _started(self) -> float | None:
-        """When the first row was written, or the config if that is earlier: it is written again on resume."""
+        """By what the run wrote itself, else when its config was, which is written again on resume."""
+        own = [start.get("started") for start in self._starts()] + [self._known.get("first")]
         resolved = self.place.path / "resolved.yaml"
-        times = [resolved.stat().st_mtime] if resolved.exists() else []
-        first = self._known.get("time")
-        return min([*times, first] if isinstance(first, (int, float)) else times, default=None)
+        times = [time for time in own if _is_number(time)]
+        return min(times, default=resolved.stat().st_mtime if resolved.exists() else None)
+
+    def _starts(self) -> list[Mapping[str, Any]]:
+        starts = (self._mapping("origin.json") or {}).get("starts")
+        return [start for start in starts if isinstance(start, Mapping)] if isinstance(starts, list) else []
 
     def _mapping(self, name: str) -> dict[str, Any] | None:
         found = self._content(name)
@@ -165,7 +178,7 @@ class Book:
     def _problems(self) -> list[str]:
         contents = {name: self._content(name) for name in _PARSED}
         wrong = [f"{name} cannot be read: {e}" for name, e in contents.items() if isinstance(e, Exception)]
-        read = (path for path in map(self.place.path.joinpath, (*_PARSED, *_LINES)) if os.path.lexists(path))
+        read = (path for path in map(self.place.path.joinpath, (*_PARSED, *_LINES, LABELS)) if os.path.lexists(path))
         wrong += [f"{path.name} is a link, or no file, and is not read" for path in read if not is_plain_file(path)]
         if self._bad:
             wrong.append(f"metrics.jsonl: {self._bad} lines are no JSON, and are skipped")
@@ -189,7 +202,7 @@ def _at(config: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 

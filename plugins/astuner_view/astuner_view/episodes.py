@@ -19,12 +19,15 @@ from astuner.contracts.errors import DataError
 from astuner.contracts.types import Sample, StopReason, Turn
 from astuner_record.episode_log.reader import Credited, Listed, LoggedEpisode
 from astuner_record.episode_log.rows import Row
+from astuner_record.exam import answer_of, cause_of, expected_of
 from astuner_view.texts import SEEN_BEFORE, Texts, tokenizer_of
 
 _TURN = (
     "index", "agent", "role", "policy", "trained", "lost", "continues", "branch_reason", "approximation",
     "finish_reason", "policy_version", "prompt_tokens", "response_tokens", "external", "model",
 )  # fmt: skip
+_SHOWN = 300
+"""Characters of an answer in a list."""
 _NOTHING_OF_TOKENS = {
     "policy": "", "trained": False, "lost": False, "continues": None, "branch_reason": "", "approximation": "",
     "finish_reason": None, "policy_version": None, "tools": None, "external": True,
@@ -37,9 +40,11 @@ NO_TOKENIZER = (
 NO_CREDIT = "no token of it was trained: nothing of it was credited"
 
 
-def listed_json(listed: Listed) -> dict[str, Any]:
-    """A line of a list."""
-    return {name: value for name, value in vars(listed).items() if name != "id"}
+def listed_json(listed: Listed, answer: str, expected: str) -> dict[str, Any]:
+    """A line of a list; of a reference as GSM8K has them what is behind the working."""
+    last = expected.rpartition("####")[2].strip()
+    said = {"cause": cause_of(listed.error), "answer": answer[:_SHOWN], "expected": last[:_SHOWN]}
+    return {name: value for name, value in vars(listed).items() if name != "id"} | said
 
 
 def episode_json(listed: Listed, logged: LoggedEpisode) -> dict[str, Any]:
@@ -55,8 +60,10 @@ def episode_json(listed: Listed, logged: LoggedEpisode) -> dict[str, Any]:
             samples.append({**credit, "policy_version": sample.policy_version, "turns": turns_of})
     except ValueError as e:
         problems.append(f"the credit of this episode does not fit its turns: {e}")
-    return listed_json(listed) | {
+    return listed_json(listed, "", "") | {
         "query": row["query"],
+        "answer": answer_of(row),
+        "expected": expected_of(row),
         "reward_source": row["reward_source"],
         **{name: _json(row[name]) for name in ("rewards", "task", "output", "metrics")},
         "turns": sorted(turns, key=lambda turn: turn["index"]),

@@ -36,7 +36,10 @@ from astuner_view.page import STATIC
 from astuner_view.runs import Runs
 from astuner_view.serving import open_socket
 
-HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>\u2028 & \U0001f600 \x00"
+HOSTILE = (
+    "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>"
+    "\u2028 & \u202egnp.exe\u2066 \U0001f600 \x00"
+)
 END = 256
 OLDER = Path(__file__).parents[2] / "astuner_record" / "tests" / "data" / "format1" / "episodes"
 """A log of an earlier ASTuner, with five episodes that count."""
@@ -214,12 +217,17 @@ class Client:
     host: str = "127.0.0.1"
 
     def get(
-        self, path: str, query: Sequence[tuple[str, Any]] | Mapping[str, Any] = (), method: str = "GET", **headers: str
+        self,
+        path: str,
+        query: Sequence[tuple[str, Any]] | Mapping[str, Any] = (),
+        method: str = "GET",
+        body: str | None = None,
+        **headers: str,
     ) -> Answer:
         full = path + (f"?{urlencode(query)}" if query else "")
         connection = http.client.HTTPConnection(self.host, self.port, timeout=30)
         try:
-            connection.request(method, full, headers={k.replace("_", "-"): v for k, v in headers.items()})
+            connection.request(method, full, body, headers={k.replace("_", "-"): v for k, v in headers.items()})
             response = connection.getresponse()
             return Answer(response.status, {k.lower(): v for k, v in response.headers.items()}, response.read())
         finally:
@@ -227,6 +235,11 @@ class Client:
 
     def of(self, run: str, what: str = "", query: Sequence[tuple[str, Any]] | Mapping[str, Any] = ()) -> Answer:
         return self.get(f"/api/runs/{quote(run, safe='')}" + (f"/{what}" if what else ""), query)
+
+    def label(self, run: str, episode: str, said: Any, **headers: str) -> Answer:
+        """What the page sends."""
+        path = f"/api/runs/{run}/episodes/{episode}/label"
+        return self.get(path, method="POST", body=json.dumps(said), **{"content_type": "application/json"} | headers)
 
     @contextmanager
     def live(self, run: str, cursor: str = "") -> Iterator[Iterator[tuple[str, Any]]]:

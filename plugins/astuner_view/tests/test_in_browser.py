@@ -14,8 +14,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlencode
 
 import pytest
 
@@ -25,11 +27,12 @@ pytest.importorskip("playwright")
 
 from playwright.sync_api import expect, sync_playwright
 
-from astuner.contracts.types import Split
+from astuner.contracts.types import Episode, Split, WorkflowOutput
 from astuner_record.episode_log import EpisodeLog
+from astuner_record.exam import add_label
 from astuner_view.page import STATIC
 
-from ._runs import HOSTILE, byte_tokenizer, credited, episode, make_run, turn, viewing, write_log
+from ._runs import HOSTILE, add_metrics, byte_tokenizer, credited, episode, make_run, turn, viewing, write_log
 
 pytestmark = pytest.mark.needs("chromium")
 
@@ -37,6 +40,8 @@ EXAMPLE = Path(__file__).resolve().parents[3] / "examples/math_agent/math_agent.
 WEB = Path(__file__).resolve().parents[3] / "plugins/astuner_view/web"
 BUILT = "built"
 VIEWS = ("messages", "tokens", "tree", "lanes")
+NAMED = "attack \u202ekcatta \u2066"
+"""A run's name with an override of the direction of writing."""
 BLUE, AMBER = "trained", "generated, not trained"
 
 
@@ -239,11 +244,16 @@ def test_the_single_page_shows_the_same_without_a_server(page: Any, root: Path, 
     assert number(facts(page, token), "logprob") == pytest.approx(first.logprobs[0], abs=1e-3)
 
 
+def hostile_task(of: Episode) -> Episode:
+    task = replace(of.workflow_task.task, task_id=HOSTILE, main_query=HOSTILE, metadata={"answer": HOSTILE})
+    return replace(of, workflow_task=replace(of.workflow_task, task=task, group_id=HOSTILE))
+
+
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run in which every text of an episode tries to become part of the page."""
     folder = tmp_path_factory.mktemp("hostile")
-    run = make_run(folder / "attack", ended=True)
+    run = make_run(folder / NAMED, ended=True)
     call = {
         "id": HOSTILE,
         "type": "function",
@@ -256,52 +266,189 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
              tools=({"type": "function", "function": {"name": HOSTILE, "description": HOSTILE}},)),
         turn(1, (*attack, *attack, 65), attack, 0, agent=HOSTILE),
     )  # fmt: skip
-    good = episode("g0-0", 1.0, turns=turns)
-    failed = episode("g0-1", None, turns=turns, error=HOSTILE)
-    checked = episode("v0-0", 1.0, turns=turns, split=Split.VALIDATION)
-    write_log(run, [(1, good), (1, failed), (0, checked)], {1: credited(good)})
+    said = WorkflowOutput(reward=1.0, response=HOSTILE, metadata={HOSTILE: HOSTILE}, metrics={HOSTILE: 1.0})
+    more = {"turns": turns, "output": said}
+    good = hostile_task(episode("g0-0", 1.0, **more))
+    failed = hostile_task(episode("g0-1", None, error=HOSTILE, **more))
+    checked = episode("v0-0", 1.0, split=Split.VALIDATION, **more)
+    named = replace(good.workflow_task, episode_id=HOSTILE)
+    write_log(run, [(1, good), (1, failed), (0, checked), (2, replace(good, workflow_task=named))], {1: credited(good)})
+    add_metrics(run, {"step": 2, "time": 102.0, HOSTILE: 1.0})
+    with EpisodeLog(run) as log:
+        add_label(run, log.find("g0-0").id, "g0-0", "bad", HOSTILE)
     byte_tokenizer(run / "episodes/tokenizer/tokenizer.json")
-    alarm = {"step": 1, "time": 1.0, "rule": "lengths", "severity": "error", "message": HOSTILE, "advice": HOSTILE}
+    alarm = {"step": 1, "time": 1.0, "rule": HOSTILE, "severity": "error", "message": HOSTILE, "advice": HOSTILE}
     (run / "alarms.jsonl").write_text(json.dumps(alarm) + "\n")
     return folder
 
 
+SPOOFED = """() => {
+  const turned = /[\\u202a-\\u202e\\u2066-\\u2069]/, found = []
+  const walker = document.createTreeWalker(document, NodeFilter.SHOW_TEXT | NodeFilter.SHOW_ELEMENT)
+  for (let node; (node = walker.nextNode());) {
+    if (node.parentElement?.id === "astuner-data") continue
+    const names = ["title", "aria-label", "placeholder"]
+    const shown = node.nodeType === 3 ? [node.data] : names.map((name) => node.getAttribute(name))
+    found.push(...shown.filter((text) => turned.test(text)))
+  }
+  return found
+}"""
+"""Texts in the page, and in what pops up or is read out, with characters that turn the direction of writing."""
+
+
 def test_no_text_of_an_episode_becomes_part_of_the_page(page: Any, hostile: Path, tmp_path: Path) -> None:
     to = tmp_path / "attack.html"
-    command = [sys.executable, "-m", "astuner", "view", str(hostile / "attack"), "--export", str(to)]
+    command = [sys.executable, "-m", "astuner", "view", str(hostile / NAMED), "--export", str(to)]
     assert subprocess.run(command, capture_output=True).returncode == 0
     with viewing(hostile) as viewer:
+        (run,) = (one["id"] for one in viewer.get("/api/runs").ok["runs"])
+        episodes = [quote(name, safe="") for name in ("g0-0", "g0-1", HOSTILE)]
+        metric, condition = urlencode({"m": HOSTILE}), urlencode({"where": f"group={HOSTILE}"})
         for start in (f"http://127.0.0.1:{viewer.port}/", to.as_uri()):
-            for where in ("", "/episodes", *(f"/episode/{e}?view={v}" for e in ("g0-0", "g0-1") for v in VIEWS)):
+            page.goto("about:blank")
+            page.goto(start)
+            page.locator("h1").first.wait_for()
+            assert page.evaluate(SPOOFED) == []
+            of_run = (f"?{metric}", "?tab=steps&step=1", "/episodes", f"/episodes?{condition}")
+            for where in (*of_run, *(f"/episode/{e}?view={v}" for e in episodes for v in VIEWS)):
                 page.goto("about:blank")
-                page.goto(f"{start}#/run/attack{where}")
+                page.goto(f"{start}#/run/{run}{where}")
                 expect(page.locator("body")).to_contain_text("owned")  # it is shown, as text
+                expect(page.locator("body")).to_contain_text("⟨202e⟩")
+                assert page.evaluate(SPOOFED) == [], where
                 assert page.title() != "owned"
                 assert page.locator("img, iframe, object, embed").count() == 0
                 assert page.locator("script:not([src])").count() <= 2  # those of the single page: its data and itself
             page.goto("about:blank")
 
 
-@pytest.mark.timeout(600)  # the registry may be slow
-def test_the_page_that_is_packed_is_the_one_in_the_source(tmp_path: Path) -> None:
-    """Who changes the source builds it again; the pages are compared, byte by byte."""
+@pytest.fixture(scope="module")
+def web(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page's sources, with the packages that they are built and looked at with."""
     if shutil.which("npm") is None:
         pytest.skip("npm is not installed")
-    source = tmp_path / "web"
+    source = tmp_path_factory.mktemp("source") / "web"
     shutil.copytree(WEB, source, ignore=shutil.ignore_patterns("node_modules"))
-    for command in (
-        ["ci", "--no-audit", "--no-fund"],
-        ["test"],
-        ["run", "check"],
-        ["run", "build", "--", "--outDir", BUILT],
-    ):
-        done = subprocess.run(["npm", *command], cwd=source, capture_output=True, text=True)
-        assert done.returncode == 0, f"npm {command}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
+    npm(source, "ci", "--no-audit", "--no-fund")
+    return source
+
+
+def npm(source: Path, *command: str) -> None:
+    done = subprocess.run(["npm", *command], cwd=source, capture_output=True, text=True)
+    assert done.returncode == 0, f"npm {command}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
+
+
+LOOKS = {
+    "light": {"color_scheme": "light"},
+    "dark": {"color_scheme": "dark"},
+    "phone": {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True},
+}
+AXE = """async () => (await axe.run()).violations.map(
+  ({ id, nodes }) => `${id}: ${nodes.map((node) => node.html).join(" ").slice(0, 500)}`)"""
+STICKING_OUT = """() => [...document.querySelectorAll(".cols > *, dd, h1, .facts *")]
+  .filter((e) => e.clientWidth > 1 && e.scrollWidth > e.clientWidth + 5 && getComputedStyle(e).overflowX === "visible")
+  .map((e) => e.outerHTML.slice(0, 200))"""
+"""What prints over its neighbour."""
+
+
+@pytest.mark.timeout(600)  # the registry may be slow
+@pytest.mark.parametrize("look", LOOKS)
+def test_every_page_is_accessible(chromium: Any, web: Path, hostile: Path, root: Path, look: str) -> None:
+    """By axe-core's rules, all of them; and nothing prints over anything else."""
+    axe = (web / "node_modules/axe-core/axe.min.js").read_text(encoding="utf-8")
+    with EpisodeLog(root / "math_agent") as log:
+        episode_id = log.list(["split=train"], limit=1)[0].episode_id
+    shutil.copytree(root / "math_agent", hostile / "math_agent", dirs_exist_ok=True)
+    context = chromium.new_context(**LOOKS[look])
+    page = context.new_page()
+    with viewing(hostile) as viewer:
+        attacked = next(one["id"] for one in viewer.get("/api/runs").ok["runs"] if one["id"] != "math_agent")
+        paths = ["#/", "#/nowhere", "#/run/none"]
+        for run, of in (("math_agent", episode_id), (attacked, "g0-0"), (attacked, "g0-1")):
+            paths += [f"#/run/{run}{more}" for more in ("", "?tab=steps&step=1", "?tab=config", "/episodes")]
+            paths += [f"#/run/{run}/episode/{of}?view={view}" for view in VIEWS]
+        wrong = {}
+        for path in dict.fromkeys(paths):
+            page.goto("about:blank")
+            page.goto(f"http://127.0.0.1:{viewer.port}/{path}")
+            page.locator("h1").first.wait_for(state="attached")
+            page.locator('[role="status"]').wait_for(state="detached")  # what is on its way is there
+            page.evaluate(axe)
+            found = [*page.evaluate(AXE), *page.evaluate(STICKING_OUT)]
+            found += ["wider than the screen"] if page.evaluate("document.body.scrollWidth > innerWidth") else []
+            found += ["no h1, or two"] if page.locator("h1").count() != 1 else []
+            if found:
+                wrong[path] = found
+        page.goto("about:blank")
+    context.close()
+    assert not wrong, json.dumps(wrong, indent=1)
+
+
+def test_the_list_reads_like_an_exam_and_labels_are_given_by_keys(page: Any, tmp_path: Path) -> None:
+    said = WorkflowOutput(reward=0.0, response="it is 5")
+    attempts = [episode(f"g0-{i}", 0.0, output=said) for i in range(2)]
+    failed = [episode(f"g1-{i}", None, error=f"refused at 127.0.0.1:{8000 + i} after {i} s") for i in range(8)]
+    run = make_run(tmp_path / "root" / "exam", ended=True)
+    write_log(run, [(1, one) for one in (*attempts, *failed)])
+    for step in range(1, 9):
+        alarm = {"step": step, "time": 1.0, "rule": "same", "severity": "warning", "message": f"{step} %", "advice": ""}
+        with (run / "alarms.jsonl").open("a") as file:
+            file.write(json.dumps(alarm) + "\n")
+    with viewing(run.parent) as viewer:
+        at = f"http://127.0.0.1:{viewer.port}/#/run/exam"
+        page.goto(at)
+        expect(page.get_by_test_id("alarm")).to_have_count(1)
+        expect(page.get_by_test_id("times")).to_have_text("8 times since step 1")
+        page.get_by_role("link", name="refused at # after # s").click()  # one row, whatever the address
+        expect(page.get_by_test_id("episode-row")).to_have_count(8)
+        page.get_by_role("button", name="where …").click()
+        page.keyboard.type("step=1")  # without a click into the field
+        page.keyboard.press("Enter")
+        expect(page.get_by_test_id("filter-chip")).to_have_count(2)
+        page.get_by_role("button", name="all again").click()
+        first = page.get_by_test_id("episode-row").first
+        for text in ("What is g0?", "it is 5", "4", "wrong", "completed"):
+            expect(first.get_by_text(text, exact=True).or_(first.get_by_text(f"✗ {text}"))).to_be_visible()
+        page.get_by_role("button", name="sort by reward").click()
+        expect(page).to_have_url(re.compile("order=reward"))
+
+        first.click()
+        expect(page.get_by_test_id("answer")).to_contain_text("it is 5")
+        expect(page.get_by_test_id("expected")).to_contain_text("4")
+        page.keyboard.press("b")
+        label = page.get_by_test_id("label")
+        expect(label.get_by_role("button", name="bad")).to_have_attribute("aria-pressed", "true")
+        page.get_by_label("why").fill("off by one")
+        page.keyboard.press("Enter")
+        page.keyboard.press("Escape")
+        page.keyboard.press("u")
+        expect(page.locator('.tag.bad[title="off by one"]')).to_have_count(1)
+        page.get_by_role("button", name="label").click()
+        page.get_by_role("button", name="no label").click()
+        expect(page.get_by_test_id("episode-row")).to_have_count(9)
+        page.goto("about:blank")
+
+    to = tmp_path / "sent.html"
+    command = [sys.executable, "-m", "astuner", "view", str(run), "--export", str(to), "--where", "label=bad"]
+    assert subprocess.run(command, capture_output=True).returncode == 0
+    page.goto(f"{to.as_uri()}#/run/exam/episodes?where=label%3Dbad")
+    expect(page.get_by_test_id("episode-row")).to_contain_text("bad")
+    page.get_by_test_id("episode-row").click()
+    expect(page.get_by_test_id("label")).to_contain_text("off by one")
+    page.keyboard.press("g")
+    expect(page.get_by_test_id("label").get_by_role("button")).to_have_count(0)  # it shows, and writes nothing
+
+
+@pytest.mark.timeout(600)  # the registry may be slow
+def test_the_page_that_is_packed_is_the_one_in_the_source(web: Path) -> None:
+    """Who changes the source builds it again; the pages are compared, byte by byte."""
+    for command in (["test"], ["run", "check"], ["run", "build", "--", "--outDir", BUILT]):
+        npm(web, *command)
 
     def content(folder: Path) -> dict[str, bytes]:
         return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
-    packed, built = content(STATIC), content(source / BUILT)
+    packed, built = content(STATIC), content(web / BUILT)
     assert sorted(packed) == sorted(built)
     differing = [name for name in packed if packed[name] != built[name]]
     assert differing == [], "built from another source; type: cd plugins/astuner_view/web && npm ci && npm run build"

@@ -27,7 +27,6 @@ def names(answer) -> list[str]:
 
 def test_runs_are_listed_with_what_they_are_at(viewer: Client) -> None:
     (run,) = viewer.get("/api/runs").ok["runs"]
-    updated = run.pop("updated")
     assert run == {
         "id": RUN,
         "name": "math",
@@ -37,12 +36,13 @@ def test_runs_are_listed_with_what_they_are_at(viewer: Client) -> None:
         "step": 1,
         "total_steps": 7,
         "started": 100.0,
+        "updated": 101.0,
         "episodes": 5,
         "reward": 0.5,
         "success": 0.25,
         "alarms": 0,
     }
-    assert updated > 1e9
+    # not of the files: a folder that was copied is as old as its run
 
 
 def test_a_run_says_what_it_is_made_of(viewer: Client, root: Path) -> None:

@@ -89,7 +89,7 @@ def test_what_happens_is_told_as_it_happens(live) -> None:
             "step": 1,
             "episodes": 0,
             "alarms": 0,
-            "updated": pytest.approx(os.stat(run / "metrics.jsonl").st_mtime, abs=10),
+            "updated": 101.0,
         }
         add_metrics(run, {"step": 2, "reward/mean": 1.0})
         more = until(events, "metrics")

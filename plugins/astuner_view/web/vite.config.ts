@@ -1,14 +1,14 @@
-import { svelte } from '@sveltejs/vite-plugin-svelte'
+import { svelte, vitePreprocess } from '@sveltejs/vite-plugin-svelte'
 import { defineConfig } from 'vite'
 
 import { licences, singleFile } from './build/artefacts.ts'
+import { spelledOut } from './build/spelled.ts'
 
 /** Where `npm run dev` finds the API: a running `astuner view`, or the mock. */
 const api = process.env['ASTUNER_VIEW'] ?? 'http://127.0.0.1:8181'
 
 export default defineConfig({
-
-  plugins: [svelte(), singleFile(), licences()],
+  plugins: [svelte({ preprocess: [vitePreprocess(), spelledOut()] }), singleFile(), licences()],
   base: './',
   build: {
     outDir: '../astuner_view/static',

@@ -1,4 +1,5 @@
-"""The collector's routes: ``/v1/traces`` as OTLP has it, ``/feedback`` for users' opinions, and what there is so far.
+"""The collector's routes: ``/v1/traces`` and ``/v1/logs`` as OTLP has them, ``/feedback`` for users' opinions, what
+Langfuse's SDK sends to its own server, and what there is so far.
 
 On loopback nobody needs a key unless the person set one, but only programs get in: a web page can neither come under a
 name of its own that it lets point here (DNS rebinding) nor send either content type without asking first, which is not
@@ -16,11 +17,13 @@ import sqlite3
 import zlib
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from astuner import in_daemon_thread
 from astuner_flywheel.receiver.store import Decoded, NotOtlp, from_json, from_protobuf
 from astuner_flywheel.traces.conversation import BadFeedback, read_given
+from astuner_flywheel.traces.exports import NoRow, opinion
 from astuner_gateway.endpoint.errors import ApiError
 from astuner_gateway.gate import HEALTH, Gate, check_key, json_answer, not_found, read_body
 from astuner_http.strict_json import parse_json
@@ -36,9 +39,17 @@ MAX_UNPACKED = 32 << 20
 """Bytes of a request when it is unpacked."""
 AT_ONCE = 4
 """Requests that are unpacked and kept at the same time; the others wait."""
-TRACES, FEEDBACK, METRICS = "/v1/traces", "/feedback", "/metrics"
+TRACES, LOGS, FEEDBACK, METRICS = "/v1/traces", "/v1/logs", "/feedback", "/metrics"
+LANGFUSE_TRACES, SCORES, INGESTION = "/api/public/otel/v1/traces", "/api/public/scores", "/api/public/ingestion"
+"""Where Langfuse's SDK sends spans and scores; versions before 5 send scores in batches to the last."""
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
-_DECODERS: dict[str, Callable[[bytes], Decoded]] = {PROTOBUF: from_protobuf, JSON: from_json}
+_DECODERS: dict[str, dict[str, Callable[[bytes], Decoded]]] = {
+    TRACES: {PROTOBUF: from_protobuf, JSON: from_json},
+    LANGFUSE_TRACES: {PROTOBUF: from_protobuf, JSON: from_json},
+    LOGS: {PROTOBUF: partial(from_protobuf, logs=True), JSON: from_json},
+}
+_MOST_SCORES = 1000
+"""Of one request."""
 _CODES = {400: 3, 401: 16, 403: 7, 404: 5, 413: 8, 415: 3, 500: 13, 503: 14}
 """HTTP status -> the code of gRPC that says the same."""
 
@@ -75,14 +86,17 @@ class Handler(Gate):
                 "OTEL_EXPORTER_OTLP_HEADERS)",
             )
         asked = (request.method, request.path)
-        if asked == ("POST", TRACES):
-            return await self._traces(request)
+        if request.method == "POST" and request.path in _DECODERS:
+            return await self._signals(request)
+        if request.method == "POST" and request.path in (SCORES, INGESTION):
+            return await self._scores(request, request_id)
         if asked == ("POST", FEEDBACK):
             return json_answer(await self._feedback(request), request_id)
         if asked == ("GET", METRICS):
             kept = await self._write(self._store.counts)
             return json_answer({"since_start": dict(self.counts), "in_file": kept}, request_id)
-        raise not_found(request, (f"POST {TRACES}", f"POST {FEEDBACK}", f"GET {METRICS}", f"GET {HEALTH}"))
+        posts = (f"POST {path}" for path in (TRACES, LOGS, FEEDBACK))
+        raise not_found(request, (*posts, f"GET {METRICS}", f"GET {HEALTH}"))
 
     def error_of(self, error: Exception) -> ApiError:
         if isinstance(error, (sqlite3.OperationalError, OSError)) and not isinstance(error, ConnectionResetError):
@@ -93,14 +107,14 @@ class Handler(Gate):
     def refuse(self, error: ApiError, request: web.BaseRequest, request_id: str) -> web.Response:
         """In OTLP's way where it was OTLP's route."""
         self.counts["refused"] += 1
-        if request.path != TRACES:
+        if request.path not in _DECODERS:
             return super().refuse(error, request, request_id)
         kind = _content_type(request)
         return _refused(error.status, error.message, kind, error.retry_after)
 
-    async def _traces(self, request: web.BaseRequest) -> web.Response:
+    async def _signals(self, request: web.BaseRequest) -> web.Response:
         kind = _content_type(request)
-        decoder = _DECODERS.get(kind)
+        decoder = _DECODERS[request.path].get(kind)
         if decoder is None:
             raise ApiError(415, f"the content type is {kind[:80]!r}; send {PROTOBUF} or {JSON}")
         body = await read_body(request, "gzip")
@@ -109,11 +123,41 @@ class Handler(Gate):
                 decoded = await in_daemon_thread(lambda: decoder(_unpacked(request, body)))
             except NotOtlp as e:
                 raise ApiError(400, str(e)) from None
-            new = await self._write(self._store.add_spans, decoded.rows)
+            new = await self._write(self._store.add_spans, decoded.rows, decoded.events)
         self.counts["spans"] += new
         self.counts["duplicates"] += len(decoded.rows) - new
-        self.counts["rejected_spans"] += sum(decoded.rejected.values())
-        return _accepted(decoded, kind)
+        self.counts["events"] += len(decoded.events)
+        self.counts["rejected_logs" if request.path == LOGS else "rejected_spans"] += sum(decoded.rejected.values())
+        return _accepted(decoded, kind, "log_records" if request.path == LOGS else "spans")
+
+    async def _scores(self, request: web.BaseRequest, request_id: str) -> web.Response:
+        """Langfuse's scores as feedback; one that is none is refused by itself, as Langfuse does it."""
+        if _content_type(request) != JSON:
+            raise ApiError(415, f"the content type must be {JSON}", code="unsupported_type")
+        raw = _unpacked(request, await read_body(request, "gzip"))
+        try:
+            found = parse_json(b'{"batch":%b}' % raw if raw.lstrip()[:1] == b"[" else raw)
+        except ValueError as e:
+            raise ApiError(400, f"the scores cannot be read as JSON: {e}", code="invalid_json") from None
+        batch = found.get("batch", [found])
+        if not isinstance(batch, list) or len(batch) > _MOST_SCORES:
+            raise ApiError(400, f"scores are a list of at most {_MOST_SCORES} objects", code="invalid_scores")
+        errors = []
+        for number, each in enumerate(batch):
+            body = each.get("body", each) if isinstance(each, dict) else None
+            try:
+                if not isinstance(body, dict) or not str(each.get("type", "score-create")).startswith("score"):
+                    raise NoRow("no score; spans are taken as OTLP")
+                await self._write(self._store.add_feedback, opinion(body))
+                self.counts["feedback"] += 1
+            except NoRow as e:
+                errors.append({"id": str(number), "status": 400, "message": str(e)})
+        counts = {"accepted": len(batch) - len(errors), "rejected": len(errors)}
+        if request.path == SCORES:
+            if not errors:
+                return json_answer({"message": "Accepted"}, request_id, 202)
+            return json_answer({**counts, "errors": errors}, request_id, 207)
+        return json_answer({"successes": [], "errors": errors}, request_id, 207)
 
     async def _feedback(self, request: web.BaseRequest) -> dict[str, Any]:
         if _content_type(request) != JSON:
@@ -148,18 +192,20 @@ def _content_type(request: web.BaseRequest) -> str:
     return request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
 
-def _accepted(decoded: Decoded, kind: str) -> web.Response:
-    """200: what could be kept is kept; says how many spans could not, and why."""
+def _accepted(decoded: Decoded, kind: str, what: str) -> web.Response:
+    """200: what could be kept is kept; says how many of ``what`` could not, and why."""
     from aiohttp import web
+    from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
     rejected = sum(decoded.rejected.values())
     if kind == JSON:
-        partial = {"rejectedSpans": str(rejected), "errorMessage": decoded.message}
+        name = "rejectedSpans" if what == "spans" else "rejectedLogRecords"
+        partial = {name: str(rejected), "errorMessage": decoded.message}
         return web.Response(text=json.dumps({"partialSuccess": partial} if rejected else {}), content_type=JSON)
-    response = ExportTraceServiceResponse()
+    response = ExportTraceServiceResponse() if what == "spans" else ExportLogsServiceResponse()
     if rejected:
-        response.partial_success.rejected_spans = rejected
+        setattr(response.partial_success, f"rejected_{what}", rejected)
         response.partial_success.error_message = decoded.message
     return web.Response(body=response.SerializeToString(), content_type=PROTOBUF)
 

@@ -24,16 +24,16 @@ from typing import Any
 from astuner import LockTaken, lock_file
 from astuner.contracts.errors import DataError, RunError
 from astuner_flywheel.traces.conversation import Given
+from astuner_flywheel.traces.messages import DEEPEST_NAME, nested
 from astuner_http.strict_json import parse_json
 
 Row = dict[str, Any]
 
 LONGEST_ATTRIBUTES = 8 << 20
 """Characters of one span's attributes as JSON."""
+TOO_LONG = f"attributes with more than {LONGEST_ATTRIBUTES:,} characters"
 _TEXT_KEYS = {"gen_ai.conversation.id"}
 """AgentScope sends this one as JSON text."""
-_DEEPEST = 50
-"""Parts of a name that become a tree, and values within values: deeper ones could not be written as JSON."""
 
 
 class NotOtlp(ValueError):
@@ -45,31 +45,36 @@ class Decoded:
     """What one request holds."""
 
     rows: list[Row] = field(default_factory=list)
+    events: list[Row] = field(default_factory=list)
+    """Rows of ``event_table``: logs that tell what was said in a span."""
     rejected: Counter[str] = field(default_factory=Counter)
-    """Reason -> spans."""
+    """Reason -> spans, or logs."""
 
     @property
     def message(self) -> str:
         return "; ".join(f"{n} × {reason}" for reason, n in self.rejected.most_common(10))
 
 
-def from_protobuf(raw: bytes) -> Decoded:
+def from_protobuf(raw: bytes, *, logs: bool = False) -> Decoded:
     """
+    :param logs: it is an ExportLogsServiceRequest.
     :raises NotOtlp: it is none.
     """
     from google.protobuf.message import DecodeError
+    from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+    of: Any = ExportLogsServiceRequest if logs else ExportTraceServiceRequest
     try:
-        request = ExportTraceServiceRequest.FromString(raw)
+        request = of.FromString(raw)
     except (DecodeError, ValueError) as e:
-        raise NotOtlp(f"the body is no ExportTraceServiceRequest: {e}") from None
+        raise NotOtlp(f"the body is no {of.__name__}: {e}") from None
     found = Decoded()
-    for resource_spans in request.resource_spans:
-        resource = _attributes(resource_spans.resource.attributes)
-        for scope_spans in resource_spans.scope_spans:
-            for span in scope_spans.spans:
-                _keep(found, span, resource, scope_spans.scope)
+    for of_resource in request.resource_logs if logs else request.resource_spans:
+        resource = _attributes(of_resource.resource.attributes)
+        for of_scope in of_resource.scope_logs if logs else of_resource.scope_spans:
+            for each in of_scope.log_records if logs else of_scope.spans:
+                _keep_event(found, each) if logs else _keep(found, each, resource, of_scope.scope)
     return found
 
 
@@ -79,6 +84,7 @@ def from_json(raw: bytes) -> Decoded:
     """
     from google.protobuf.json_format import ParseDict, ParseError
     from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
+    from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
     from opentelemetry.proto.resource.v1.resource_pb2 import Resource
     from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
@@ -86,7 +92,7 @@ def from_json(raw: bytes) -> Decoded:
         body = parse_json(raw, halves=True)
     except ValueError as e:
         raise NotOtlp(f"the body cannot be read as JSON: {e}") from None
-    if not _either(body, "resourceSpans", "resource_spans") and body:
+    if body and not _either(body, "resourceSpans", "resource_spans", "resourceLogs", "resource_logs"):
         raise NotOtlp(f"the body has no resourceSpans, but {', '.join(map(str, list(body)[:5]))}")
     found = Decoded()
     try:
@@ -104,6 +110,13 @@ def from_json(raw: bytes) -> Decoded:
                         found.rejected[f"a span that is none: {str(e)[:120]}"] += 1
                         continue
                     _keep(found, span, _attributes(resource.attributes), scope)
+        for resource_logs in _lists(body, "resourceLogs", "resource_logs"):
+            for scope_logs in _lists(resource_logs, "scopeLogs", "scope_logs"):
+                for each in _lists(scope_logs, "logRecords", "log_records"):
+                    try:
+                        _keep_event(found, ParseDict(_with_base64_ids(each), LogRecord(), ignore_unknown_fields=True))
+                    except (ParseError, ValueError, RecursionError) as e:
+                        found.rejected[f"a log that is none: {str(e)[:120]}"] += 1
     except (ParseError, UnicodeError) as e:
         raise NotOtlp(f"the body is no ExportTraceServiceRequest: {e}") from None
     return found
@@ -144,6 +157,22 @@ def _keep(found: Decoded, span: Any, resource: dict[str, Any], scope: Any) -> No
         found.rows.append(row)
 
 
+def _keep_event(found: Decoded, record: Any) -> None:
+    """Keep a log of what was said in a span; other logs are none of ours."""
+    attributes = _attributes(record.attributes)
+    name = str(record.event_name or attributes.get("event.name"))
+    if not name.startswith("gen_ai.") or len(record.trace_id) != 16 or len(record.span_id) != 8:
+        found.rejected["a log that is no event of the GenAI conventions in a span"] += 1
+        return
+    event = _json({"name": name, "attributes": nested(attributes), "body": _value(record.body)})
+    if len(event) > LONGEST_ATTRIBUTES:
+        found.rejected[TOO_LONG] += 1
+        return
+    time_of = str(record.time_unix_nano or record.observed_time_unix_nano)
+    ids = {"traceId": record.trace_id.hex(), "spanId": record.span_id.hex()}
+    found.events.append({**ids, "timeUnixNano": time_of, "event": event})
+
+
 def _row(span: Any, resource: dict[str, Any], scope: Any) -> Row | str:
     """The row of a span, or why it cannot be kept."""
     if len(span.trace_id) != 16 or not any(span.trace_id):
@@ -153,19 +182,17 @@ def _row(span: Any, resource: dict[str, Any], scope: Any) -> Row | str:
     if span.parent_span_id and len(span.parent_span_id) != 8:
         return "a parent's id that is not 8 bytes"
     flat = _attributes(span.attributes)
-    attributes = _json(nested(flat))
-    if len(attributes) > LONGEST_ATTRIBUTES:
-        return f"attributes with more than {LONGEST_ATTRIBUTES:,} characters"
+    if len(attributes := _json(nested(flat))) > LONGEST_ATTRIBUTES:
+        return TOO_LONG
     start, end = span.start_time_unix_nano, span.end_time_unix_nano
-    trace_id, span_id = span.trace_id.hex(), span.span_id.hex()
-    any_parent = any(span.parent_span_id)
     usage = {name: _whole(flat.get(f"gen_ai.usage.{name}_tokens")) for name in ("input", "output")}
+    trace_id, span_id = span.trace_id.hex(), span.span_id.hex()
     return {
         "id": f"{trace_id}-{span_id}",
         "traceId": trace_id,
         "spanId": span_id,
         "traceState": span.trace_state or None,
-        "parentSpanId": span.parent_span_id.hex() if any_parent else None,
+        "parentSpanId": span.parent_span_id.hex() if any(span.parent_span_id) else None,
         "flags": span.flags,
         "name": span.name,
         "kind": span.kind,
@@ -195,25 +222,13 @@ def _row(span: Any, resource: dict[str, Any], scope: Any) -> Row | str:
     }
 
 
-def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """``{"a.b": 1}`` as ``{"a": {"b": 1}}``.
-
-    A key that would have to be a value and a tree at once stays flat, and so does one of more than 50 parts.
-    """
-    found: dict[str, Any] = {}
-    for name in sorted(flat, key=len):  # a value is in its place before a tree could be
-        if name.count(".") >= _DEEPEST:
-            found[name] = flat[name]
-            continue
-        *path, last = name.split(".")
-        inner: Any = found
-        for part in path:
-            inner = inner.setdefault(part, {}) if isinstance(inner, dict) else None
-        if isinstance(inner, dict) and last not in inner:
-            inner[last] = flat[name]
-        else:
-            found[name] = flat[name]
-    return found
+def exported_row(trace_id: str, span_id: str, attributes: Mapping[str, Any], **known: str) -> Row | str:
+    """The row of a span that is no longer OTLP, or why it cannot be kept; ``known`` goes into the columns so named."""
+    if len(text := _json(nested(attributes))) > LONGEST_ATTRIBUTES:
+        return TOO_LONG
+    ids = {"id": f"{trace_id}-{span_id}", "traceId": trace_id, "spanId": span_id}
+    nothing = {"name": "", "kind": 0, "startTimeUnixNano": "", "endTimeUnixNano": "", "status": "{}", "latencyNs": 0.0}
+    return {**ids, **nothing, "resource": "{}", "scope": "{}", "attributes": text, **known}
 
 
 def _attributes(pairs: Any) -> dict[str, Any]:
@@ -223,7 +238,7 @@ def _attributes(pairs: Any) -> dict[str, Any]:
 
 def _value(value: Any, depth: int = 0) -> Any:
     kind = value.WhichOneof("value")
-    if kind is None or depth > _DEEPEST:
+    if kind is None or depth > DEEPEST_NAME:
         return None
     if kind == "array_value":
         return [_value(item, depth + 1) for item in value.array_value.values]
@@ -265,6 +280,11 @@ APPLICATION = 0x4153544E
 """SQLite's `application_id` of our files."""
 VERSION = 1
 """SQLite's `user_version`."""
+_EVENTS = (
+    "CREATE TABLE IF NOT EXISTS event_table (traceId varchar NOT NULL, spanId varchar NOT NULL, timeUnixNano varchar "
+    "NOT NULL, event json NOT NULL, UNIQUE (traceId, spanId, timeUnixNano, event))"
+)
+"""Logs of what was said in a span; files of before do not have it."""
 
 
 class Store:
@@ -294,13 +314,16 @@ class Store:
                 raise DataError(f"cannot write to {path}: {e}; name another file") from None
             self._opened = opened.pop_all()
 
-    def add_spans(self, rows: Sequence[Mapping[str, Any]]) -> int:
-        """How many of them were new."""
+    def add_spans(self, rows: Sequence[Row], events: Sequence[Row] = ()) -> int:
+        """How many spans were new."""
         with self._database:
+            told = "INSERT OR IGNORE INTO event_table VALUES (:traceId, :spanId, :timeUnixNano, :event)"
+            self._database.executemany(told, events)
             before = self._database.total_changes
             columns = [row[1] for row in self._database.execute("PRAGMA table_info(span_table)")]
             values = ", ".join(f":{name}" for name in columns)
-            self._database.executemany(f"INSERT OR IGNORE INTO span_table VALUES ({values})", rows)
+            whole = (dict.fromkeys(columns) | row for row in rows)
+            self._database.executemany(f"INSERT OR IGNORE INTO span_table VALUES ({values})", whole)
             return self._database.total_changes - before
 
     def add_feedback(self, given: Given) -> tuple[int, bool]:
@@ -342,6 +365,7 @@ class Store:
                 raise DataError(f"{self.path} is a collector's file of version {found[1]}, this one writes {VERSION}")
         self._database.execute("PRAGMA journal_mode = WAL")
         self._database.execute("PRAGMA synchronous = FULL")  # answered means kept, also when the power fails
+        self._database.execute(_EVENTS)
         if not existed:
             self._database.executescript(Path(__file__).with_name("store.sql").read_text(encoding="utf-8"))
 

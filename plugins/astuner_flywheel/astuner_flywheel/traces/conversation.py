@@ -27,6 +27,7 @@ from typing import Any, Literal
 import yaml
 
 from astuner.contracts.errors import DataError
+from astuner_flywheel.support import printable
 from astuner_flywheel.traces.messages import text_of
 
 TABLES: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("tables.yaml").read_text(encoding="utf-8"))
@@ -207,6 +208,8 @@ def _text(row: Mapping[str, Any], name: str) -> str:
     return value.strip()
 
 
+MOST_REASONS = 200
+"""Reasons that are counted each by itself: what a sender calls its spans is in some."""
 OnBad = Literal["stop", "skip"]
 
 
@@ -229,13 +232,18 @@ class Tally:
         :raises DataError: with ``on_bad: stop``.
         """
         if self.on_bad == "stop":
-            raise DataError(f"{place}: {reason}. Correct it, or leave such out with on_bad_trace: skip")
-        self.bad[reason] += 1
-        self.first.setdefault(reason, place)
+            raise DataError(printable(f"{place}: {reason}. Correct it, or leave such out with on_bad_trace: skip"))
+        self._count(self.bad, reason, place)
 
     def drop(self, reason: str, place: str) -> None:
-        self.dropped[reason] += 1
-        self.first.setdefault(reason, place)
+        self._count(self.dropped, reason, place)
+
+    def _count(self, counts: Counter[str], reason: str, place: str) -> None:
+        reason = printable(reason)
+        if reason not in counts and len(counts) >= MOST_REASONS:
+            reason = "something else, of too many kinds to name"
+        counts[reason] += 1
+        self.first.setdefault(reason, printable(place))
 
     def report(self) -> dict[str, Any]:
         """As JSON."""
@@ -266,7 +274,7 @@ class Conversation:
     session: str = ""
     """What several conversations have in common: AgentScope 1.x names its process, whoever it talks to."""
     response_ids: tuple[str, ...] = ()
-    """Of the model's replies on the way to the answer."""
+    """Of the model's replies on the way to the answer, and of their spans."""
     model: str = ""
     started: float | None = None
     """Seconds since 1970."""

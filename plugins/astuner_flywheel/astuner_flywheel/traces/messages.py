@@ -17,9 +17,12 @@ import ast
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Any
 
-INVOKE_AGENT, CHAT = "invoke_agent", "chat"
+INVOKE_AGENT, CHAT, STEP = "invoke_agent", "chat", "step"
+"""What spans stand for; a step is between an agent and its model, and where a trace has neither, its outermost one is
+the reply."""
 _CHATS = {"chat", "text_completion", "generate_content"}
 _MODEL_CALL = "Model.__call__"  # AgentScope before 1.0.9, which had no operation names
 _REPLY = ".reply"
@@ -43,6 +46,11 @@ class Span:
     conversation_id: str = ""
     """As the database's own column has it."""
     model: str = ""
+    events: Sequence[Any] = ()
+    kind: str = "span"
+    """Its convention and what that calls it, for who counts."""
+    unread: tuple[str, ...] = ()
+    """Attributes with contents that were not understood."""
 
     def get(self, name: str) -> Any:
         """The attribute ``name``; None where there is none."""
@@ -88,9 +96,53 @@ def decoded(value: Any) -> Any:
     return value
 
 
+def nanoseconds(value: Any) -> int:
+    """A time in whatever unit a layout has it (told by its size), or as ISO 8601; 0 where there is none."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        try:
+            at = datetime.fromisoformat(str(value).replace("Z", "+00:00"))
+        except ValueError:
+            return 0
+        return int((at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp() * 1e9)
+    if not 0 < number < 1e20:
+        return 0
+    for unit, smallest in ((1, 1e17), (10**3, 1e14), (10**6, 1e11)):  # nano-, micro-, milliseconds since 1970
+        if number >= smallest:
+            return int(value) * unit if isinstance(value, (int, str)) and str(value).isdigit() else int(number * unit)
+    return int(number * 1e9)
+
+
+DEEPEST_NAME = 50
+"""Parts of a name that become a tree, and values within values: deeper ones could not be written as JSON."""
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """``{"a.b": 1}`` as ``{"a": {"b": 1}}``.
+
+    A key that would have to be a value and a tree at once stays flat, and so does one of more than 50 parts.
+    """
+    found: dict[str, Any] = {}
+    for name in sorted(flat, key=len):  # a value is in its place before a tree could be
+        if name.count(".") >= DEEPEST_NAME:
+            found[name] = flat[name]
+            continue
+        *path, last = name.split(".")
+        inner: Any = found
+        for part in path:
+            inner = inner.setdefault(part, {}) if isinstance(inner, dict) else None
+        if isinstance(inner, dict) and last not in inner:
+            inner[last] = flat[name]
+        else:
+            found[name] = flat[name]
+    return found
+
+
 Message = dict[str, Any]
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_ROLES |= {"human": "user", "ai": "assistant", "model": "assistant", "function": "tool"}  # LangChain, Gemini
 _THOUGHTS = {"reasoning", "thinking", "redacted_thinking"}
 _TEXTS = {"text", "input_text", "output_text", "refusal"}
 _CALLS = {"tool_call", "tool_use"}
@@ -172,7 +224,7 @@ def _assembled(role: str, parts: Sequence[Any]) -> list[Message]:
             calls.clear()
 
     for part in parts:
-        kind = part.get("type") if isinstance(part, Mapping) else None
+        kind = str(part.get("type")) if isinstance(part, Mapping) else None
         if kind in _CALLS:
             calls.append(_call(part))
         elif kind in _RESULTS:
@@ -221,13 +273,13 @@ def _shown_part(part: Any) -> str | None:
         return part
     if not isinstance(part, Mapping):
         return None if part is None else str(part)
-    kind = part.get("type")
+    kind = None if part.get("type") is None else str(part["type"])
     if kind in _THOUGHTS:
         return None
     text = next((part[k] for k in ("text", "content", "refusal") if isinstance(part.get(k), str)), None)
     if kind in _TEXTS or (kind is None and text is not None):
         return text
-    return f"[{kind or 'part'}]"
+    return f"[{(kind or 'part')[:40]}]"
 
 
 def _kind(value: object) -> str:

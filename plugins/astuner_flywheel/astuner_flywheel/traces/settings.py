@@ -93,8 +93,8 @@ class ImplicitFeedback(Section):
 
 class TracingConfig(Section):
     sources: list[str] = Field(min_length=1, validation_alias=AliasChoices("sources", "base_url"))
-    """Databases of AgentScope Studio or of `astuner data collect`, OTLP spans as JSON lines, chats as JSON lines;
-    relative paths start at the experiment file's folder."""
+    """Databases of AgentScope Studio or of `astuner data collect`, OTLP or chats as JSON lines, exports of Phoenix,
+    Langfuse and logfire; relative paths start at the experiment file's folder."""
     feedback: list[str] = Field([])
     """JSON Lines files with users' feedback, each line with the fields of `POST /feedback`."""
     keep: Literal["all", "rated", "liked", "disliked", "corrected"] = "all"

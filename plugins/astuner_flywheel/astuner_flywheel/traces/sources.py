@@ -1,11 +1,12 @@
-"""Where traces come from: a file's first bytes say which of the three kinds it is.
+"""Where traces come from: a file's first bytes say which of the kinds it is.
 
 - An SQLite file, AgentScope Studio's in all its layouts or our collector's.  Columns are looked up, not taken for
   granted.  The file is copied as it is at one moment and the copy is read, so that reading takes as long as it takes
   while Studio goes on writing.  Invariant: the file itself is opened read-only, and locked for no longer than it takes
   to copy it.
-- OTLP spans as JSON lines: they go through a collector's database of their own, made for the occasion, which brings
-  together what is out of order and drops what is there twice, in bounded memory and with the same code.
+- OTLP spans, and logs that belong to them, as JSON lines: they go through a collector's database of their own, made
+  for the occasion, which brings together what is out of order and drops what is there twice, in bounded memory and with
+  the same code.  So do spans that a platform exported (see `exports`), as JSON lines, one document or CSV.
 - Chats as JSON lines: one conversation a line, ``{"messages": [...]}`` as OpenAI writes messages.  A line may also
   have ``feedback`` (an object, a number or a thumb) or its fields beside the messages; ``conversation_id`` (or ``id``),
   ``response_id``, ``trace_id``, ``model``, ``created`` (seconds since 1970).
@@ -22,21 +23,23 @@ Invariant: a span that gives no conversation is counted with the reason.
 from __future__ import annotations
 
 import contextlib
+import csv
 import hashlib
 import itertools
 import json
 import math
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from datetime import datetime, timezone
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from astuner.contracts.errors import DataError
-from astuner_flywheel.receiver.store import APPLICATION, VERSION, NotOtlp, Store, from_json
+from astuner_flywheel.receiver.store import APPLICATION, VERSION, Decoded, NotOtlp, Store, from_json
+from astuner_flywheel.traces.conventions import understood
 from astuner_flywheel.traces.conversation import (
     TABLES,
     BadFeedback,
@@ -47,13 +50,16 @@ from astuner_flywheel.traces.conversation import (
     read_feedback,
     read_given,
 )
+from astuner_flywheel.traces.exports import NoRow, kept, unfolded
 from astuner_flywheel.traces.messages import (
     CHAT,
     INVOKE_AGENT,
+    STEP,
     Message,
     Span,
     Unreadable,
     decoded,
+    nanoseconds,
     parse_msg,
     read_messages,
     system_message,
@@ -106,41 +112,96 @@ def objects(path: Path, limit: int, tally: Tally) -> Iterator[tuple[str, dict[st
         yield place, found
 
 
+def items(path: Path, limit: int, tally: Tally) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects of a file that is one JSON document, a list of them or a single one.
+
+    :raises DataError: it is none, or has more than 4 times ``limit`` bytes.
+    """
+    if path.stat().st_size > _ONE_DOCUMENT * limit:
+        raise DataError(
+            f"{path} is one JSON document of more than {_ONE_DOCUMENT * limit:,} bytes, which are not read at once; "
+            f"write an object a line first: jq -c '.[]' {path.name} > {path.stem}.jsonl"
+        )
+    try:  # on the document's first line, so that lines are named as they are
+        found = parse_json(b'{"data":' + path.read_bytes().removeprefix(_BOM) + b"}")["data"]
+    except ValueError as e:
+        raise DataError(f"{path} cannot be read as JSON: {e}") from None
+    for number, item in enumerate(found if isinstance(found, list) else [found], 1):
+        tally.read["items"] += 1
+        if isinstance(item, dict):
+            yield f"{path}, item {number}", item
+        else:
+            tally.unreadable("an item that is no JSON object", f"{path}, item {number}")
+
+
+def records(path: Path, limit: int, tally: Tally) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of a CSV file with a line of names.
+
+    :raises DataError: it cannot be read.
+    """
+    csv.field_size_limit(limit)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, restkey="", strict=True)
+            for row in reader:
+                tally.read["rows"] += 1
+                yield f"{path}:{reader.line_num}", {name: value for name, value in row.items() if value}
+    except (csv.Error, UnicodeError) as e:
+        raise DataError(f"{path}:{reader.line_num + 1} cannot be read as CSV: {e}; export it as JSON lines") from e
+
+
 _OPINIONS = ("rating", "thumbs", "correction", "comment")
 
 
-def chats(path: Path, limit: int, tally: Tally) -> Iterator[Conversation]:
-    """The answered conversations of a file; lines that hold none are counted.
+def _chat(place: str, row: Mapping[str, Any], tally: Tally) -> Iterator[Conversation]:
+    """The answered conversation of a line of chats; a line that holds none is counted.
 
-    :param limit: bytes of a line.
-    :raises DataError: the file cannot be read, or (on_bad: stop) a line is bad.
+    :raises DataError: (on_bad: stop) the line is bad.
     """
-    for place, row in objects(path, limit, tally):
-        if "messages" not in row:
-            tally.unreadable(f"no messages (its fields: {', '.join(list(row)[:8]) or 'none'})", place)
+    try:
+        messages, feedback = read_messages(row["messages"]), _feedback(row)
+    except (Unreadable, BadFeedback) as e:
+        tally.unreadable(str(e), place)
+        return
+    end, answer, after = _last_answered(messages)
+    if not answer:
+        has_user = any(m["role"] == "user" and text_of(m).strip() for m in messages)
+        tally.drop(NO_ANSWER if has_user else NO_QUESTION, place)
+        return
+    yield Conversation(
+        messages=tuple(messages[: end + 1]),
+        answer=answer,
+        source=place,
+        trace_id=_named(row, "trace_id"),
+        conversation_id=_named(row, "conversation_id") or _named(row, "id"),
+        response_ids=tuple(filter(None, [_named(row, "response_id")])),
+        model=_named(row, "model"),
+        started=_seconds(row.get("created")),
+        after=after,
+        feedback=feedback,
+    )
+
+
+def _chats_and_exports(
+    rows: Iterable[tuple[str, Mapping[str, Any]]], tally: Tally
+) -> Iterator[Decoded | Conversation | Given]:
+    """What a file's objects hold: chats, spans that a platform exported, scores; each other one is counted."""
+    for place, row in rows:
+        if "messages" in row:
+            yield from _chat(place, row, tally)
             continue
-        try:
-            messages, feedback = read_messages(row["messages"]), _feedback(row)
-        except (Unreadable, BadFeedback) as e:
-            tally.unreadable(str(e), place)
+        if "resourceSpans" in row:  # a request on several lines
+            yield from _requests([(place, json.dumps(row).encode())], tally)
             continue
-        end, answer, after = _last_answered(messages)
-        if not answer:
-            has_user = any(m["role"] == "user" and text_of(m).strip() for m in messages)
-            tally.drop("no answer in words" if has_user else "no user's message", place)
-            continue
-        yield Conversation(
-            messages=tuple(messages[: end + 1]),
-            answer=answer,
-            source=place,
-            trace_id=_named(row, "trace_id"),
-            conversation_id=_named(row, "conversation_id") or _named(row, "id"),
-            response_ids=tuple(filter(None, [_named(row, "response_id")])),
-            model=_named(row, "model"),
-            started=_seconds(row.get("created")),
-            after=after,
-            feedback=feedback,
-        )
+        for each in unfolded(row):
+            try:
+                found = kept(each)
+            except NoRow as e:
+                tally.unreadable(str(e), place)
+                continue
+            if isinstance(found, Given):
+                tally.read["feedback"] += 1
+            yield found if isinstance(found, Given) else Decoded([found])
 
 
 def feedback_file(path: Path, limit: int, tally: Tally) -> Iterator[Given]:
@@ -262,18 +323,23 @@ def traces(database: sqlite3.Connection, layout: dict[str, str], path: str, tall
     if layout["operation"]:
         of_interest = f"{layout['operation']} IS NULL OR {layout['operation']} IN {_OF_INTEREST}"
         attributes = f"CASE WHEN {of_interest} THEN {attributes} ELSE '{{}}' END"
-    names = [what for what in _COLUMNS if what not in ("attributes", "operation")]
+    names = [what for what in _COLUMNS if what not in ("attributes", "events")]
     chosen = ", ".join(f"{layout[what] or 'NULL'} AS {what}" for what in names)
+    if layout["events"]:
+        chosen += f", CASE WHEN {layout['events']} LIKE '%gen_ai%' THEN {layout['events']} END AS events"
     trace = layout["trace"] or "CAST(rowid AS text)"
     query = f"SELECT {trace} AS trace_of, {attributes} AS attributes, {chosen} FROM span_table ORDER BY trace_of, rowid"
     cursor = database.execute(query)
     fields = [column[0] for column in cursor.description]
     rows = (dict(zip(fields, row, strict=True)) for row in cursor)
+    has_logs = database.execute("SELECT 1 FROM sqlite_master WHERE name = 'event_table'").fetchone()
     for trace_id, of_trace in itertools.groupby(rows, key=lambda row: str(row["trace_of"])):
+        logs = _events_of(database, trace_id) if has_logs else {}
         spans: dict[str, Span] = {}
         for row in of_trace:
             tally.read["spans"] += 1
-            span = _span(trace_id, row, layout, f"{path}, trace {trace_id}", tally)
+            told = logs.get(str(row["span"]), [])
+            span = _span(trace_id, row, layout, f"{path}, trace {trace_id}", tally, told)
             if span is not None and span.span_id in spans:
                 tally.drop("a span that is there twice", f"{path}, trace {trace_id}")
             elif span is not None:
@@ -281,6 +347,23 @@ def traces(database: sqlite3.Connection, layout: dict[str, str], path: str, tall
         if spans:
             tally.read["traces"] += 1
             yield list(spans.values())
+    if has_logs:
+        _count_lost_events(database, path, tally)
+
+
+def _count_lost_events(database: sqlite3.Connection, path: str, tally: Tally) -> None:
+    of_no_span = "NOT EXISTS (SELECT 1 FROM span_table s WHERE s.traceId = e.traceId AND s.spanId = e.spanId)"
+    for trace_id, span_id in database.execute(f"SELECT traceId, spanId FROM event_table e WHERE {of_no_span}"):
+        tally.drop("a log of a span that is missing", f"{path}, trace {trace_id}, span {span_id}")
+
+
+def _events_of(database: sqlite3.Connection, trace_id: str) -> dict[str, list[Any]]:
+    """The id of a span -> its events that came as logs, oldest first."""
+    found: dict[str, list[Any]] = {}
+    query = "SELECT spanId, event FROM event_table WHERE traceId = ? ORDER BY timeUnixNano, rowid"
+    for span_id, event in database.execute(query, (trace_id,)):
+        found.setdefault(span_id, []).append(json.loads(event))
+    return found
 
 
 def feedback_of(database: sqlite3.Connection, tally: Tally) -> Iterator[Given]:
@@ -299,22 +382,24 @@ def feedback_of(database: sqlite3.Connection, tally: Tally) -> Iterator[Given]:
         )
 
 
-def _span(trace_id: str, row: dict[str, Any], layout: dict[str, str], place: str, tally: Tally) -> Span | None:
+def _span(
+    trace_id: str, row: dict[str, Any], layout: dict[str, str], place: str, tally: Tally, logs: Sequence[Any]
+) -> Span | None:
     text = row["attributes"]
     if isinstance(text, str) and len(text) > LONGEST_ATTRIBUTES:
         tally.unreadable(f"a span's attributes with more than {LONGEST_ATTRIBUTES:,} characters", place)
         return None
     try:
-        attributes = json.loads(text or "{}")
+        attributes, events = json.loads(text or "{}"), json.loads(row.get("events") or "[]")
     except (ValueError, TypeError, RecursionError):
-        attributes = None
+        attributes = events = None
     if not isinstance(attributes, dict):
         tally.unreadable("a span's attributes are no JSON object", place)
         return None
     scope, version = _scope(row)
     if not scope and layout["conversation"] in _OF_PROCESS:
         scope = _OLDEST_SCOPE
-    return Span(
+    span = Span(
         trace_id=trace_id,
         span_id=str(row["span"] or trace_id),
         parent_id=str(row["parent"] or "").strip("0") and str(row["parent"]),
@@ -326,7 +411,15 @@ def _span(trace_id: str, row: dict[str, Any], layout: dict[str, str], place: str
         scope_version=version,
         conversation_id=str(row["conversation"] or ""),
         model=str(row["model"] or ""),
+        events=[*(events if isinstance(events, list) else ()), *logs],
     )
+    if not attributes and row["operation"]:  # one that is of no interest, so it was not read
+        return replace(span, kind=f"gen_ai {row['operation']} span")
+    try:
+        return understood(span)
+    except RecursionError:
+        tally.unreadable("a span's attributes are nested too deeply", place)
+        return None
 
 
 def _scope(row: dict[str, Any]) -> tuple[str, str]:
@@ -341,24 +434,6 @@ def _scope(row: dict[str, Any]) -> tuple[str, str]:
     return str(name or ""), str(version or "")
 
 
-def nanoseconds(value: Any) -> int:
-    """A time in whatever unit a layout has it (told by its size), or as ISO 8601; 0 where there is none."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        try:
-            at = datetime.fromisoformat(str(value).replace("Z", "+00:00"))
-        except ValueError:
-            return 0
-        return int((at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp() * 1e9)
-    if not 0 < number < 1e20:
-        return 0
-    for unit, smallest in ((1, 1e17), (10**3, 1e14), (10**6, 1e11)):  # nano-, micro-, milliseconds since 1970
-        if number >= smallest:
-            return int(value) * unit if isinstance(value, (int, str)) and str(value).isdigit() else int(number * unit)
-    return int(number * 1e9)
-
-
 def _says(path: Path, e: sqlite3.Error, timeout: float) -> str:
     text = str(e)
     if "locked" in text or "busy" in text:
@@ -370,7 +445,10 @@ def _says(path: Path, e: sqlite3.Error, timeout: float) -> str:
     return f"{path} cannot be read ({text}); a damaged file may be saved with: sqlite3 {path.name} .recover"
 
 
-NO_MESSAGES = "no messages in its spans; the application has to record contents"
+NO_MESSAGES = "without messages; the application has to record contents"
+"""Behind the kind of a span; so are the next two."""
+ALONE = "in a trace without a model's or an agent's"
+NOT_UNDERSTOOD = "with contents that are no messages as its convention writes them"
 NO_ANSWER = "no answer in words"
 NO_QUESTION = "no user's message"
 CUT = "its texts are cut, since they were too long for a span"
@@ -379,6 +457,8 @@ ORPHAN = "an agent's span whose parent is missing, beside a complete one"
 
 def conversations(spans: Sequence[Span], source: str, tally: Tally) -> Iterator[Conversation]:
     """The conversations of one trace, in the order in which they began."""
+    if not any(span.operation in (CHAT, INVOKE_AGENT) for span in spans):
+        spans = _outermost_step(spans)
     by_id = {span.span_id: span for span in spans}
     agents = [span for span in spans if span.operation == INVOKE_AGENT]
     tops = _tops(agents, by_id, f"{source}, trace {spans[0].trace_id}", tally)
@@ -390,6 +470,25 @@ def conversations(spans: Sequence[Span], source: str, tally: Tally) -> Iterator[
         yield from _conversation(top, chats.get(top.span_id, []), source, tally)
     for chat in _longest(chats.get("", [])) if not tops else ():
         yield from _conversation(None, [chat], source, tally)
+    if not tops and "" not in chats:  # none of both, or each within the other
+        for span in spans:
+            _not_understood(span, f"{source}, trace {span.trace_id}, span {span.span_id}", tally)
+
+
+def _not_understood(span: Span, place: str, tally: Tally) -> None:
+    """Count a span by its kind: one that holds nothing, or one that holds what was not understood."""
+    what = NO_MESSAGES if span.operation in (CHAT, INVOKE_AGENT, STEP) else ALONE
+    what = f"{NOT_UNDERSTOOD} ({', '.join(span.unread)})" if span.unread else what
+    tally.drop(f"{span.kind} {what}", place)
+
+
+def _outermost_step(spans: Sequence[Span]) -> Sequence[Span]:
+    """Of a trace without agents and models: its outermost step that was asked and answered, as an agent."""
+    for span in sorted(spans, key=lambda s: (s.start, -s.end)):
+        if span.operation == STEP and all(span.get(f"gen_ai.{side}.messages") for side in ("input", "output")):
+            agent = {**span.attributes, "gen_ai.operation.name": INVOKE_AGENT}
+            return [replace(span, attributes=agent, parent_id="")]
+    return spans
 
 
 def _tops(agents: Sequence[Span], by_id: Mapping[str, Span], place: str, tally: Tally) -> list[Span]:
@@ -451,7 +550,8 @@ def _conversation(top: Span | None, chats: Sequence[Span], source: str, tally: T
     if any(span.get("astuner.cut") is not None for span in (main, *chats)):  # as `astuner serve` says it
         reason = CUT
     elif not messages and not answer:
-        reason = NO_MESSAGES
+        _not_understood(main, place, tally)
+        return
     elif not messages or not text_of(messages[-1]).strip():
         reason = NO_QUESTION
     elif not answer.strip():
@@ -463,6 +563,7 @@ def _conversation(top: Span | None, chats: Sequence[Span], source: str, tally: T
     named = next((name for name in ids if name and name != "unknown"), "")
     of_process = _names_its_process(main)
     spans = [*reversed(chats), main]
+    named_by = [*(c.text("gen_ai.response.id") for c in [*chats, main]), *(span.span_id for span in spans)]
     models = (s.model or s.text("gen_ai.response.model") or s.text("gen_ai.request.model") for s in spans)
     yield Conversation(
         messages=tuple(messages),
@@ -472,7 +573,7 @@ def _conversation(top: Span | None, chats: Sequence[Span], source: str, tally: T
         span_id=main.span_id,
         conversation_id="" if of_process else named,
         session=named if of_process else "",
-        response_ids=tuple(dict.fromkeys(filter(None, (c.text("gen_ai.response.id") for c in [*chats, main])))),
+        response_ids=tuple(dict.fromkeys(filter(None, named_by))),
         model=next(filter(None, models), ""),
         started=main.start / 1e9 if main.start else None,
     )
@@ -570,13 +671,15 @@ def _names_its_process(span: Span) -> bool:
     return span.scope.startswith("agentscope.tracing") or span.get("project.run_id") is not None
 
 
-DATABASE, SPANS, CHATS = "database", "OTLP JSON", "chats"
+DATABASE, SPANS, LINES, DOCUMENT, TABLE = "database", "OTLP JSON", "JSON lines", "JSON document", "CSV"
 _HEAD = 64 << 10
 _BATCH = 500
+_ONE_DOCUMENT = 4
+"""Times the limit of a line."""
 
 
 def kind_of(path: Path) -> str:
-    """`DATABASE`, `SPANS` or `CHATS`.
+    """`DATABASE`, `SPANS`, `LINES`, `DOCUMENT` or `TABLE`.
 
     :raises DataError: it is none of them, or cannot be read.
     """
@@ -593,13 +696,26 @@ def kind_of(path: Path) -> str:
         raise DataError(f"{path} is no SQLite database (it begins with {head[:12]!r}); read are {READ}")
     if head[:2] == b"\x1f\x8b":
         raise DataError(f"{path} is compressed; unpack it first: gunzip {path.name}")
+    if head[:4] == b"PAR1":
+        raise DataError(
+            f"{path} is Parquet; write lines first: python -c \"import pandas; pandas.read_parquet('{path.name}')"
+            f".to_json('{path.stem}.jsonl', orient='records', lines=True)\""
+        )
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if path.suffix.lower() == ".csv":
+        return TABLE
+    if start.startswith(b"[") or start.partition(b"\n")[0].strip() == b"{":
+        return DOCUMENT
     if not start.startswith(b"{"):
         raise DataError(
             f"{path} is no source of traces (it begins with {start[:12]!r}); read are SQLite databases of AgentScope "
-            "Studio or of `astuner data collect`, OTLP as JSON, and chats, one JSON object a line"
+            "Studio or of `astuner data collect`, OTLP as JSON, chats, and what Phoenix, Langfuse and logfire export, "
+            "as JSON or CSV"
         )
-    return SPANS if b'"resourceSpans"' in head or b'"resource_spans"' in head else CHATS
+    return SPANS if any(name in head for name in _OTLP) else LINES
+
+
+_OTLP = (b'"resourceSpans"', b'"resource_spans"', b'"resourceLogs"', b'"resource_logs"')
 
 
 def read_source(path: Path, limit: int, tally: Tally) -> Iterator[Conversation | Given]:
@@ -609,12 +725,13 @@ def read_source(path: Path, limit: int, tally: Tally) -> Iterator[Conversation |
     :raises DataError: the file cannot be read, or (on_bad: stop) something in it.
     """
     kind = kind_of(path)
-    if kind == CHATS:
-        found: Iterator[Conversation | Given] = chats(path, limit, tally)
-    elif kind == DATABASE:
+    if kind == DATABASE:
         found = _of_database(path, str(path), tally)
+    elif kind == SPANS:
+        found = _gathered(_requests(raw_lines(path, limit, tally), tally), path, tally)
     else:
-        found = _of_span_file(path, limit, tally)
+        rows = {LINES: objects, DOCUMENT: items, TABLE: records}[kind](path, limit, tally)
+        found = _gathered(_chats_and_exports(rows, tally), path, tally)
     for each in found:
         if isinstance(each, Conversation):
             tally.read["conversations"] += 1
@@ -629,29 +746,38 @@ def _of_database(path: Path, shown: str, tally: Tally) -> Iterator[Conversation 
         yield from feedback_of(copy, tally)
 
 
-def _of_span_file(path: Path, limit: int, tally: Tally) -> Iterator[Conversation | Given]:
-    with tempfile.TemporaryDirectory(prefix="astuner-spans-") as folder:
-        together = Path(folder) / "spans.sqlite"
-        with closing(Store(together)) as store:
-            rows = []
-            for place, line in raw_lines(path, limit, tally):
-                try:
-                    decoded = from_json(line)
-                except NotOtlp as e:
-                    reason = f"a line of OTLP: {e}" if tally.on_bad == "stop" else "a line that is no OTLP request"
-                    tally.unreadable(reason, place)
-                    continue
-                for reason, n in decoded.rejected.items():
-                    for _ in range(n):
-                        tally.unreadable(reason, place)
-                rows += decoded.rows
-                if len(rows) >= _BATCH:
-                    _add(store, rows, str(path), tally)
-                    rows = []
-            _add(store, rows, str(path), tally)
-        yield from _of_database(together, str(path), tally)
+def _requests(lines: Iterable[tuple[str, bytes]], tally: Tally) -> Iterator[Decoded]:
+    for place, line in lines:
+        try:
+            decoded = from_json(line)
+        except NotOtlp as e:
+            reason = f"a line of OTLP: {e}" if tally.on_bad == "stop" else "a line that is no OTLP request"
+            tally.unreadable(reason, place)
+            continue
+        for reason, n in decoded.rejected.items():
+            for _ in range(n):
+                tally.unreadable(reason, place)
+        yield decoded
 
 
-def _add(store: Store, rows: list[dict[str, object]], place: str, tally: Tally) -> None:
-    for _ in range(len(rows) - store.add_spans(rows)):
-        tally.drop("a span that is there twice", place)
+def _gathered(
+    found: Iterable[Decoded | Conversation | Given], path: Path, tally: Tally
+) -> Iterator[Conversation | Given]:
+    """What is found, and then what its spans hold, which a collector's file of their own brings together."""
+    with ExitStack() as opened:
+        store, waiting = None, Decoded()
+        for each in itertools.chain(found, [None]):
+            if isinstance(each, Decoded):
+                waiting.rows += each.rows
+                waiting.events += each.events
+            elif each is not None:
+                yield each
+            if len(waiting.rows) + len(waiting.events) >= (1 if each is None else _BATCH):
+                if store is None:
+                    folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="astuner-spans-"))
+                    store = opened.enter_context(closing(Store(Path(folder) / "spans.sqlite")))
+                for _ in range(len(waiting.rows) - store.add_spans(waiting.rows, waiting.events)):
+                    tally.drop("a span that is there twice", str(path))
+                waiting = Decoded()
+        if store is not None:
+            yield from _of_database(store.path, str(path), tally)

@@ -1,4 +1,4 @@
-"""``astuner export RUN --to parquet|jsonl|sft|tokens|dpo``: the episodes of a run as a file for somebody else.
+"""``astuner export RUN --to parquet|jsonl|sft|tokens|dpo|labels|tasks``: episodes of a run as a file for somebody else.
 
 Invariant: the file is complete, or not there.
 """
@@ -19,6 +19,7 @@ from astuner.contracts.types import Episode, Turn
 from astuner_record.episode_log.reader import CREDITED, EpisodeLog, LoggedEpisode
 from astuner_record.episode_log.rows import CREDIT, EPISODE, IDS, LOGPROBS, json_text
 from astuner_record.episode_log.salvage import Lost
+from astuner_record.exam import answer_of, expected_of, question_of
 
 Message = dict[str, Any]
 Rows = Iterator[dict[str, Any]]
@@ -35,7 +36,7 @@ class Choice:
     where: Sequence[str] = ()
     """Conditions as of `EpisodeLog`; ``sft``, ``tokens`` and ``dpo`` add ``split=train`` where none is about it."""
     min_reward: float | None = None
-    """For ``sft`` and ``tokens``: the least reward; None: successful episodes."""
+    """For ``sft`` and ``tokens``: the least reward; None: successful episodes, unless a condition is about labels."""
     min_gap: float = 0.0
     """For ``dpo``: by how much the chosen one's reward is greater, at least; more than 0 in any case."""
 
@@ -131,8 +132,10 @@ _OF_EPISODE = ("episode_id", "group_id", "task_id", "step", "split")
 
 
 def _good(log: EpisodeLog, choice: Choice) -> Iterator[LoggedEpisode]:
-    good = "success=true" if choice.min_reward is None else f"reward>={choice.min_reward!r}"
-    return log.read_all([*_to_learn_from(choice), good])
+    if choice.min_reward is not None:
+        return log.read_all([*_to_learn_from(choice), f"reward>={choice.min_reward!r}"])
+    good = () if _is_about("label", choice) else ("success=true",)
+    return log.read_all([*_to_learn_from(choice), *good])
 
 
 def _tokens(log: EpisodeLog, choice: Choice) -> Rows:
@@ -186,10 +189,37 @@ def _dpo(log: EpisodeLog, choice: Choice) -> Rows:
                 }
 
 
+def _labels(log: EpisodeLog, choice: Choice) -> Rows:
+    """What people said of episodes, as `astuner judge` reads it."""
+    for listed in log.list([*choice.where, "label!=none"]):
+        row = log.read(listed).row
+        yield {
+            "question": question_of(row),
+            "answer": answer_of(row),
+            "score": int(listed.label == "good"),
+            **({"reference": reference} if (reference := expected_of(row)) else {}),
+            **({"why": listed.why} if listed.why else {}),
+            **{name: row[name] for name in _OF_EPISODE},
+        }
+
+
+def _tasks(log: EpisodeLog, choice: Choice) -> Rows:
+    """The tasks of episodes, each once, as the task reader ``jsonl`` reads them."""
+    seen = set()
+    for logged in log.read_all(choice.where):
+        row = logged.row
+        if (task := (row["task_id"], row["query"], row["task"])) not in seen:
+            seen.add(task)
+            yield {"task_id": row["task_id"], "main_query": row["query"], **json.loads(row["task"])}
+
+
 def _to_learn_from(choice: Choice) -> list[str]:
     """Held-out tasks stay held out, unless a condition is about that."""
-    named = any(condition.strip().startswith("split") for condition in choice.where)
-    return [*choice.where, *([] if named else ["split=train"])]
+    return [*choice.where, *([] if _is_about("split", choice) else ["split=train"])]
+
+
+def _is_about(name: str, choice: Choice) -> bool:
+    return any(condition.strip().startswith(name) for condition in choice.where)
 
 
 def _longest(logged: LoggedEpisode) -> dict[str, Conversation]:
@@ -256,10 +286,12 @@ FORMATS: dict[str, Callable[[EpisodeLog, Choice, Path], int]] = {
     "sft": _lines(_sft),
     "tokens": _lines(_tokens),
     "dpo": _lines(_dpo),
+    "labels": _lines(_labels),
+    "tasks": _lines(_tasks),
 }
 _NOTHING = {
-    "parquet": "no episode was chosen",
-    "jsonl": "no episode was chosen",
+    **dict.fromkeys(("parquet", "jsonl", "tasks"), "no episode was chosen"),
+    "labels": "no chosen episode has a label (g or b on its page in `astuner view`)",
     **dict.fromkeys(("sft", "tokens"), "no chosen episode is good enough (--min-reward; successful ones without it)"),
     "dpo": "no group of chosen episodes has two with different rewards and the same beginning",
 }

@@ -22,8 +22,9 @@ from astuner.contracts.types import Episode, Sample, Split
 from astuner_record.episode_log.rows import LOGPROBS, Row, numbers, read_episode
 from astuner_record.episode_log.salvage import open_whole
 from astuner_record.episode_log.store import FOUND, SEPARATOR, Database, connect_to_read, list_all, match_of
+from astuner_record.exam import answer_of, cause_of, expected_of, labels_at, read_labels
 
-ORDERS = ("written", "step", "reward", "seconds", "turns", "tokens", "time")
+ORDERS = ("written", "step", "query", "reward", "success", "stop_reason", "seconds", "turns", "tokens", "time")
 """What a list can be sorted by; ``written`` is the order in which episodes were written."""
 MOST_VALUES = 100
 """Values that `EpisodeLog.facets` names of a kind, the most frequent first."""
@@ -64,6 +65,9 @@ class Listed:
     """Of the prompts, each counted once."""
     branches: int
     """How many turns continue no earlier one."""
+    label: str
+    """What a person says of it, `astuner_record.exam.LABELS`; empty where nobody did."""
+    why: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +138,10 @@ class EpisodeLog:
         self.folder = run / "episodes"
         self._db, self.problems, self.lost = open_whole(run) if check else (connect_to_read(self.folder), (), ())
         """``problems``: what of it cannot be read, a sentence each; ``lost``: the episodes that anything names."""
+        self._labels: object = None
+        """Which file of labels is in the table."""
+        self._db.create_function("cause", 1, cause_of, deterministic=True)
+        self._db.execute("CREATE TEMP TABLE labels (id INTEGER PRIMARY KEY, label TEXT NOT NULL, why TEXT NOT NULL)")
 
     def count(self, where: Sequence[str] = ()) -> int:
         """How many episodes meet all conditions.
@@ -167,11 +175,23 @@ class EpisodeLog:
         sql, values = query_of(where)
         ordering = _ordering(order, descending)
         rows = self._now.execute(  # what is sorted are ids, and not whole rows
-            f"SELECT episodes.* FROM (SELECT id FROM episodes WHERE {sql} ORDER BY {ordering} "
-            f"LIMIT ? OFFSET ?) AS page JOIN episodes USING (id) ORDER BY {ordering}",
+            f"SELECT episodes.*, {LABEL} AS label, {WHY} AS why FROM (SELECT id FROM episodes WHERE {sql} "
+            f"ORDER BY {ordering} LIMIT ? OFFSET ?) AS page JOIN episodes USING (id) ORDER BY {ordering}",
             [*values, limit, offset],
         )
         return [_listed(row) for row in _named(rows)]
+
+    def exams(self, listed: Sequence[Listed]) -> Sequence[tuple[str, str]]:
+        """What was answered in each of these, and what was expected; empty where that is not known."""
+        return [self._exam(one.id) for one in listed]
+
+    def _exam(self, id_: int) -> tuple[str, str]:
+        try:
+            (frame,) = self._db.execute("SELECT row FROM data WHERE id = ?", (id_,)).fetchone()
+            row, _ = self._db.decoded(frame)
+            return answer_of(row), expected_of(row)
+        except (ValueError, LookupError, TypeError, AttributeError):  # it is gone, or no run wrote it
+            return "", ""
 
     def find(self, episode_id: str) -> Listed:
         """:raises DataError: there is no such episode."""
@@ -267,18 +287,18 @@ class EpisodeLog:
     def facets(self) -> Mapping[str, Any]:
         """Which values there are to filter by, and how many episodes have each, as `Counts`.
 
-        An ``error`` is its first line; of ``step`` and ``reward`` there are the lowest and the highest.
+        An ``error`` is its cause as of `astuner_record.exam.cause_of`; of ``step`` and ``reward`` there are the lowest
+        and the highest.
         """
         step_min, step_max, reward_min, reward_max = self._now.execute(
             "SELECT min(step), max(step), min(reward), max(reward) FROM episodes"
         ).fetchone()
-        line_end = "instr(error || char(10), char(10)) - 1"
         return {
             "stop_reason": _counts(self._now, "stop_reason"),
             "split": _counts(self._now, "split"),
             "agent": _names(self._now, "agents"),
             "tool": _names(self._now, "tools"),
-            "error": _counts(self._now, f"substr(error, 1, {line_end})", "WHERE error != ''"),
+            "error": _counts(self._now, "cause(error)", "WHERE error != ''"),
             "step": None if step_min is None else (step_min, step_max),
             "reward": None if reward_min is None else (reward_min, reward_max),
         }
@@ -288,8 +308,13 @@ class EpisodeLog:
 
     @property
     def _now(self) -> Database:
-        """With all in the lists that was written until now."""
+        """With all in the lists that was written until now, and all labels."""
         list_all(self._db)
+        if (labels := labels_at(self.folder.parent)) != self._labels:
+            said = [(id_, *one) for id_, one in read_labels(self.folder.parent).items()]
+            self._db.execute("DELETE FROM temp.labels")
+            self._db.executemany("INSERT INTO temp.labels VALUES (?, ?, ?)", said)
+            self._labels = labels
         return self._db
 
     def __enter__(self) -> EpisodeLog:
@@ -305,11 +330,11 @@ def _named(rows: sqlite3.Cursor) -> Iterator[dict[str, Any]]:
 
 
 def _ordering(order: str, descending: bool) -> str:
-    """SQL after ORDER BY; episodes that are equal in it are in the order in which they were written."""
+    """SQL after ORDER BY; those without a value are last either way, and equal ones in the order of writing."""
     if order not in ORDERS:
         raise ValueError(f"order is one of {', '.join(ORDERS)}, not {order!r}")
     columns = ("id",) if order == "written" else (order, "id")
-    return ", ".join(f"{column} {'DESC' if descending else 'ASC'}" for column in columns)
+    return ", ".join(f"{column} {'DESC' if descending else 'ASC'} NULLS LAST" for column in columns)
 
 
 def _listed(row: dict[str, Any]) -> Listed:
@@ -345,8 +370,14 @@ Query: TypeAlias = tuple[str, list[Value]]
 
 NUMBERS = ("step", "attempt", "reward", "seconds", "retries", "turns", "tokens", "prompt_tokens", "branches")
 _SAME_WORDS = ("split", "stop_reason", "error", "query")
-WORDS = {"episode": "episode_id", "group": "group_id", "task": "task_id", **{name: name for name in _SAME_WORDS}}
-"""Name in a condition -> column."""
+LABEL, WHY = (
+    f"ifnull((SELECT {column} FROM temp.labels WHERE temp.labels.id = episodes.id), '')" for column in ("label", "why")
+)
+WORDS = {
+    "episode": "episode_id", "group": "group_id", "task": "task_id", **{name: name for name in _SAME_WORDS},
+    "cause": "cause(error)", "label": LABEL, "why": WHY,
+}  # fmt: skip
+"""Name in a condition -> column, or what is worked out of them."""
 LISTS = {"agent": "agents", "tool": "tools"}
 FIELDS = (*NUMBERS, *WORDS, *LISTS, "success", "text")
 _CONDITION = re.compile(r"\s*(\w+)\s*(!=|>=|<=|=|>|<|~)(.*)", re.DOTALL)
@@ -381,6 +412,8 @@ def _one(condition: str) -> Query:
     name, operator, value = match[1], match[2], match[3].strip()
     if name in NUMBERS:
         return _number(name, operator, value)
+    if name == "label" and value.lower() == "none":
+        value = ""
     if name in WORDS:
         return _word(WORDS[name], operator, value)
     if name in LISTS:

@@ -29,8 +29,8 @@ from astuner_record.statistics import (
 )
 from astuner_report.leakage import overlapping
 from astuner_report.run_report import origin
-from astuner_report.run_report.files import has, is_measured, read_json, read_rows
-from astuner_report.sentinel import Sentinel
+from astuner_report.run_report.files import NONSENSE, has, is_measured, read_json, read_rows
+from astuner_report.sentinel import Sentinel, causes
 from astuner_report.sentinel.rules import normal_tail, trend, two_proportions
 from astuner_report.sentinel.settings import Sentinel as Watched
 
@@ -109,7 +109,7 @@ def gather(run_dir: RunDir, ledger: Mapping[str, int] | None = None) -> dict[str
         "also_trained_on": _also_trained_on(tasks or {}),
         "held_out": _held_out(rows, run_dir.episodes, damage),
         "failures": _failures(read_rows(run_dir.failures, damage, bool), ledger),
-        "alarms": _alarms(read_rows(run_dir.alarms, damage, lambda row: has(row, **_ALARM)), settings, rows),
+        "alarms": _alarms(read_rows(run_dir.alarms, damage, lambda row: has(row, **_ALARM)), settings, rows, damage),
         "watched": bool(_at(settings, "trainer_common.sentinel.enabled")),
         "certificate": read_json(run_dir.certificate, damage, _certified),
         "cost": _cost(rows, watts=_at(settings, "trainer_common.watts")),
@@ -186,24 +186,36 @@ def _updated(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _alarms(
-    raised: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+    raised: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, Any],
+    rows: Sequence[Mapping[str, Any]],
+    damage: list[str],
 ) -> list[dict[str, Any]]:
-    """One entry for each rule that raised an alarm: the first one, in how many steps it held, and what these cost.
+    """One entry for each cause: its first alarm, since when there are signs of it, in how many steps, what these cost.
 
-    How long it held is not written down, but follows from the rows; None for a rule that knows more than these.
+    ``with``: the rules that raised alarms, too, and follow from it.  How long it held is not written down, but follows
+    from the rows; None for a rule that knows more than these.
     """
     policies = dict.fromkeys(name.split("/")[1] for row in rows for name in row if name.startswith("policy/"))
     sentinel = Sentinel(Watched.model_validate(_at(settings, "trainer_common.sentinel") or {}), [*policies])
-    sentinel.replay(rows)
+    try:
+        sentinel.replay(rows)
+    except NONSENSE as e:
+        damage.append(f"metrics.jsonl has numbers that no run writes, so how long alarms held is not known: {e}")
     generated = {row["step"]: row["tokens/generated"] or 0.0 for row in rows if "tokens/generated" in row}
     everything = sum(generated.values()) or 1.0
     first = {alarm["rule"]: alarm for alarm in reversed(raised)}
     found = []
-    for rule, alarm in sorted(first.items(), key=lambda item: int(item[1]["step"])):
-        held = sentinel.held.get(rule, [])
-        share = sum(generated.get(step, 0.0) for step in held) / everything
-        found.append({**alarm, "held": len(held) or None, "of": len(generated), "tokens_share": share})
-    return found
+    for rule, others in causes(first).items():
+        held = {step for name in (rule, *others) for step in sentinel.held.get(name, ()) if step in generated}
+        lasted = {
+            "step": min(int(first[name]["step"]) for name in (rule, *others)),
+            "held": len(held) or None,
+            "of": len(generated),
+            "tokens_share": sum(generated[step] for step in held) / everything,
+        }
+        found.append({**first[rule], **lasted, **({"with": others} if others else {})})
+    return sorted(found, key=lambda alarm: int(alarm["step"]))
 
 
 def _failures(entries: Sequence[Mapping[str, Any]], ledger: Mapping[str, int] | None) -> dict[str, Any]:

@@ -14,12 +14,15 @@ from types import MappingProxyType
 from typing import Any
 
 from astuner.contracts.errors import RunError
+from astuner_report.sentinel.outcomes import OUTCOMES, RewardHacking
 from astuner_report.sentinel.rule import Rule, Severity, StepFacts, Verdict
-from astuner_report.sentinel.rules import RULES, Lasting, RewardHacking
+from astuner_report.sentinel.rules import EXPLAINS, FIRST, Lasting
 from astuner_report.sentinel.settings import Sentinel as Settings
 
-__all__ = ["RULES", "Alarm", "Lasting", "Rule", "Sentinel", "StepFacts", "Verdict"]
+__all__ = ["RULES", "Alarm", "Lasting", "Rule", "Sentinel", "StepFacts", "Verdict", "causes"]
 
+RULES: tuple[type[Rule], ...] = (*FIRST, *OUTCOMES)
+"""All that there are, in their order."""
 RECOVERED = 10
 """Rows in a row without a complaint, after which the next one is a new alarm; more than a rule waits for."""
 
@@ -57,28 +60,36 @@ class _Watched:
     def __init__(self, rule: Rule, policy: str) -> None:
         self.rule, self.policy = rule, policy
         self.held: list[int] = []
-        """The steps in which it complained."""
-        self._holds = False
+        """The steps in which it complained, and those without news after one in which it did."""
+        self.holds = False
+        """Whether it complained lately."""
+        self._complains = self._is_said = self._was_said = False
         self._fine = 0
 
-    def see(self, facts: StepFacts, *, validation: bool) -> Alarm | None:
-        rule = self.rule
-        verdict: Verdict = rule.validated(facts) if validation else rule.see(facts)
-        if verdict is None:
-            return None
-        if not verdict:
-            self._fine += 1
-            self._holds = self._holds and self._fine < RECOVERED
-            return None
-        self._fine = 0
-        is_new, held = not self.held, self._holds
-        self._holds = True
-        self.held.append(facts.step)
-        if held:
-            return None
+    def see(self, facts: StepFacts, *, validation: bool) -> str:
+        """What is wrong, unless it was said already."""
+        verdict: Verdict = self.rule.validated(facts) if validation else self.rule.see(facts)
+        if verdict is not None:
+            self._complains = bool(verdict)
+            self._fine = 0 if verdict else self._fine + 1
+            self.holds = self._complains or (self.holds and self._fine < RECOVERED)
+            self._is_said = self._is_said and self.holds
+        if self._complains:
+            self.held.append(facts.step)
+        return "" if self._is_said else verdict or ""
+
+    def alarm(self, step: int, message: str) -> Alarm:
+        """Say it."""
+        rule, is_new = self.rule, not self._was_said
+        self._is_said = self._was_said = True
         return Alarm(
-            step=facts.step, rule=rule.name, severity=rule.severity, message=verdict, advice=rule.advice, is_new=is_new
+            step=step, rule=rule.name, severity=rule.severity, message=message, advice=rule.advice, is_new=is_new
         )
+
+    def is_explained_by(self, other: _Watched) -> bool:
+        """Whether what is wrong follows from what another one found, of the same policy where both look at one."""
+        same = not self.policy or other.policy in ("", self.policy)
+        return other.holds and same and self.rule.name in other.rule.explains
 
 
 class Sentinel:
@@ -93,6 +104,8 @@ class Sentinel:
         """
         self.max_staleness: int | None = None
         """What the backbone says of its weights, see `StepFacts.max_staleness`; set before the first step."""
+        self.found: set[str] = set()
+        """What was said of the tasks before the first step, by name."""
         self._settings, self._policies, self._rules = settings, policies, (*RULES, *own.values())
         self._watched = list(self._at_work())
         self._stop_on = frozenset(own[name].name if name in own else name for name in settings.stop_on)
@@ -106,18 +119,27 @@ class Sentinel:
             validation = False
         else:
             return []
-        alarms = []
+        said: list[tuple[_Watched, str]] = []
         numbers = {name: _as_written(value) for name, value in row.items()}
         for watched in self._watched:
             facts = StepFacts(step=step, row=numbers, policy=watched.policy, max_staleness=self.max_staleness)
-            if alarm := watched.see(facts, validation=validation):
-                alarms.append(alarm)
+            if message := watched.see(facts, validation=validation):
+                said.append((watched, message))
+        alarms = [watched.alarm(step, message) for watched, message in said if not self._is_explained(watched)]
         self._stops = next((alarm for alarm in alarms if alarm.rule in self._stop_on), self._stops)
         return alarms
 
+    def _is_explained(self, watched: _Watched) -> bool:
+        """Whether it is no news, since it follows from what else is wrong; what `stop_on` names is never."""
+        if watched.rule.name in self._stop_on:
+            return False
+        told = any(watched.rule.name in EXPLAINS.get(name, ()) for name in self.found)
+        return told or any(map(watched.is_explained_by, self._watched))
+
     @property
     def held(self) -> dict[str, list[int]]:
-        """Rule -> the steps in which it complained, about any policy; also those that were not said."""
+        """Rule -> the steps in which it complained, about any policy; also what was not said, and what no row since has
+        denied."""
         return {
             name: sorted({step for w in self._watched if w.rule.name == name for step in w.held})
             for name in dict.fromkeys(w.rule.name for w in self._watched)
@@ -151,6 +173,17 @@ class Sentinel:
                 continue
             for policy in several if rule.per_policy else ("",):
                 yield _Watched(RewardHacking(settings.held_out) if rule is RewardHacking else rule(), policy)
+
+
+def causes(found: Iterable[str], own: Iterable[type[Rule]] = ()) -> dict[str, list[str]]:
+    """Of rules that found something wrong, those that no other one explains, each with what it explains of the others.
+
+    :param found: names of rules, and of what is said of the tasks before the first step.
+    """
+    explains = {**EXPLAINS, **{rule.name: rule.explains for rule in own}}
+    names = dict.fromkeys(found)
+    told = {name: [other for other in names if other in explains.get(name, ())] for name in names}
+    return {name: others for name, others in told.items() if not any(name in of for of in told.values())}
 
 
 def _as_written(value: float | None) -> float | None:

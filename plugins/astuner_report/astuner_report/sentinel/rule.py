@@ -60,6 +60,8 @@ class Rule(ABC):
     """Whether each policy is watched by itself."""
     advice: ClassVar[str]
     """What to do next: a sentence without its full stop."""
+    explains: ClassVar[tuple[str, ...]] = ()
+    """Rules whose complaints follow from this one's, so while it holds they are no alarms of their own."""
 
     @abstractmethod
     def see(self, facts: StepFacts) -> Verdict:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean, median
@@ -21,7 +21,7 @@ SOLVED = 0.9
 """Success above which a policy may well be sure of itself."""
 WARM_UP = 10
 """Steps that a run's own start is taken from, for a rule that compares with it."""
-_SIGNIFICANT = 2.326
+SIGNIFICANT = 2.326
 """z of a one-sided 1 %."""
 
 
@@ -71,7 +71,11 @@ _WORDS: Mapping[str, Mapping[str, Any]] = yaml.safe_load(
 )
 
 
-class _Told(Rule):
+EXPLAINS: Mapping[str, Collection[str]] = {name: words.get("explains", ()) for name, words in _WORDS.items()}
+"""Rule, or what is said of the tasks before the first step -> the rules whose complaints follow from it."""
+
+
+class Told(Rule):
     """A rule whose advice, severity and reach stand in ``rules.yaml``, and that says nothing of rows without its
     numbers."""
 
@@ -81,7 +85,7 @@ class _Told(Rule):
     """What is wrong, if anything is, of the facts and the numbers that it needs."""
 
     def __init_subclass__(cls) -> None:
-        for name, value in _WORDS.get(cls.name, {}).items():  # one of somebody else may be made of ours
+        for name, value in _WORDS.get(getattr(cls, "name", ""), {}).items():  # one of somebody else may be made of ours
             setattr(cls, name, value)
 
     def see(self, facts: StepFacts) -> Verdict:
@@ -119,12 +123,12 @@ class Start:
         return self.value
 
 
-def _last(n: int) -> deque[float]:
+def last(n: int) -> deque[float]:
     """The last ``n`` values."""
     return deque(maxlen=n)
 
 
-class ZeroVariance(_Told):
+class ZeroVariance(Told):
     """Every reward of a step is the same, five steps in a row.
 
     A comparison of equal rewards gives advantages of 0, so nothing is learned (Shao et al. 2024, equation of GRPO; TRL
@@ -142,10 +146,12 @@ class ZeroVariance(_Told):
     def judge(self, facts: StepFacts, low: float, high: float) -> str | None:
         if not self._lasts(high - low <= _EQUAL and facts.get("success/mean") != 1):
             return None
-        return f"all rewards{facts.who} of the last {self._lasts.steps} steps are {high:g}"
+        success = facts.get("success/mean")
+        unsolved = f", and success is {success:.0%}" if high >= 1 and success is not None else ""
+        return f"all rewards{facts.who} of the last {self._lasts.steps} steps are {high:g}{unsolved}"
 
 
-class NothingToLearn(_Told):
+class NothingToLearn(Told):
     """Five steps in a row in which all advantages are 0, or ten in which 90 % of the groups have equal rewards, while
     success is below 90 %.
 
@@ -186,7 +192,7 @@ class NothingToLearn(_Told):
         return None
 
 
-class EmptyMasks(_Told):
+class EmptyMasks(Told):
     """Scored episodes without a single trained token: at once when it is all of them, after five steps when half are.
 
     Then the loss is a sum over nothing.  It happens when an agent does not ask the model that it was given, when its
@@ -213,7 +219,7 @@ class EmptyMasks(_Told):
         return None
 
 
-class StaleWeights(_Told):
+class StaleWeights(Told):
     """Weights that generate are older than the backbone says they may be, or do not get newer although it trains.
 
     A backbone states its bound (0 where rollouts and training take turns).  Where it states none, new weights are
@@ -251,7 +257,7 @@ class StaleWeights(_Told):
         return None
 
 
-class LogprobDrift(_Told):
+class LogprobDrift(Told):
     """Rollout and trainer disagree about the same tokens by 0.1 nats on average for three steps, or ten times as much
     as at the start of the run (and 0.01 at least), or by 10 nats about some token in five steps.
 
@@ -295,33 +301,39 @@ class LogprobDrift(_Told):
         return None
 
 
-class EntropyCollapse(_Told):
-    """Entropy at a tenth of the run's start, or below 0.002 nats, for five steps, while success is below 90 %.
+class EntropyCollapse(Told):
+    """Entropy at a tenth of the run's start, or below 0.002 nats, for five steps, while success in these is below 90 %.
 
     Without entropy nothing is explored, and reward is bounded by what is left of it (Cui et al. 2025, "The entropy
     mechanism", R = -a e^H + b; DAPO's clip-higher is a remedy).  A policy that solves its tasks is rightly sure of
     itself, and a small model on narrow tasks starts at 0.1 nats; so the comparison is with the run's own start, and
-    the absolute bound is where 500 tokens hold one choice between two.
+    the absolute bound is where 500 tokens hold one choice between two.  Of what is sampled (``rollout/entropy``), so it
+    is known in steps with equal rewards, too; in rows of an older run, of what is trained (``entropy``).
     """
 
     name = "entropy_collapse"
-    needs = ("entropy",)
     SHARE, LEAST = 0.1, 0.002
 
     def __init__(self) -> None:
-        self._start, self._low = Start(), Lasting()
+        self._starts = {name: Start() for name in ("rollout/entropy", "entropy")}
+        self._low, self._success = Lasting(), last(PATIENCE)
 
-    def judge(self, facts: StepFacts, entropy: float) -> str | None:
-        success = facts.get("success/mean") or 0.0
-        start = self._start(entropy)
-        below = entropy < self.LEAST or (start is not None and entropy < self.SHARE * start)
-        if not self._low(below and success < SOLVED):
+    def see(self, facts: StepFacts) -> Verdict:
+        if (success := facts.get("success/mean")) is not None:
+            self._success.append(success)
+        name = next((name for name in self._starts if facts.own(name) is not None), "")
+        if (entropy := facts.own(name)) is None:
             return None
+        start = self._starts[name](entropy)
+        low = self._low(entropy < self.LEAST or (start is not None and entropy < self.SHARE * start))
+        success = fmean(self._success) if self._success else 0.0
+        if not low or success >= SOLVED:
+            return ""
         was = f"it was {start:.3g} at the start" if start is not None else "it has been since the start"
         return f"entropy{facts.who} is {entropy:.3g} nats for {self._low.steps} steps and success {success:.0%}; {was}"
 
 
-class DuplicateAnswers(_Told):
+class DuplicateAnswers(Told):
     """Attempts at one task are the same far more often than their own log-probabilities say, or nearly always.
 
     Independent draws from p are equal with probability sum p(x)², which the recorded log-probabilities estimate
@@ -337,7 +349,7 @@ class DuplicateAnswers(_Told):
     NEARLY_ALL = 0.95
 
     def __init__(self) -> None:
-        self._share, self._expected = _last(self.WINDOW), _last(self.WINDOW)
+        self._share, self._expected = last(self.WINDOW), last(self.WINDOW)
         self._same = Lasting()
 
     def judge(self, facts: StepFacts, share: float, expected: float) -> str | None:
@@ -359,7 +371,7 @@ class DuplicateAnswers(_Told):
         return None
 
 
-class LengthExplosion(_Told):
+class LengthExplosion(Told):
     """Answers are twice as long as at the start while the reward has not risen, or thrice as long as 20 steps ago; each
     for three steps.
 
@@ -373,14 +385,14 @@ class LengthExplosion(_Told):
 
     def __init__(self) -> None:
         self._start = Start()
-        self._recent, self._rewards = _last(self.AGO), _last(3 * self.AGO)
+        self._recent, self._rewards = last(self.AGO), last(3 * self.AGO)
         self._long, self._sudden = (Lasting(self.STEPS) for _ in range(2))
 
     def judge(self, facts: StepFacts, length: float, reward: float) -> str | None:
         start = self._start(length)
         before = median(self._recent) if len(self._recent) >= self.AGO // 2 else None
         self._rewards.append(reward)
-        rising = trend(self._rewards) > _SIGNIFICANT
+        rising = trend(self._rewards) > SIGNIFICANT
         long = self._long(start is not None and length > self.GROWN * start and not rising)
         sudden = self._sudden(before is not None and length > self.SUDDEN * before)
         if not self._sudden.steps:
@@ -392,7 +404,7 @@ class LengthExplosion(_Told):
         return None
 
 
-class CutOff(_Told):
+class CutOff(Told):
     """A limit cuts off more than a fifth of the model calls, or ends more than a fifth of the episodes; at once.
 
     What is cut off cannot be judged fairly, and a limit that is too small teaches the policy that it cannot succeed
@@ -413,72 +425,7 @@ class CutOff(_Told):
         return f"{met[worst]:.0%} of the model calls or episodes end at a limit: {where}"
 
 
-class RewardHacking(_Told):
-    """The training reward rises, and success on held-out tasks, or another judge's opinion, falls: both beyond chance.
-
-    The reward has to have a rising trend (Mann and Kendall, one-sided 1 %) since the best validation.  The newest two
-    validations have to be below the best one, each by a z-test at 1 % over the number of validations so far, since the
-    best of many is high by luck (Bonferroni); the tasks being the same, the test is on the safe side.  A metric that
-    `sentinel.held_out` names has to have a falling trend over the last 40 steps, over which the reward rises.
-    Source of the pattern: Gao et al. 2023, "Scaling laws for reward model overoptimization".
-    """
-
-    name = "reward_hacking"
-    WINDOW, LEAST, LONGEST = 40, 20, 200
-
-    def __init__(self, held_out: Sequence[str] = ()) -> None:
-        """:param held_out: metrics that should not fall while the reward rises."""
-        self._rewards = _last(self.WINDOW)
-        self._others = {name: _last(self.WINDOW) for name in held_out}
-        self._since_best = _last(self.LONGEST)
-        self._best: tuple[float, float, int] | None = None
-        """Success, its standard error, and the step."""
-        self._validations = 0
-        self._fell = Lasting(2)
-
-    def see(self, facts: StepFacts) -> Verdict:
-        reward = facts.get("reward/mean")
-        if reward is None:
-            return None
-        self._rewards.append(reward)
-        self._since_best.append(reward)
-        verdict: Verdict = None
-        for name, values in self._others.items():
-            if (value := facts.get(name)) is None:
-                continue
-            values.append(value)
-            verdict = verdict or ""
-            up, down = trend(self._rewards), trend(values)
-            if len(values) >= self.LEAST and up > _SIGNIFICANT and -down > _SIGNIFICANT:
-                verdict = (
-                    f"over the last {len(values)} steps the reward rises (trend z = {up:.1f}, now {reward:.3g}) and "
-                    f"{name} falls (z = {down:.1f}, now {value:.3g})"
-                )
-        return verdict
-
-    def validated(self, facts: StepFacts) -> Verdict:
-        success, low, high = (facts.get(f"val/success{end}") for end in ("", "_ci_low", "_ci_high"))
-        if success is None or low is None or high is None:
-            return None
-        self._validations += 1
-        error = (high - low) / (2 * 1.959964)
-        if self._best is None or success >= self._best[0]:
-            self._best, self._since_best = (success, error, facts.step), _last(self.LONGEST)
-            self._fell(False)
-            return ""
-        best, best_error, at = self._best
-        both = math.hypot(error, best_error)
-        p = normal_tail((best - success) / both) if both else 0.0
-        up = trend(self._since_best)
-        if not self._fell(p < 0.01 / self._validations and up > _SIGNIFICANT):
-            return ""
-        return (
-            f"success in validation fell from {best:.1%} (step {at}) to {success:.1%} [{low:.1%}, {high:.1%}] "
-            f"(p = {p:.1g}) while the training reward rose (trend z = {up:.1f})"
-        )
-
-
-class BadGradients(_Told):
+class BadGradients(Told):
     """A gradient or loss that is not finite, or gradient norms ten times their median in three of five steps.
 
     A single spike is ordinary and clipped away (`optim.grad_clip`); a series of them comes before a divergence
@@ -490,8 +437,8 @@ class BadGradients(_Told):
     SPIKE, OF, SPIKES, WINDOW = 10.0, 5, 3, 20
 
     def __init__(self) -> None:
-        self._norms = _last(self.WINDOW)
-        self._spikes = _last(self.OF)
+        self._norms = last(self.WINDOW)
+        self._spikes = last(self.OF)
         self._had_norm = False
 
     def see(self, facts: StepFacts) -> Verdict:
@@ -516,7 +463,7 @@ class BadGradients(_Told):
         return ""
 
 
-class FailuresRising(_Told):
+class FailuresRising(Told):
     """More episodes fail than at the start of the run: 5 % at least over five steps, and beyond chance (z above 3.09).
 
     Failed episodes are no rewards of 0, they are missing; when they fail for a reason, what is left is a biased sample.
@@ -528,7 +475,7 @@ class FailuresRising(_Told):
     SHARE, Z, STEPS, START = 0.05, 3.09, 5, 10
 
     def __init__(self) -> None:
-        self._failed, self._episodes = _last(self.STEPS), _last(self.STEPS)
+        self._failed, self._episodes = last(self.STEPS), last(self.STEPS)
         self._start = [0.0, 0.0]
         self._seen = 0
 
@@ -553,5 +500,5 @@ class FailuresRising(_Told):
         )
 
 
-RULES: tuple[type[Rule], ...] = tuple(_Told.__subclasses__())
-"""In the order in which they stand here."""
+FIRST: tuple[type[Rule], ...] = tuple(Told.__subclasses__())
+"""The rules of this module, in the order in which they stand here."""

@@ -19,9 +19,16 @@ AlarmRule = Literal[
     "duplicate_answers",
     "length_explosion",
     "cut_off",
-    "reward_hacking",
     "bad_gradients",
     "failures_rising",
+    "reward_hacking",
+    "learning_rate",
+    "random_reward",
+    "reward_success_apart",
+    "no_progress",
+    "train_only",
+    "worse_than_best",
+    "invalid_rising",
 ]
 """The rules of `astuner_report.sentinel.RULES`, in their order."""
 

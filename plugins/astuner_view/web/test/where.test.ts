@@ -5,16 +5,16 @@ import { described, meets, read, searchable, type Searchable, valueOf, withCondi
 const episode = {
   episode_id: 'e1', group_id: 'g1', task_id: 't1', step: 12, split: 'train', attempt: 0, time: 1, query: 'What is 17 * 23?',
   stop_reason: 'completed', reward: 0.5, success: true, error: '', seconds: 2, retries: 0, agents: ['wolf', 'seer'],
-  tools: ['search'], turns: 3, tokens: 200, prompt_tokens: 90, branches: 1, text: searchable('What is 17 * 23? An Äpfel apple_pie.'),
+  tools: ['search'], turns: 3, tokens: 200, prompt_tokens: 90, branches: 1, label: 'bad', why: 'off by one', cause: '', answer: '391', expected: '391', text: searchable('What is 17 * 23? An Äpfel apple_pie.'),
 } satisfies Searchable
-const failed = { ...episode, reward: null, success: null, agents: ['wolves'] } satisfies Searchable
+const failed = { ...episode, reward: null, success: null, agents: ['wolves'], error: 'KeyError: 17', cause: 'KeyError: #', label: '', why: '' } satisfies Searchable
 const met = (condition: string, of: Searchable = episode): boolean => meets(of, [read(condition)])
 
 describe('conditions', () => {
   it.each([
     'step=12', 'step!=11', 'step>11', 'step>=12', 'step<13', 'step<=12', 'reward >= 0.5', 'reward!=none', 'split=train',
     'split!=validation', 'query~WHAT IS', 'agent=wolf', 'agent!=wolves', 'tool=search', 'success=true', 'group=g1', 'task=t1',
-    'episode=e1', 'error=', 'text~17 apple', 'text~äpf', 'text~apple_pie', 'text~pie',
+    'episode=e1', 'error=', 'label=bad', 'label!=none', 'why~OFF', 'text~17 apple', 'text~äpf', 'text~apple_pie', 'text~pie',
   ])('%s is met', (condition) => expect(met(condition)).toBe(true))
   it.each(['step=11', 'step>12', 'reward>0.5', 'split=validation', 'agent=wol', 'tool!=search', 'success=false', 'text~pple', 'text~17 pear', 'query~apple', 'reward=none'])(
     '%s is not', (condition) => expect(met(condition)).toBe(false),
@@ -25,6 +25,8 @@ describe('conditions', () => {
     for (const condition of ['reward>=0', 'reward<1', 'reward=0', 'reward!=none']) expect(met(condition, failed)).toBe(false)
     expect(met('success=none', failed)).toBe(true)
     expect(met('agent=wolf', failed)).toBe(false)
+    for (const condition of ['label=none', 'label!=bad', 'cause=KeyError: #']) expect(met(condition, failed)).toBe(true)
+    expect(met('label=none')).toBe(false)
   })
   it('all must hold', () => {
     expect(meets(episode, ['step=12', 'tool=search'].map(read))).toBe(true)

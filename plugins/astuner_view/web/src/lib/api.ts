@@ -109,7 +109,17 @@ export interface Listed {
   tokens: number
   prompt_tokens: number
   branches: number
+  /** Of a person: good, bad, or empty. */
+  label: string
+  why: string
+  /** Of its error, without what tells one occurrence from the next. */
+  cause: string
+  /** What was answered in the end, and what was expected; of a list their beginning. */
+  answer: string
+  expected: string
 }
+
+export type Label = Pick<Listed, 'label' | 'why'>
 
 export interface ToolCall {
   id?: string

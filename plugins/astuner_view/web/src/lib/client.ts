@@ -6,6 +6,7 @@ import type {
   EpisodesPage,
   EpisodeTokens,
   GroupsPage,
+  Label,
   MetricsPage,
   Query,
   Run,
@@ -44,6 +45,8 @@ export interface Client {
   compare(runs: string[], metrics: string[]): Promise<Comparison>
   /** The tasks of two sides, by the ids of their runs. */
   compareTasks(a: string[], b: string[], how: Pick<CompareRoute, 'stepA' | 'stepB' | 'byText'>): Promise<TaskComparison>
+  /** Writes down what a person says of an episode; an empty label takes it back. Null: nothing can be written. */
+  label: ((run: string, episode: string, label: string, why: string) => Promise<Label>) | null
   /** Address of a file of the run; null where it cannot be had. */
   file(run: string, name: string): string | null
 }

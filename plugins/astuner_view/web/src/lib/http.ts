@@ -1,5 +1,5 @@
 /** The client that asks `astuner view`. */
-import type { EpisodesPage, EpisodeTokens, Episode, GroupsPage, MetricsPage, Run, RunDetail, StepRow } from './api'
+import type { EpisodesPage, EpisodeTokens, Episode, GroupsPage, Label, MetricsPage, Run, RunDetail, StepRow } from './api'
 import type { Alarm, Comparison, Query, Status, TaskComparison } from './api'
 import { type Client, type Listener, Refused } from './client'
 import { type CompareRoute, listed } from './routes'
@@ -71,6 +71,9 @@ export class HttpClient implements Client {
     return ask('/api/compare/tasks', asked)
   }
 
+  label = (run: string, episode: string, label: string, why: string): Promise<Label> =>
+    ask(`${of(run)}/episodes/${encodeURIComponent(episode)}/label`, undefined, { label, why })
+
   file(run: string, name: string): string {
     return `${of(run)}/files/${encodeURIComponent(name)}`
   }
@@ -86,11 +89,16 @@ function paged(asked: URLSearchParams, offset: number, limit: number): URLSearch
   return asked
 }
 
-async function ask<T>(path: string, asked = new URLSearchParams()): Promise<T> {
+/** @param sent makes it a POST. */
+async function ask<T>(path: string, asked = new URLSearchParams(), sent?: object): Promise<T> {
   const query = asked.toString()
+  const headers = { Accept: 'application/json' }
+  const how: RequestInit = sent
+    ? { method: 'POST', body: JSON.stringify(sent), headers: { ...headers, 'Content-Type': 'application/json' } }
+    : { headers }
   let answer: Response
   try {
-    answer = await fetch(query === '' ? path : `${path}?${query}`, { headers: { Accept: 'application/json' } })
+    answer = await fetch(query === '' ? path : `${path}?${query}`, how)
   } catch (e) {
     if (e instanceof TypeError) throw new Refused('the server does not answer; is astuner view still running?', 0)
     throw e

@@ -34,6 +34,7 @@ export const HELP: { where: string; shortcuts: Shortcut[] }[] = [
       { keys: '1 2 3 4', does: 'messages, tokens, tree, lanes' },
       { keys: 'n / p', does: 'next / previous turn' },
       { keys: '[ / ]', does: 'previous / next attempt of the group' },
+      { keys: 'g / b', does: 'label it good / bad; again: take it back' },
       { keys: '← →', does: 'tokens: previous / next token' },
       { keys: 'w', does: 'tokens: show white space' },
     ],

@@ -90,6 +90,8 @@ export class MemoryClient implements Client {
     return this.found(episode).tokens
   }
 
+  readonly label = null
+
   compare(): Promise<never> {
     return Promise.reject(new Refused('this page holds one run; astuner view compares several', 404))
   }
@@ -126,13 +128,13 @@ export class MemoryClient implements Client {
   private sorted(query: Query): Searchable[] {
     const rows = this.met(query.where)
     if (query.order !== 'written') {
-      const key = query.order as 'step' | 'reward' | 'seconds' | 'turns' | 'tokens' | 'time'
+      const key = query.order as 'step' | 'query' | 'reward' | 'success'
       const sign = query.desc ? -1 : 1
       // those without a value stand last either way
       return rows.sort((a, b) => {
         const [left, right] = [a[key], b[key]]
         if (left === null || right === null) return Number(left === null) - Number(right === null)
-        return sign * (left - right)
+        return sign * (left < right ? -1 : Number(left > right))
       })
     }
     return query.desc ? rows.reverse() : rows

@@ -45,29 +45,17 @@ export class Paged<T> {
     }
   }
 
-  async wait(index: number): Promise<T | undefined> {
-    await this.load(Math.floor(index / BLOCK))
-    return this.blocks.get(Math.floor(index / BLOCK))?.[index % BLOCK]
-  }
-
-  /** Asks for the end again, which grows while a run goes on. */
-  async grow(): Promise<void> {
-    const last = Math.floor(Math.max(this.total - 1, 0) / BLOCK)
-    await this.load(last, true)
-  }
-
   stop(): void {
     this.stopped = true
   }
 
-  private async load(block: number, again = false): Promise<void> {
-    if (this.asked.has(block) || (!again && this.blocks.has(block))) return
+  private async load(block: number): Promise<void> {
+    if (this.asked.has(block) || this.blocks.has(block)) return
     this.asked.add(block)
     try {
       const page = await this.fetch(block * BLOCK, BLOCK)
       if (this.stopped) return
       this.total = page.total
-      this.blocks.delete(block)
       this.blocks.set(block, page.rows)
       for (const old of this.blocks.keys()) {
         if (this.blocks.size <= KEPT) break

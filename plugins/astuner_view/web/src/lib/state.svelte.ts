@@ -60,7 +60,10 @@ class Look {
 
   constructor() {
     this.theme = THEMES.find((theme) => theme === remembered(THEME)) ?? 'auto'
-    this.system.addEventListener('change', () => (this.systemDark = this.system.matches))
+    this.system.addEventListener('change', () => {
+      this.systemDark = this.system.matches
+      this.show()
+    })
     this.show()
   }
 
@@ -71,8 +74,7 @@ class Look {
   }
 
   private show(): void {
-    if (this.theme === 'auto') delete document.documentElement.dataset['theme']
-    else document.documentElement.dataset['theme'] = this.theme
+    document.documentElement.dataset['theme'] = this.dark ? 'dark' : 'light'
   }
 }
 

@@ -66,9 +66,9 @@ export function visible(text: string, marked: boolean): string {
 // In messages, joiners and marks of direction are somebody's language; overrides of direction are not.
 const OVERRIDES = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u2028-\u202e\u2066-\u2069]/g
 
-/** A message's text as it is drawn. */
-export function readable(text: string): string {
-  return text.replace(OVERRIDES, spelled)
+/** What any component shows, as it is drawn: `build/spelled.ts` sends it through here. */
+export function readable<T>(shown: T): T | string {
+  return typeof shown === 'string' ? shown.replace(OVERRIDES, spelled) : shown
 }
 
 function spelled(character: string): string {

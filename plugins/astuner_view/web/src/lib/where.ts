@@ -11,7 +11,7 @@ export interface Condition {
 }
 
 const NUMBERS = ['step', 'attempt', 'reward', 'seconds', 'retries', 'turns', 'tokens', 'prompt_tokens', 'branches']
-const WORDS = ['episode', 'group', 'task', 'split', 'stop_reason', 'error', 'query']
+const WORDS = ['episode', 'group', 'task', 'split', 'stop_reason', 'error', 'query', 'cause', 'label', 'why']
 const LISTS = ['agent', 'tool']
 export const NAMES = [...NUMBERS, ...WORDS, ...LISTS, 'success', 'text']
 
@@ -62,6 +62,7 @@ function meetsOne(episode: Searchable, { name, operator, value }: Condition): bo
   if (WORDS.includes(name)) {
     const column = { episode: 'episode_id', group: 'group_id', task: 'task_id' }[name] ?? name
     const have = episode[column as 'episode_id' | 'split']
+    if (name === 'label' && value.toLowerCase() === 'none') return (have === '') === (operator === '=')
     if (operator === '~') return have.toLowerCase().includes(value.toLowerCase())
     return (have === value) === (operator === '=')
   }

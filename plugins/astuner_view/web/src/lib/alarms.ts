@@ -1,0 +1,16 @@
+import type { Alarm } from './api'
+
+/** The newest first, errors before warnings of the same step; those that differ in numbers alone are one group. */
+export function grouped(alarms: Alarm[]): [Alarm, ...Alarm[]][] {
+  const sorted = alarms.toSorted(
+    (a, b) => b.step - a.step || Number(b.severity === 'error') - Number(a.severity === 'error'),
+  )
+  const groups = new Map<string, [Alarm, ...Alarm[]]>()
+  for (const alarm of sorted) {
+    const key = JSON.stringify([alarm.severity, alarm.rule, String(alarm.message).replace(/\d+([.,]\d+)*/g, '#')])
+    const group = groups.get(key)
+    if (group) group.push(alarm)
+    else groups.set(key, [alarm])
+  }
+  return [...groups.values()]
+}

@@ -1,0 +1,16 @@
+import { expect, it } from 'vitest'
+
+import { grouped } from '../src/lib/alarms'
+import type { Alarm } from '../src/lib/api'
+
+const alarm = (step: number, message: string, severity: Alarm['severity'] = 'warning'): Alarm => ({ step, message, severity, time: step, rule: 'r', advice: '' })
+
+it('alarms that say the same but for numbers are one', () => {
+  const all = [alarm(1, '71 % alike'), alarm(2, '72.5 % alike'), alarm(2, 'broken', 'error'), alarm(3, '9 % alike'), alarm(3, '9 % alike', 'error')]
+  expect(grouped(all).map((group) => group.map((one) => [one.step, one.message]))).toEqual([
+    [[3, '9 % alike']],
+    [[3, '9 % alike'], [2, '72.5 % alike'], [1, '71 % alike']],
+    [[2, 'broken']],
+  ])
+  expect(grouped([])).toEqual([])
+})
