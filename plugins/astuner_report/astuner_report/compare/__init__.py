@@ -292,7 +292,7 @@ def compared(
     if len(of_a) > 1 or len(of_b) > 1:
         every_a, every_b = zip(*values.values(), strict=True)
         crossed = dict(zip(values, crossed_bootstrap_intervals(every_b, every_a, seed=seed), strict=True))
-    measures = {name: _difference(name, *both, crossed.get(name), table, seed) for name, both in values.items()}
+    measures = {name: _difference(name, a, b, crossed.get(name), table, seed) for name, (a, b) in values.items()}
     doubted(measures, differing)
     return {
         "a": [_run(run) for run in of_a],
