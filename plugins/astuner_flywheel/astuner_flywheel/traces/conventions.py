@@ -16,7 +16,17 @@ from dataclasses import replace
 from typing import Any
 
 from astuner_flywheel.traces.conversation import TABLES
-from astuner_flywheel.traces.messages import CHAT, INVOKE_AGENT, STEP, Message, Span, decoded, lookup, nested
+from astuner_flywheel.traces.messages import (
+    CHAT,
+    INVOKE_AGENT,
+    STEP,
+    Message,
+    Span,
+    decoded,
+    lookup,
+    nested,
+    system_message,
+)
 
 _NOTHING = dict.fromkeys(("kind", "marks", "input", "output", "model", "response"), ()) | {"session": ("session.id",)}
 _CONVENTIONS: list[dict[str, Any]] = [{**_NOTHING, **each} for each in TABLES["conventions"]]
@@ -25,7 +35,7 @@ _SIDES = (("input", _ASKED, "user"), ("output", _SAID, "assistant"))
 _NAMES = (("model", "gen_ai.request.model"), ("response", "gen_ai.response.id"), ("session", "gen_ai.conversation.id"))
 _WITHIN = {
     "user": ("messages", "input", "prompt", "contents"),
-    "assistant": ("choices", "message", "output", "candidates", "text"),
+    "assistant": ("choices", "message", "output", "candidates", "text", "combined_chunk_content"),
 }
 """Role of a bare text -> where requests and replies have their messages."""
 _OF_MESSAGES = {"role", "content", "parts", "tool_calls"}
@@ -150,6 +160,7 @@ def of_events(events: Iterable[Any]) -> tuple[list[Message], list[Message]]:
         inside = next((value for value in told if isinstance(value, Mapping) and value), {})
         if match := _EVENT.fullmatch(str(event.get("event.name") or event.get("name"))):
             (asked if match[1] else said).extend(messages_in(inside, match[1] or "assistant", loose=True))
+        asked += system_message(lookup(attributes, "gen_ai.system_instructions"))
         for before, after in _AT_ONCE:
             asked += messages_in(lookup(attributes, before), "user", loose=False)
             said += messages_in(lookup(attributes, after), "assistant", loose=False)

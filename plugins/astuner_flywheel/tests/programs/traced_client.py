@@ -169,11 +169,11 @@ def genai(model, collector, questions):
     logs.add_log_record_processor(SimpleLogRecordProcessor(OTLPLogExporter(f"{collector}/v1/logs")))
     try:
         from opentelemetry.sdk._events import EventLoggerProvider
-    except ImportError:  # newer than 1.36
-        events = {"logger_provider": logs}
+    except ImportError:  # its successor takes the logs themselves
+        older = {}
     else:
-        events = {"event_logger_provider": EventLoggerProvider(logs)}
-    OpenAIInstrumentor().instrument(tracer_provider=spans, **events)
+        older = {"event_logger_provider": EventLoggerProvider(logs)}
+    OpenAIInstrumentor().instrument(tracer_provider=spans, logger_provider=logs, **older)
     tracer = spans.get_tracer("an.app")
 
     def turn(question, answer):
