@@ -126,6 +126,17 @@ def test_the_learning_rate_is_named_with_its_value() -> None:
         assert alarm.severity == "error"
 
 
+def test_the_learning_rate_of_a_policy_among_several_is_named() -> None:
+    told = ("lr", "kl", "rollout/entropy")
+    for kind in ("lr100", "lr0"):
+        sentinel, alarms = Sentinel(Settings(), ("wolf", "sheep")), []
+        for row in rows_of(of_kind(kind)[0]):
+            numbers = {f"policy/wolf/{name}" if name in told else name: value for name, value in row.items()}
+            alarms += sentinel.see(row["step"], {n: value for n, value in numbers.items() if n not in ("step", "time")})
+        (alarm,) = [alarm for alarm in alarms if alarm.rule == "learning_rate"]
+        assert "of the policy wolf" in alarm.message
+
+
 def flat(tasks: int, gained: float = 0.0) -> list[Row]:
     """A run whose success wavers and gains nothing, or something at last, with a validation every 20 steps."""
     half = 1.96 * math.sqrt(0.2 * 0.8 / tasks)
@@ -151,7 +162,9 @@ def test_no_progress_is_said_once_a_gain_of_15_points_would_have_been_seen_and_n
     assert "After 4 validations of 32 tasks" in later.message
     assert watch(flat(16)) == []  # so few tasks cannot tell
     assert watch(flat(256, gained=0.3)) == []
-    assert watch([{**row, "policy/a/lr": 1.0} if "lr" in row else row for row in flat(256)]) == []  # plays itself
+    one = [{**row, "policy/a/lr": 1e-3} if "lr" in row else row for row in flat(256)]
+    assert [alarm.rule for alarm in watch(one)] == ["no_progress"]
+    assert watch([{**row, "policy/b/lr": 1e-3} if "lr" in row else row for row in one]) == []  # they play each other
 
 
 def test_entropy_is_watched_in_steps_with_equal_rewards_and_one_good_step_hides_no_collapse() -> None:
