@@ -167,6 +167,37 @@ def test_no_progress_is_said_once_a_gain_of_15_points_would_have_been_seen_and_n
     assert watch([{**row, "policy/b/lr": 1e-3} if "lr" in row else row for row in one]) == []  # they play each other
 
 
+def collapsing(at: int, before: float, after: float, **shares: float) -> list[Row]:
+    """Rows made up after the numbers of issue 21: from step ``at`` on the policy comes apart within 20 steps."""
+    draw, rows = random.Random(at), []
+    for step in range(0, 81):
+        gone = min(1.0, max(0.0, (step - at) / 20))
+        success = before + gone * (after - before)
+        if step:
+            share = max(0.0, success + draw.gauss(0, 0.04))
+            row = {"reward/mean": share, "success/mean": share, "rollout/episodes": 64.0, "lr": 2e-3}
+            rows.append({"step": step, **row, **{name: gone * most for name, most in shares.items()}})
+        if step % 20 == 0:
+            half = 1.96 * math.sqrt(max(success, 0.01) * (1 - success) / 256)
+            interval = {"val/success_ci_low": success - half, "val/success_ci_high": success + half}
+            rows.append({"step": step, "val/success": success, "val/tasks": 256.0, **interval})
+    return rows
+
+
+def test_a_collapse_is_named_when_it_begins() -> None:
+    lake = {"workflow/unreadable": 0.74, "limits/rollout.max_model_len": 0.25}
+    said = watch(collapsing(25, 0.24, 0.08, **lake))
+    assert next(iter(causes(alarm.rule for alarm in said))) in ("invalid_rising", "learning_rate")
+    assert 25 < said[0].step <= 40
+    assert "workflow/unreadable rose" in said[0].message
+    wolves = watch(collapsing(15, 0.375, 0.0, **{"workflow/werewolf_unclear": 0.81}))
+    assert len(causes(alarm.rule for alarm in wolves)) == 1
+    assert 15 < wolves[0].step <= 30  # it was said at 33 of 40, as answers that grow
+    silent = watch(collapsing(25, 0.24, 0.08))  # nobody counts what cannot be read
+    assert [alarm.rule for alarm in silent] == ["worse_than_best"]
+    assert silent[0].step <= 60
+
+
 def test_entropy_is_watched_in_steps_with_equal_rewards_and_one_good_step_hides_no_collapse() -> None:
     def low(step: int, row: Row) -> Row:
         if "reward/mean" not in row or step <= 15:

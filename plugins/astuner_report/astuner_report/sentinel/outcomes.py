@@ -329,7 +329,7 @@ class WorseThanBest(AtValidations):
         """What is wrong with success that fell."""
         start = "where it started" if best is first else f"it started at {first.success:.1%}"
         was = f"was {best.success:.1%} at step {best.step} ({start})"
-        return f"success in validation is {now}, and {was}: p = {p:.1g}{self._at_rate}"
+        return f"success in validation is {now}{self._at_rate}, and {was}: p = {p:.1g}"
 
 
 class RewardHacking(WorseThanBest):
