@@ -42,6 +42,7 @@ CAUSES = {
     "lr100once": "learning_rate",
     "random": "random_reward",
     "shuffled": "random_reward",
+    "lrtiny": "no_progress",
     "constant": "zero_variance",
     "swapped": "reward_success_apart",
     "told": "train_only",
@@ -115,6 +116,14 @@ def test_what_follows_from_a_cause_is_said_with_it_and_by_itself_where_that_is_n
         "failures_rising": [],
     }
     assert causes(["answer_in_prompt", "train_only"]) == {"answer_in_prompt": ["train_only"]}
+
+
+def test_a_sign_that_is_swapped_in_training_alone_is_asked_for_at_the_first_validation() -> None:
+    """Success follows from the reward, and only validation has the right judge."""
+    rows = [row | {"success/mean": row["reward/mean"]} if "lr" in row else row for row in rows_of("swapped_1")]
+    (alarm,) = watch(rows)
+    assert (alarm.rule, alarm.step) == ("reward_hacking", 20)
+    assert "is the reward's sign swapped?" in alarm.message
 
 
 def test_the_learning_rate_is_named_with_its_value() -> None:
