@@ -172,7 +172,7 @@ class Gate:
         """Measure both.
 
         :param serving: what serves now; None: the model before training.
-        :raises ConfigError: tasks are too few, or not held out; a check is not there; an experiment is of another model.
+        :raises ConfigError: tasks are too few, or not held out; a check is missing; an experiment is of another model.
         :raises RunError: the experiment itself fails, so there is nothing to compare.
         """
         experiments = [self.config, *self.others]
