@@ -13,6 +13,7 @@ import stat
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ _PAYLOAD = re.compile(r"(?<!\w)'[^'\n]*[^\w'\n][^'\n]*'(?!\w)|(?<!\w)\"[^\"\n]*[
 """Quoted text, but for a name, and what is in braces."""
 _NUMBER = re.compile(r"(?<![\w.:+/-])[\w.:+/-]*?\d(?:[\w.:+/-]*\w)?")
 """Numbers, times, addresses, and ids and paths with a digit in them."""
+_ZEROS = str.maketrans("123456789", "0" * 9)
 
 
 def question_of(row: Mapping[str, Any]) -> str:
@@ -63,10 +65,12 @@ def _text(said: Any) -> str:
 
 def cause_of(error: str) -> str:
     """The first line of an error without what tells one occurrence from the next: payload, numbers, times, ids."""
-    line = str(error).partition("\n")[0][:300]
-    if "'" in line or '"' in line or "{" in line:  # a reader goes through all errors of a log
-        line = _PAYLOAD.sub("…", line)
-    return _NUMBER.sub("#", line)
+    return _cause(str(error)[:300].partition("\n")[0].translate(_ZEROS))
+
+
+@lru_cache(maxsize=4096)  # a reader goes through all errors of a log, and most differ in digits alone
+def _cause(line: str) -> str:
+    return _NUMBER.sub("#", _PAYLOAD.sub("…", line))
 
 
 def add_label(run: Path, row_id: int, episode_id: str, label: str, why: str) -> None:

@@ -140,26 +140,40 @@ def _batches(draws: int, size: int) -> list[int]:
 def crossed_bootstrap_interval(
     b: Sequence[Sequence[float]], a: Sequence[Sequence[float]], *, seed: int = 0, draws: int = DRAWS
 ) -> Interval:
-    """95 % percentile interval of mean(b) - mean(a), where each side is several runs (seeds) on the same tasks.
+    """`crossed_bootstrap_intervals` of one measure."""
+    return crossed_bootstrap_intervals([b], [a], seed=seed, draws=draws)[0]
+
+
+def crossed_bootstrap_intervals(
+    b: Sequence[Sequence[Sequence[float]]],
+    a: Sequence[Sequence[Sequence[float]]],
+    *,
+    seed: int = 0,
+    draws: int = DRAWS,
+) -> list[Interval]:
+    """95 % percentile interval of mean(b) - mean(a) for each measure, where each side is several runs (seeds) on the
+    same tasks.
 
     Every draw takes runs of ``a``, runs of ``b`` and tasks with replacement, independently of each other: all runs see
     the same tasks, so the two factors are crossed.  With one run on each side, tasks alone are drawn.
 
     Source: Owen, The pigeonhole bootstrap, Annals of Applied Statistics 1 (2007) 386-411.
 
-    :param a: run -> task -> mean, the tasks in the same order for all runs of both sides.
+    :param a: measure -> run -> task -> mean, the tasks in the same order for all runs of both sides.
     """
-    if not a or not b or not len(a[0]):
-        return Interval(-math.inf, math.inf)
+    if not a[0] or not b[0] or not len(a[0][0]):
+        return [Interval(-math.inf, math.inf)] * len(a)
     import numpy as np
 
-    rng, sides = np.random.default_rng(seed), [np.asarray(runs, float) for runs in (a, b)]
-    means: list[float] = []
-    for n in _batches(draws, len(a[0])):
-        tasks = _drawn(rng, n, len(a[0]))
-        of_a, of_b = (((_drawn(rng, n, len(runs)) @ runs) * tasks).sum(axis=1) / runs.size for runs in sides)
-        means += (of_b - of_a).tolist()
-    return _percentiles(means)
+    rng, sides = np.random.default_rng(seed), [np.asarray(side, float) for side in (a, b)]
+    means: list[list[float]] = [[] for _ in a]
+    for n in _batches(draws, len(a[0][0])):
+        tasks = _drawn(rng, n, len(a[0][0]))
+        runs = [_drawn(rng, n, side.shape[1]) for side in sides]
+        for of_measure, *both in zip(means, *sides, strict=True):
+            of_a, of_b = (((of @ m) * tasks).sum(axis=1) / m.size for of, m in zip(runs, both, strict=True))
+            of_measure += (of_b - of_a).tolist()
+    return [_percentiles(found) for found in means]
 
 
 def _drawn(rng: np.random.Generator, draws: int, size: int) -> NDArray[np.int64]:

@@ -104,7 +104,6 @@ def test_half_a_character_does_not_end_the_log(tmp_path: Path) -> None:
 def test_a_log_that_is_large_leaves_its_readers_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once more waited for the lists than a reader should enter, only a little does: who compares runs reads many."""
     monkeypatch.setattr(store, "_UNLISTED", 20_000)
-    monkeypatch.setattr(store, "_OF_LARGE", 2_000)
     monkeypatch.setattr(store, "_AT_ONCE", 1_000)
 
     def listed(count: int) -> int:

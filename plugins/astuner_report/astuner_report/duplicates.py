@@ -62,12 +62,20 @@ def sampled_entropy(episodes: Iterable[Episode], policies: Sequence[str] = ()) -
 def _noise(group: Sequence[Episode]) -> float:
     """The mean over all pairs of attempts, two or more, of how far their rewards are apart, squared; of those that are
     not the same, prompts included, 0."""
-    alike: dict[object, list[float]] = {}
+    alike: dict[object, list[Episode]] = {}
     for episode in group:
-        said = tuple((tuple(t.generation.prompt_ids), tuple(t.generation.response_ids)) for t in episode.turns)
-        alike.setdefault(said, []).append(episode.reward or 0.0)
-    apart = math.fsum((a - b) * (a - b) for rewards in alike.values() for a, b in combinations(rewards, 2))
-    return apart / math.comb(len(group), 2)
+        alike.setdefault(tuple(tuple(t.generation.response_ids) for t in episode.turns), []).append(episode)
+    apart = [
+        ((a.reward or 0.0) - (b.reward or 0.0)) ** 2
+        for same in alike.values()
+        for a, b in combinations(same, 2)
+        if a.reward != b.reward and _prompts(a) == _prompts(b)  # prompts grow with every turn, so these come last
+    ]
+    return math.fsum(apart) / math.comb(len(group), 2)
+
+
+def _prompts(episode: Episode) -> list[list[int]]:
+    return [list(t.generation.prompt_ids) for t in episode.turns]
 
 
 def _share_of_equal_pairs(answers: Sequence[object]) -> float:

@@ -42,6 +42,7 @@ CAUSES = {
     "lr100once": "learning_rate",
     "random": "random_reward",
     "shuffled": "random_reward",
+    "lrtiny": "no_progress",
     "constant": "zero_variance",
     "swapped": "reward_success_apart",
     "told": "train_only",
@@ -117,6 +118,14 @@ def test_what_follows_from_a_cause_is_said_with_it_and_by_itself_where_that_is_n
     assert causes(["answer_in_prompt", "train_only"]) == {"answer_in_prompt": ["train_only"]}
 
 
+def test_a_sign_that_is_swapped_in_training_alone_is_asked_for_at_the_first_validation() -> None:
+    """Success follows from the reward, and only validation has the right judge."""
+    rows = [row | {"success/mean": row["reward/mean"]} if "lr" in row else row for row in rows_of("swapped_1")]
+    (alarm,) = watch(rows)
+    assert (alarm.rule, alarm.step) == ("reward_hacking", 20)
+    assert "is the reward's sign swapped?" in alarm.message
+
+
 def test_the_learning_rate_is_named_with_its_value() -> None:
     for kind in ("lr100", "lr0"):
         rows = rows_of(of_kind(kind)[0])
@@ -124,6 +133,17 @@ def test_the_learning_rate_is_named_with_its_value() -> None:
         rate = next(row["lr"] for row in rows if row["step"] == alarm.step and "lr" in row)
         assert f"{rate:.3g}" in alarm.message
         assert alarm.severity == "error"
+
+
+def test_the_learning_rate_of_a_policy_among_several_is_named() -> None:
+    told = ("lr", "kl", "rollout/entropy")
+    for kind in ("lr100", "lr0"):
+        sentinel, alarms = Sentinel(Settings(), ("wolf", "sheep")), []
+        for row in rows_of(of_kind(kind)[0]):
+            numbers = {f"policy/wolf/{name}" if name in told else name: value for name, value in row.items()}
+            alarms += sentinel.see(row["step"], {n: value for n, value in numbers.items() if n not in ("step", "time")})
+        (alarm,) = [alarm for alarm in alarms if alarm.rule == "learning_rate"]
+        assert "of the policy wolf" in alarm.message
 
 
 def flat(tasks: int, gained: float = 0.0) -> list[Row]:
@@ -151,7 +171,40 @@ def test_no_progress_is_said_once_a_gain_of_15_points_would_have_been_seen_and_n
     assert "After 4 validations of 32 tasks" in later.message
     assert watch(flat(16)) == []  # so few tasks cannot tell
     assert watch(flat(256, gained=0.3)) == []
-    assert watch([{**row, "policy/a/lr": 1.0} if "lr" in row else row for row in flat(256)]) == []  # plays itself
+    one = [{**row, "policy/a/lr": 1e-3} if "lr" in row else row for row in flat(256)]
+    assert [alarm.rule for alarm in watch(one)] == ["no_progress"]
+    assert watch([{**row, "policy/b/lr": 1e-3} if "lr" in row else row for row in one]) == []  # they play each other
+
+
+def collapsing(at: int, before: float, after: float, **shares: float) -> list[Row]:
+    """Rows made up after the numbers of issue 21: from step ``at`` on the policy comes apart within 20 steps."""
+    draw, rows = random.Random(at), []
+    for step in range(0, 81):
+        gone = min(1.0, max(0.0, (step - at) / 20))
+        success = before + gone * (after - before)
+        if step:
+            share = max(0.0, success + draw.gauss(0, 0.04))
+            row = {"reward/mean": share, "success/mean": share, "rollout/episodes": 64.0, "lr": 2e-3}
+            rows.append({"step": step, **row, **{name: gone * most for name, most in shares.items()}})
+        if step % 20 == 0:
+            half = 1.96 * math.sqrt(max(success, 0.01) * (1 - success) / 256)
+            interval = {"val/success_ci_low": success - half, "val/success_ci_high": success + half}
+            rows.append({"step": step, "val/success": success, "val/tasks": 256.0, **interval})
+    return rows
+
+
+def test_a_collapse_is_named_when_it_begins() -> None:
+    lake = {"workflow/unreadable": 0.74, "limits/rollout.max_model_len": 0.25}
+    said = watch(collapsing(25, 0.24, 0.08, **lake))
+    assert next(iter(causes(alarm.rule for alarm in said))) in ("invalid_rising", "learning_rate")
+    assert 25 < said[0].step <= 40
+    assert "workflow/unreadable rose" in said[0].message
+    wolves = watch(collapsing(15, 0.375, 0.0, **{"workflow/werewolf_unclear": 0.81}))
+    assert len(causes(alarm.rule for alarm in wolves)) == 1
+    assert 15 < wolves[0].step <= 30  # it was said at 33 of 40, as answers that grow
+    silent = watch(collapsing(25, 0.24, 0.08))  # nobody counts what cannot be read
+    assert [alarm.rule for alarm in silent] == ["worse_than_best"]
+    assert silent[0].step <= 60
 
 
 def test_entropy_is_watched_in_steps_with_equal_rewards_and_one_good_step_hides_no_collapse() -> None:

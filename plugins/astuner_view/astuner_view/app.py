@@ -25,7 +25,6 @@ from urllib.parse import unquote, urlencode
 from aiohttp import web
 
 from astuner.contracts.errors import ConfigError, DataError
-from astuner.contracts.types import Split
 from astuner_gateway.endpoint.errors import ApiError
 from astuner_gateway.gate import Gate, parse, read_body, refusal
 from astuner_gateway.listening import check_open, is_key, keys_in
@@ -37,14 +36,16 @@ from astuner_report.compare import Measured, measured
 from astuner_view.book import FILES, Book, Tail
 from astuner_view.comparing import FEWEST, MOST_METRICS, MOST_RUNS, overview, tasks
 from astuner_view.episodes import episode_json, listed_json, tokens_json
-from astuner_view.log_thread import LogReader, LogThread, count, counted
+from astuner_view.log_thread import LogReader, LogThread, count, counted, log_files
 from astuner_view.page import STATIC, TYPES, missing, static_file
-from astuner_view.runs import RunPlace, Runs
+from astuner_view.runs import RunPlace, Runs, about
 
 MOST = 1000
 """Lines of a list in one answer."""
 OPEN_LOGS = 48
 """That are kept open, twice as many as a comparison needs; the one that was not asked for longest is closed."""
+MOST_MEASURED = 64
+"""Validations that were compared and are kept."""
 COMPRESSED_FROM = 16 * 1024
 """Bytes of an answer; less is not worth it."""
 _LEVEL = 1
@@ -101,6 +102,8 @@ class Viewer(Gate):
         self._token, self._cookie = token, f"astuner_view_{port}"  # cookies are of a host, whatever its ports
         self._runs, self._static, self._is_stopping = runs, static, is_stopping
         self._books: dict[RunPlace, Book] = {}
+        self._measured: dict[tuple[object, ...], Measured] = {}
+        """Run, step, how its tasks are known, and its log as it was -> its validation."""
         self._open: OrderedDict[RunPlace, LogThread] = OrderedDict()
         """The logs of the runs that somebody looks at."""
 
@@ -205,14 +208,18 @@ class Viewer(Gate):
 
     async def _compare_tasks(self, request: web.BaseRequest) -> dict[str, Any]:
         query, sides = request.query, {side: await self._books_of(request, side, 1) for side in "ab"}
-        split, by = query.get("split", Split.VALIDATION), query.get("by", "task")
-        if split not in [*Split] or by not in ("task", "text"):
-            raise ApiError(400, "split is train or validation, and by is task or text")
+        if (by := query.get("by", "task")) not in ("task", "text"):
+            raise ApiError(400, f"by is task or text, not {by!r}")
 
         async def of(side: str, book: Book) -> Measured:
             step = _number(request, f"step_{side}", 0) if f"step_{side}" in query else None
             run, opened = book.place.path, self._opened(book.place)
-            one: Measured = await _ask(opened, lambda log: measured(run, log, split=Split(split), step=step, by=by))
+            await opened.ask(LogReader.fresh)  # with it come SQLite's own files
+            key = (run, step, by, *map(about, log_files(run)))
+            one = self._measured.get(key) or await _ask(opened, lambda log: measured(run, log, step=step, by=by))
+            if len(self._measured) >= MOST_MEASURED:
+                self._measured.clear()
+            self._measured[key] = one
             return one
 
         found = {side: await asyncio.gather(*(of(side, book) for book in books)) for side, books in sides.items()}

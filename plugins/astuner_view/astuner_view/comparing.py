@@ -27,8 +27,7 @@ Curve: TypeAlias = Mapping[int, float]
 
 def overview(books: Sequence[Book], metrics: Sequence[str]) -> dict[str, Any]:
     """The groups of some runs, what they differ by, and the curves of some metrics."""
-    settings = [book.settings() for book in books]
-    apart = [{key: value for key, value in one.items() if key not in _OF_A_SEED} for one in settings]
+    apart = [{key: value for key, value in book.settings().items() if key not in _OF_A_SEED} for book in books]
     groups: list[list[int]] = []
     for i, one in enumerate(apart):
         like = next((group for group in groups if apart[group[0]] == one), None)
@@ -45,7 +44,6 @@ def overview(books: Sequence[Book], metrics: Sequence[str]) -> dict[str, Any]:
         "groups": [
             {
                 "runs": [{"id": books[i].place.id, "name": books[i].place.name} for i in group],
-                "seeds": [settings[i].get("astuner.seed") for i in group],
                 "curves": {
                     name: _banded([of_runs[i][name] for i in group], steps)
                     for name in metrics

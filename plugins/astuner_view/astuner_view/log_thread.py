@@ -92,8 +92,12 @@ class LogThread:
 
 def counted(run: Path) -> int:
     """How many episodes the log of a run has, for a list of runs; it is opened only when it has changed."""
-    path = run / "episodes" / DATABASE
-    return _counted(run, about(path), about(path.with_name(f"{DATABASE}-wal")))
+    return _counted(run, *map(about, log_files(run)))
+
+
+def log_files(run: Path) -> tuple[Path, Path]:
+    """What changes with the log of a run."""
+    return run / "episodes" / DATABASE, run / "episodes" / f"{DATABASE}-wal"
 
 
 @lru_cache(maxsize=1024)

@@ -42,7 +42,25 @@ def test_runs_are_listed_with_what_they_are_at(viewer: Client) -> None:
         "success": 0.25,
         "alarms": 0,
     }
-    # not of the files: a folder that was copied is as old as its run
+
+
+def test_times_are_the_runs_own_and_not_those_of_its_files(odd) -> None:
+    root, client = odd
+    run = make_run(root / "copied", ended=True)  # the files are of now
+
+    def times() -> tuple[float, float]:
+        found = client.of("copied").ok
+        return found["started"], found["updated"]
+
+    assert times() == (100.0, 101.0)
+    starts = [{"started": 90.5, "ended": 95.0}, {"started": 97.0, "ended": 140.25}, {"started": 150.0}]
+    (run / "origin.json").write_text(json.dumps({"starts": starts}))
+    assert times() == (90.5, 140.25)
+    for broken in ("{", "[]", '{"starts": 5}', '{"starts": [5, {"started": "x", "ended": true}]}'):
+        (run / "origin.json").write_text(broken)
+        assert times() == (100.0, 101.0)
+    (run / "metrics.jsonl").unlink()
+    assert min(times()) > 1e9  # it wrote none, so those of the files are all there is
 
 
 def test_a_run_says_what_it_is_made_of(viewer: Client, root: Path) -> None:

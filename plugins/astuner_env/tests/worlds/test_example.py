@@ -109,7 +109,7 @@ def test_falling_and_running_out_of_moves_are_rewarded_with_nothing() -> None:
     lost = play(lambda prompt: "I am lost.")
     assert (lost.stop_reason, lost.reward) == (StopReason.COMPLETED, 0.0)
     assert lost.output is not None
-    assert lost.output.metrics["moves"] == 20
+    assert lost.output.metrics == {"moves": 20, "unreadable": 1.0}
 
 
 def test_the_model_fits_the_environment_and_knows_its_format() -> None:

@@ -113,9 +113,9 @@ FACTS = (
 """The columns of ``episodes`` after the id; behind them come the six that `_facts` counts."""
 _CREDIT = f"INSERT INTO credit ({', '.join(CREDIT)}) VALUES ({', '.join('?' * len(CREDIT))})"
 _LIST = f"INSERT OR REPLACE INTO {{}} VALUES ({', '.join('?' * (1 + len(FACTS) + 6))})"
-_UNLISTED, _OF_LARGE, _AT_ONCE = 16 << 20, 1 << 20, 512 << 10
-"""Bytes of rows before they are compressed: those left to readers, who list them in less than a second; those once it
-was more, since who reads ten large logs lists ten; and those listed in one transaction."""
+_UNLISTED, _AT_ONCE = 16 << 20, 512 << 10
+"""Bytes of rows before they are compressed: those left to readers, who list them in less than a second, and those
+listed in one transaction, which is all that is left once it was more: who compares ten large runs reads ten logs."""
 _LARGEST = 1 << 30
 """Bytes of a row, which a few kilobytes of somebody else's may unfold to."""
 _WIDE = re.compile(r"([\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af])")
@@ -225,7 +225,7 @@ class EpisodeLogWriter:
             db = self._db or self._open()
             self._unlisted += db.add_episode(row)
             if self._unlisted >= self._left:
-                self._left = _OF_LARGE
+                self._left = _AT_ONCE
                 self._unlisted -= list_some(db) or self._unlisted
 
     def credit(self, step: int, samples: Sequence[Sample], trainer: Mapping[int, Any] | None = None) -> None:

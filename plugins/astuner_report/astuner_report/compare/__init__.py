@@ -26,9 +26,10 @@ from astuner_record.episode_log import EpisodeLog
 from astuner_record.episode_log.reader import Listed
 from astuner_record.foreign import read_resolved
 from astuner_record.statistics import (
+    Interval,
     PairedTable,
     bootstrap_interval,
-    crossed_bootstrap_interval,
+    crossed_bootstrap_intervals,
     mcnemar_exact,
     paired_success_interval,
     sign_flip_test,
@@ -113,7 +114,13 @@ def measure(
 
 
 def measured(
-    run: Path, log: EpisodeLog, *, split: Split, step: int | None, by: str, anew: Anew | None = None
+    run: Path,
+    log: EpisodeLog,
+    *,
+    split: Split = Split.VALIDATION,
+    step: int | None,
+    by: str,
+    anew: Anew | None = None,
 ) -> Measured:
     """`measure`, in the log of a run that is open."""
     of_split = f"split={split.value}"
@@ -277,7 +284,15 @@ def compared(
         )
     measured_with = _differences(settings_a, settings_b)
     differing = yardsticks(settings_a, settings_b, measured_with, split, changed, about_tasks)
-    measures = {name: _difference(name, of_a, of_b, tasks, table, seed) for name in MEASURES}
+    values = {
+        name: [[[run.tasks[key].means[name] for key in tasks] for run in side] for side in (of_a, of_b)]
+        for name in MEASURES
+    }
+    crossed: Mapping[str, Interval] = {}
+    if len(of_a) > 1 or len(of_b) > 1:
+        every_a, every_b = zip(*values.values(), strict=True)
+        crossed = dict(zip(values, crossed_bootstrap_intervals(every_b, every_a, seed=seed), strict=True))
+    measures = {name: _difference(name, a, b, crossed.get(name), table, seed) for name, (a, b) in values.items()}
     doubted(measures, differing)
     return {
         "a": [_run(run) for run in of_a],
@@ -352,20 +367,21 @@ def _different(values: Sequence[Any]) -> tuple[Any, ...]:
 
 def _difference(
     name: str,
-    a: Sequence[Measured],
-    b: Sequence[Measured],
-    tasks: Sequence[str],
+    values_a: Sequence[Sequence[float]],
+    values_b: Sequence[Sequence[float]],
+    crossed: Interval | None,
     table: PairedTable | None,
     seed: int,
 ) -> dict[str, Any]:
-    """One measure on both sides, b - a with its 95 % interval, and how both were found; no p-value: not tested."""
-    values_a, values_b = [[[run.tasks[key].means[name] for key in tasks] for run in side] for side in (a, b)]
+    """One measure on both sides, b - a with its 95 % interval, and how both were found; no p-value: not tested.
+
+    :param crossed: the interval where a side has several runs.
+    """
     mean_a, mean_b = [mean([mean(run) for run in side]) for side in (values_a, values_b)]
     p_value: float | None = None
     test = ""
-    if len(a) > 1 or len(b) > 1:
-        interval = crossed_bootstrap_interval(values_b, values_a, seed=seed)
-        by = "bootstrap over runs and tasks"
+    if crossed is not None:
+        interval, by = crossed, "bootstrap over runs and tasks"
     else:
         each = [y - x for x, y in zip(values_a[0], values_b[0], strict=True)]
         if name == "success" and table is not None:

@@ -93,7 +93,6 @@ class LearningRate(Told):
     """
 
     name = "learning_rate"
-    needs = ("success/mean", "rollout/episodes")
     KL, JUMP, LEAST, GARBLED = 0.1, 5.0, 0.5, 0.5
 
     def __init__(self) -> None:
@@ -107,9 +106,12 @@ class LearningRate(Told):
             self._rate = rate
             if self._zero(rate == 0):
                 return f"the learning rate{facts.who} is 0 for {self._zero.steps} steps, so the weights do not move"
-        return None if math.isnan(self._rate) else super().see(facts)
+        success, episodes = facts.get("success/mean"), facts.get("rollout/episodes")
+        if math.isnan(self._rate) or success is None or episodes is None:
+            return None
+        return self._look(facts, success, episodes)
 
-    def judge(self, facts: StepFacts, success: float, episodes: float) -> str | None:
+    def _look(self, facts: StepFacts, success: float, episodes: float) -> str:
         shares, signs = unusable(facts), []
         if not facts.get("staleness/max") and (kl := facts.own("kl") or 0.0) >= self.KL:
             signs.append(f"one update moves it by a KL of {kl:.2g} nats")
@@ -225,9 +227,9 @@ class AtValidations(Told):
             self._last.append(success)
             if len(self._first) < WARM_UP:
                 self._first.append(success)
-        if (rate := facts.get("lr")) is not None:
-            self._at_rate = f" at a learning rate of {rate:.3g}"
-        self._plays_itself = any(name.startswith("policy/") for name in facts.row)
+        for rate in (facts.get(name) for name in facts.row if re.fullmatch(r"(policy/[^/]+/)?lr", name)):
+            self._at_rate = self._at_rate if rate is None else f" at a learning rate of {rate:.3g}"
+        self._plays_itself = len({name.split("/")[1] for name in facts.row if name.startswith("policy/")}) > 1
         return None
 
     def validated(self, facts: StepFacts) -> Verdict:
@@ -327,7 +329,7 @@ class WorseThanBest(AtValidations):
         """What is wrong with success that fell."""
         start = "where it started" if best is first else f"it started at {first.success:.1%}"
         was = f"was {best.success:.1%} at step {best.step} ({start})"
-        return f"success in validation is {now}, and {was}: p = {p:.1g}{self._at_rate}"
+        return f"success in validation is {now}{self._at_rate}, and {was}: p = {p:.1g}"
 
 
 class RewardHacking(WorseThanBest):

@@ -72,6 +72,8 @@ export function listed(i) {
     stop_reason: stop,
     reward: failed ? null : success ? 1 : Math.round(r() * 30) / 100,
     success,
+    cause: failed ? (special ? 'JudgeError: … is no number' : 'ConnectionError: the environment closed the connection') : '',
+    answer: special === 'hostile' ? HOSTILE[6] : failed ? '' : success ? '395' : '394', expected: '395', label: '', why: '',
     error: failed ? (special ? `JudgeError: ${HOSTILE[0]} is no number` : 'ConnectionError: the environment closed the connection') : '',
     seconds: 0.5 + r() * 6,
     retries: failed ? 2 : 0,

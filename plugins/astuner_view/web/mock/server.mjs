@@ -155,6 +155,10 @@ createServer((request, response) => {
   if (url.pathname.startsWith('/api/')) {
     const parts = url.pathname.slice(5).split('/').map(decodeURIComponent)
     if (parts[2] === 'live') return follow(response, url.searchParams.get('cursor'))
+    if (request.method === 'POST') {
+      const row = rows[indexOf(parts[3])]
+      return request.on('data', (data) => json(200, Object.assign(row, JSON.parse(data))))
+    }
     return setTimeout(() => {
       try {
         const said = api(parts, url.searchParams)

@@ -61,7 +61,6 @@ describe('where episodes part', () => {
 describe('curves of groups', () => {
   const group = (name: string, low?: (number | null)[]) => ({
     runs: [{ id: name, name }],
-    seeds: [1],
     curves: { 'reward/mean': { mean: [0.5, 1], ...(low ? { low, high: [1, 2] } : {}) } },
   })
   const found: Comparison = {

@@ -241,7 +241,6 @@ export interface GroupsPage {
 /** Runs that differ by the seed alone. */
 export interface RunGroup {
   runs: { id: string; name: string }[]
-  seeds: unknown[]
   /** Metric -> a value for each of the comparison's steps; `low` and `high` of several seeds. */
   curves: Record<string, { mean: (number | null)[]; low?: (number | null)[]; high?: (number | null)[] }>
 }
