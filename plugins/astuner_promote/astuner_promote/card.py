@@ -69,10 +69,12 @@ def _figures(gate: Gate, judged: Judgement, serving: str) -> list[str]:
     rows: list[Sequence[str]] = [_row(judged.held_out, f"above {gate.margin:g}")]
     rows += [_row(one, f"above {-gate.tolerance:g}") for one in judged.also]
     found = [
-        f"Mean {gate.by} on validation tasks, compared with {serving}: the same tasks and seeds, {repeat} "
+        f"Mean {gate.by} on {judged.tasks} tasks, compared with {serving}: the same tasks and seeds, {repeat} "
         f"episode{'s' * (repeat > 1)} a task, temperature {temperature:g}; 95 % intervals of the mean difference.",
         _table(("experiment", "tasks", "before", "this model", "difference", "interval", "must be", "p"), rows),
     ]
+    if judged.trained_on:
+        found.append(f"Of the experiment's own tasks: {judged.trained_on}.")
     if judged.checks:
         checks = [(one.check, f"{one.complaints} of {one.episodes}", f"{one.most:g}") for one in judged.checks]
         found.append(_table(("check", "episodes complained of", "share allowed"), checks))

@@ -7,7 +7,9 @@ The rules, all of which must hold:
   gives p <= 0.05;
 - **no regression**: on each other experiment the low end of that interval is above ``-tolerance``;
 - **checks**: each complains of no more than its share of the candidate's episodes;
-- **failures**: nowhere do more of the candidate's episodes fail than of what serves.
+- **failures**: nowhere do more of the candidate's episodes fail than of what serves;
+- **held out**: the experiment trains on none of its tasks, as far as the part ``task_check`` finds, or it allows that;
+  this is looked at before anything is played.
 
 Successes of one episode a task have Newcombe's interval and McNemar's exact test, anything else the bootstrap and the
 sign-flip test (`astuner_record.statistics`).  A task that one of the two has no scored episode of is in neither.
@@ -33,6 +35,7 @@ from astuner import (
     PolicyModel,
     find_backbone,
     find_offer,
+    find_optional_part,
     is_code,
     read_tasks,
     run_services,
@@ -55,6 +58,8 @@ from astuner_record.statistics import (
 By: TypeAlias = Literal["success", "reward"]
 LEVEL = 0.05
 """Of the test."""
+OVERLAP = "train_validation_overlap"
+"""What the part ``task_check`` calls tasks that are not held out."""
 FEWEST = 6
 """Pairs that a paired test needs for that: with 5, its p is 2 / 2^5 = 0.0625 or more."""
 
@@ -127,6 +132,13 @@ class Judgement:
     held_out: Comparison
     also: Sequence[Comparison]
     checks: Sequence[Checked]
+    trained_on: str = ""
+    """Which of the tasks are trained on, too, as the experiment allows; empty: none was found."""
+
+    @property
+    def tasks(self) -> str:
+        """What the tasks of the first comparison are."""
+        return "validation" if self.trained_on else "held out"
 
     @property
     def reasons(self) -> list[str]:
@@ -160,12 +172,13 @@ class Gate:
         """Measure both.
 
         :param serving: what serves now; None: the model before training.
-        :raises ConfigError: there are too few tasks, a check is not there, or an experiment is of another model.
+        :raises ConfigError: tasks are too few, or not held out; a check is missing; an experiment is of another model.
         :raises RunError: the experiment itself fails, so there is nothing to compare.
         """
         experiments = [self.config, *self.others]
         _same_model(self.config, self.others)
         tasks = [self._tasks(config) for config in experiments]
+        trained_on = self._trained_on(tasks[0])
         checks = {name: find_check(self.config, name) for name in self.checks}
         plays = list(zip(experiments, tasks, strict=True))
         before, after = ([self._play(*play, folder) for play in plays] for folder in (serving, candidate))
@@ -175,7 +188,18 @@ class Gate:
         )
         episodes = [e for groups in after for group in groups for e in group.scored]
         checked = [checked_by(name, check, episodes, self.checks[name]) for name, check in checks.items()]
-        return Judgement(held_out=held_out, also=also, checks=checked)
+        return Judgement(held_out=held_out, also=also, checks=checked, trained_on=trained_on)
+
+    def _trained_on(self, tasks: Sequence[Task]) -> str:
+        """Which of the tasks are trained on, too, where that is allowed; empty: none was found."""
+        part = find_optional_part(self.config.plugins, "task_check")
+        found = part().look(self.config, read_tasks(self.config).train, tasks) if part else {}
+        alarm = next((alarm for alarm in found.get("alarms", ()) if alarm["rule"] == OVERLAP), None)
+        if alarm and found.get("leakage") != "allow":
+            raise ConfigError(
+                f"{self.config.path}: {alarm['message']}; {alarm['advice']}, or write astuner.data.leakage=allow"
+            )
+        return alarm["message"] if alarm else ""
 
     def _tasks(self, config: Config) -> Sequence[Task]:
         tasks = read_tasks(config).validation[: self.tasks]

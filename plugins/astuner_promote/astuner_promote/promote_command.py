@@ -157,10 +157,11 @@ def _promote(
         "margin": gate.margin,
         "tolerance": gate.tolerance,
         **_figures(judged),
+        "trained_on": judged.trained_on,
         "reasons": judged.reasons,
         "model": None,
     }
-    lines = [f"candidate   {candidate.folder}", f"serving     {name}", f"held out    {judged.held_out}"]
+    lines = [f"candidate   {candidate.folder}", f"serving     {name}", f"{judged.tasks:<11} {judged.held_out}"]
     lines += [f"also        {one.experiment}: {one}" for one in judged.also]
     lines += [f"check       {one.check} {one}" for one in judged.checks]
     if judged.reasons:

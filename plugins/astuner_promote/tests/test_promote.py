@@ -21,7 +21,7 @@ from astuner_local.trainer.checkpoint import prune
 from astuner_models.promoted import Promotions
 from astuner_models.serving import find_checkpoint
 from astuner_objectives.manifest import problem, write_manifest
-from astuner_promote import gate, keeping
+from astuner_promote import card, gate, keeping
 from astuner_promote.gate import Comparison, Judgement
 from astuner_promote.keeping import Candidate, back, now_is, promote
 from astuner_record.statistics import Interval
@@ -385,6 +385,25 @@ def test_what_is_asked_wrongly_is_said_before_anything_is_played(
     capsys.readouterr()
     assert typed("promote", "e.yaml", "--backbone", "local", *options) == code
     assert says in capsys.readouterr().err
+
+
+def test_tasks_that_are_trained_on_are_no_measure(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused before anything is played; where the experiment allows it, they are not called held out."""
+    file = f"file_path={EXAMPLE}/data/train.jsonl"
+    same = [f"astuner.task_reader.jsonl.{split}.{file}" for split in ("training", "validation")]
+    folder = find_checkpoint(config, "step-000010")
+    assert folder is not None
+    with pytest.raises(ConfigError, match=r"not held out: 40 of 40 tasks .* or write astuner\.data\.leakage=allow"):
+        gate.Gate(config=load_config("e.yaml", same, backbone="local"), checks={}, tasks=40).judge(None, folder)
+    monkeypatch.setattr(gate.Gate, "_play", lambda self, config, tasks, folder: [])
+    monkeypatch.setattr(gate, "compare", lambda *a, **k: GOOD)
+    allowed = load_config("e.yaml", [*same, "astuner.data.leakage=allow"], backbone="local")
+    judged = gate.Gate(config=allowed, checks={}, tasks=40).judge(None, folder)
+    assert (judged.reasons, judged.tasks) == ([], "validation")
+    figures = card._figures(gate.Gate(config=allowed, checks={}), judged, "base")
+    assert "Of the experiment's own tasks: validation is not held out" in "\n".join(figures)
+    apart = gate.Gate(config=config, checks={}, tasks=40).judge(None, folder)
+    assert apart.tasks == "held out"
 
 
 @pytest.mark.slow

@@ -358,12 +358,16 @@ def test_every_page_is_accessible(chromium: Any, web: Path, hostile: Path, root:
     axe = (web / "node_modules/axe-core/axe.min.js").read_text(encoding="utf-8")
     with EpisodeLog(root / "math_agent") as log:
         episode_id = log.list(["split=train"], limit=1)[0].episode_id
-    shutil.copytree(root / "math_agent", hostile / "math_agent", dirs_exist_ok=True)
+    for copy in ("math_agent", "again"):
+        shutil.copytree(root / "math_agent", hostile / copy, dirs_exist_ok=True)
     context = chromium.new_context(**LOOKS[look])
     page = context.new_page()
     with viewing(hostile) as viewer:
-        attacked = next(one["id"] for one in viewer.get("/api/runs").ok["runs"] if one["id"] != "math_agent")
-        paths = ["#/", "#/nowhere", "#/run/none"]
+        runs = {one["id"] for one in viewer.get("/api/runs").ok["runs"]}
+        (attacked,) = runs - {"math_agent", "again"}
+        paths = ["#/", "#/nowhere", "#/run/none", f"#/compare?run=math_agent&run={attacked}"]
+        both = "#/compare?run=math_agent&run=again&step_a=0"
+        paths += [both, f"{both}&left=math_agent/{episode_id}&right=again/{episode_id}"]
         for run, of in (("math_agent", episode_id), (attacked, "g0-0"), (attacked, "g0-1")):
             paths += [f"#/run/{run}{more}" for more in ("", "?tab=steps&step=1", "?tab=config", "/episodes")]
             paths += [f"#/run/{run}/episode/{of}?view={view}" for view in VIEWS]
