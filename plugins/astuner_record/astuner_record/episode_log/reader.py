@@ -174,9 +174,9 @@ class EpisodeLog:
         """
         sql, values = query_of(where)
         ordering = _ordering(order, descending)
-        rows = self._now.execute(  # what is sorted are ids, and not whole rows
-            f"SELECT episodes.*, {LABEL} AS label, {WHY} AS why FROM (SELECT id FROM episodes WHERE {sql} "
-            f"ORDER BY {ordering} LIMIT ? OFFSET ?) AS page JOIN episodes USING (id) ORDER BY {ordering}",
+        rows = self._now.execute(  # what is sorted are ids, and not whole rows; WITH has SQLite look for them once
+            f"WITH page AS (SELECT id FROM episodes WHERE {sql} ORDER BY {ordering} LIMIT ? OFFSET ?) "
+            f"SELECT episodes.*, {LABEL} AS label, {WHY} AS why FROM page JOIN episodes USING (id) ORDER BY {ordering}",
             [*values, limit, offset],
         )
         return [_listed(row) for row in _named(rows)]
