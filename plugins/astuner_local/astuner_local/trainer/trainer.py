@@ -31,6 +31,7 @@ from torch import Tensor
 from astuner import TrainerCommon
 from astuner.contracts.errors import ConfigError, RunError
 from astuner.contracts.types import Sample
+from astuner_local.allocator import give_back
 from astuner_local.modeling import Dimensions, causal_lm, hidden_states, lm_head
 from astuner_local.trainer.layout import MicroBatch, PrefixSharing, plan
 from astuner_local.trainer.logprobs import token_logprobs
@@ -325,12 +326,14 @@ class PolicyTrainer:
             old=self._logprobs(batch, self.model) if needs_old else None,
         )
         self.model.train()  # only adapters' dropout, if a person wants it, tells the difference
+        give_back()  # what the rollout left
         try:
             for number, mini in enumerate(steps):
                 self._step(work, mini, weights_are_old=number == 0)
         finally:
             self.model.eval()
             self.optimizer.zero_grad()
+            give_back()
         self.updates += 1
         self.before_update = work.before()
         metrics = {"nothing_learnable": 0.0, **work.meters.read()}
