@@ -130,6 +130,26 @@ def test_inputs_and_outputs_of_other_forms(tmp_path: Path, kind: str, asked: str
     assert not tally.dropped
 
 
+def test_messages_of_langchain(tmp_path: Path) -> None:
+    """As Langfuse's handler writes them, and LangChain itself."""
+    call = {"name": "add", "args": {"a": 2}, "id": "c", "type": "tool_call"}
+    asked = [
+        {"content": "Add.", "type": "system"},
+        {"content": "2 + 3?", "type": "human"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"content": "5", "type": "tool", "tool_call_id": "c"},
+        {"content": "It is 5.", "type": "ai"},
+        {"content": "sure?", "type": "human"},
+    ]
+    said = {"content": "yes", "type": "ai"}
+    attributes = {"langfuse.observation.input": asked, "langfuse.observation.output": said}
+    (found,), _ = of_spans(tmp_path, bare(1, **attributes, **{"langfuse.observation.type": "generation"}))
+    assert [m["role"] for m in found.messages] == ["system", "user", "assistant", "tool", "assistant", "user"]
+    (called,) = found.messages[2]["tool_calls"]
+    assert json.loads(called["function"]["arguments"]) == {"a": 2}
+    assert found.answer == "yes"
+
+
 def test_what_is_not_understood_is_counted_by_kind_with_an_example(tmp_path: Path) -> None:
     chain = {"openinference.span.kind": "CHAIN"}
     spans = [
@@ -369,10 +389,11 @@ def test_bad_rows_of_exports_are_named_and_cost_no_good_one_its_place(tmp_path: 
         "no messages (its fields: id, input)": "2",
         'a score: rating must be a number from -1 (bad) to 1 (good), "up" or "down"': "3",
         "a score that is neither a number nor a thumb": "4",
-        "a score that a program gave, and no person": "5",
         "a score: response_id or trace_id or conversation_id must say which answer this is about": "6",
         "no messages (its fields: id)": "7",
     }
+    assert tally.dropped == {"a score that a program gave, and no person": 1}
+    assert tally.first["a score that a program gave, and no person"] == f"{path}:5"
     with pytest.raises(DataError, match=r"t\.jsonl:2: no messages"):
         list(read_source(path, 1 << 20, Tally("stop")))
 

@@ -123,21 +123,28 @@ def _argument(value: Mapping[str, Any], role: str) -> list[Message]:
 
 def _message(value: Mapping[str, Any], role: str) -> Message:
     """As `read_messages` takes it: calls as OpenAI has them, what a tool said with the id of its call."""
-    found = {**value, "role": value.get("role") or role}
+    kind = value.get("type")  # which is LangChain's word for the role
+    found = {**value, "role": value.get("role") or (kind if kind in ("human", "ai", "system", "tool") else role)}
     if found.get("content") is None and "contents" in found:
         found["content"] = found["contents"]
-    parts = decoded(found.get("content"))
-    if isinstance(parts, list) and all(isinstance(part, Mapping) and str(part.get("type")) in _PARTS for part in parts):
+    if _are_parts(parts := decoded(found.get("content"))):
         found["content"] = parts
     if found["role"] == "tool" and "parts" not in found:
         found.setdefault("tool_call_id", found.get("id"))
     calls = found.get("tool_calls")
     if isinstance(calls, list):
-        found["tool_calls"] = [
-            {"id": call.get("id"), "function": call} if isinstance(call, Mapping) and "function" not in call else call
-            for call in calls
-        ]
+        found["tool_calls"] = [_as_openai(call) if isinstance(call, Mapping) else call for call in calls]
     return found
+
+
+def _are_parts(value: Any) -> bool:
+    """Whether it is a list of contents, and no text that a user wrote as JSON."""
+    parts = value if isinstance(value, list) else []
+    return bool(parts) and all(isinstance(part, Mapping) and str(part.get("type")) in _PARTS for part in parts)
+
+
+def _as_openai(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    return call if "function" in call else {"id": call.get("id"), "function": {"arguments": call.get("args"), **call}}
 
 
 def _called(item: Mapping[str, Any]) -> Message:

@@ -24,6 +24,10 @@ class NoRow(ValueError):
     """Nothing that can be kept; says why."""
 
 
+class LeftOut(NoRow):
+    """It can be read, and is none of ours."""
+
+
 def unfolded(row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """The rows in the answer of an API or in a downloaded trace; any other as it is."""
     lists = [name for name in _LISTS if isinstance(row.get(name), list)]
@@ -75,7 +79,7 @@ def opinion(row: Mapping[str, Any]) -> Given:
         row = {**row, **subject, f"{subject.get('kind')}Id": subject.get("id")}
     of = {what: _first(row, names) for what, names in TABLES["scored"].items()}
     if str(of["by"]).upper() in _MACHINES:
-        raise NoRow("a score that a program gave, and no person")
+        raise LeftOut("a score that a program gave, and no person")
     value, kind = of["value"], str(of["type"]).upper()
     said = {"comment": of["comment"], "rating": TABLES["labels"].get(str(of["label"] or value).lower())}
     try:

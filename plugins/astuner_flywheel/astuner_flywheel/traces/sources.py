@@ -50,7 +50,7 @@ from astuner_flywheel.traces.conversation import (
     read_feedback,
     read_given,
 )
-from astuner_flywheel.traces.exports import NoRow, kept, unfolded
+from astuner_flywheel.traces.exports import LeftOut, NoRow, kept, unfolded
 from astuner_flywheel.traces.messages import (
     CHAT,
     INVOKE_AGENT,
@@ -196,6 +196,9 @@ def _chats_and_exports(
         for each in unfolded(row):
             try:
                 found = kept(each)
+            except LeftOut as e:
+                tally.drop(str(e), place)
+                continue
             except NoRow as e:
                 tally.unreadable(str(e), place)
                 continue
@@ -463,11 +466,16 @@ def conversations(spans: Sequence[Span], source: str, tally: Tally) -> Iterator[
     agents = [span for span in spans if span.operation == INVOKE_AGENT]
     tops = _tops(agents, by_id, f"{source}, trace {spans[0].trace_id}", tally)
     chats: dict[str, list[Span]] = {}
+    below: dict[str, list[Span]] = {}
     for chat in sorted((s for s in spans if s.operation == CHAT), key=lambda s: (s.start, s.end)):
-        agent = _agent_of(chat, by_id)
-        chats.setdefault("" if agent is None else agent.span_id, []).append(chat)
+        above = [a.span_id for a in _ancestors(chat, by_id) if a.operation == INVOKE_AGENT]
+        chats.setdefault(above[0] if above else "", []).append(chat)
+        for agent in above:
+            below.setdefault(agent, []).append(chat)
     for top in tops:
-        yield from _conversation(top, chats.get(top.span_id, []), source, tally)
+        says_nothing = top.get("gen_ai.input.messages") is None and _function(top, "input") is None
+        own = chats.get(top.span_id) or (below.get(top.span_id) if says_nothing else None)  # some are mere brackets
+        yield from _conversation(top, own or [], source, tally)
     for chat in _longest(chats.get("", [])) if not tops else ():
         yield from _conversation(None, [chat], source, tally)
     if not tops and "" not in chats:  # none of both, or each within the other

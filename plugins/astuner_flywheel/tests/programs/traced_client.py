@@ -158,6 +158,24 @@ def pydantic_ai_2(model, collector, questions):
     pydantic_ai(model, collector, questions, version=2)
 
 
+def openai_agents(model, collector, questions):
+    from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool
+    from openai import AsyncOpenAI
+    from openinference.instrumentation.openai_agents import OpenAIAgentsInstrumentor
+
+    OpenAIAgentsInstrumentor().instrument(tracer_provider=provider(collector))
+
+    @function_tool
+    def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    scripted = OpenAIChatCompletionsModel("scripted", AsyncOpenAI(base_url=model, api_key="k"))
+    agent, history = Agent(name="helper", instructions=SYSTEM, tools=[add], model=scripted), []
+    for question in questions:
+        history = Runner.run_sync(agent, [*history, {"role": "user", "content": question}]).to_input_list()
+
+
 def genai(model, collector, questions):
     os.environ.setdefault("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "true")
     from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
