@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
+from astuner.contracts.errors import DataError
 from astuner.contracts.types import Episode, FinishReason, Generation, JudgeOutput, Split, StopReason, Turn
 from astuner_record.episode_log import EpisodeLog, EpisodeLogWriter, store
 from astuner_testing.fakes import workflow_task
@@ -137,3 +139,12 @@ def test_episodes_are_counted_once_without_listing_them(tmp_path: Path, monkeypa
         assert sorted((one.episode_id, one.step) for one in log.list()) == [
             *(("a-0", 1), ("b-0", 2), ("c-0", 1), ("d-0", 2), ("e-0", 2)),
         ]
+
+
+def test_a_task_is_that_of_the_whole_episode(tmp_path: Path) -> None:
+    with logged(tmp_path, (1, episode("a-0", 1.0))) as log:
+        (listed,) = log.list()
+        row = log.read(listed).row
+        assert log.task(listed) == (row["query"], json.loads(row["task"]))
+        with pytest.raises(DataError, match="was replaced by a run that was resumed"):
+            log.task(replace(listed, id=1))

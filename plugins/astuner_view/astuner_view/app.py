@@ -18,6 +18,7 @@ import sqlite3
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlencode
@@ -222,7 +223,9 @@ class Viewer(Gate):
             self._measured[key] = one
             return one
 
+        draws = asyncio.create_task(asyncio.to_thread(import_module, "numpy"))  # while SQLite looks
         found = {side: await asyncio.gather(*(of(side, book) for book in books)) for side, books in sides.items()}
+        await draws
         return await asyncio.to_thread(tasks, sides, found)
 
     async def _books_of(self, request: web.BaseRequest, name: str, fewest: int) -> list[Book]:

@@ -6,6 +6,7 @@ one, and None where none has.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import sqlite3
@@ -207,11 +208,19 @@ class EpisodeLog:
         :raises DataError: there is no such episode, or it is gone since the list was made.
         """
         at = self.find(listed) if isinstance(listed, str) else listed
-        found = self._db.execute("SELECT row FROM data WHERE id = ?", (at.id,)).fetchone()
-        if found is None:
-            raise DataError(f"{at.episode_id} was replaced by a run that was resumed; type the command again")
-        row = self._db.unpack(found[0])
+        row = self._db.unpack(self._frame(at))
         return LoggedEpisode(step=row["step"], row=row, credit=self.credit(at.episode_id))
+
+    def task(self, listed: Listed) -> tuple[str, dict[str, Any]]:
+        """What an episode was asked: the query, and the rest of its task; half the time of `read`, and raises as it."""
+        row, _ = self._db.decoded(self._frame(listed))
+        return row["query"], json.loads(row["task"])
+
+    def _frame(self, listed: Listed) -> bytes:
+        found = self._db.execute("SELECT row FROM data WHERE id = ?", (listed.id,)).fetchone()
+        if found is None:
+            raise DataError(f"{listed.episode_id} was replaced by a run that was resumed; type the command again")
+        return bytes(found[0])
 
     def read_all(self, where: Sequence[str] = ()) -> Iterator[LoggedEpisode]:
         """The episodes that meet all conditions, as they were written."""

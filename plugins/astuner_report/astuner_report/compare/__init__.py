@@ -137,11 +137,9 @@ def measured(
     """Group -> what its task asks, and knows; the attempts of a group share it."""
     for listed in chosen:
         if listed.group_id not in texts:
-            row = log.read(listed).row
-            task = json.loads(row["task"])
+            query, task = log.task(listed)
             known = {name: value for name, value in task["metadata"].items() if name not in ID_FIELDS}
-            asked = text_hash(row["query"], task["init_messages"])
-            texts[listed.group_id] = asked, text_hash("", known)
+            texts[listed.group_id] = text_hash(query, task["init_messages"]), text_hash("", known)
     by_task: dict[str, list[Listed]] = {}
     for listed in chosen if anew is None else anew.verdicts(run, log, chosen):
         text = texts[listed.group_id][0]
