@@ -1,8 +1,8 @@
 """Memory that a step frees and the next one needs again.
 
 glibc hands every large block back to the system when it is freed, and the system clears each page when it is touched
-again: of steps of SmolLM2-135M with 64 episodes, a tenth of the time.  Kept, it lies in holes between what is still used,
-and what fits into none of them makes the process grow; so what is too much is given back between the parts of a step.
+again: of steps of SmolLM2-135M with 64 episodes, a tenth of the time.  Kept, it lies in holes between what is in use, and
+what fits into none of them makes the process grow; so what is too much is given back between the parts of a step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def keep_freed_memory() -> bool:
 
 
 def give_back(most: int = _KEPT) -> None:
-    """Return the free memory of the heap to the system where it is more than ``most`` bytes; with glibc from 2.33 on."""
+    """Return the heap's free memory to the system where it is more than ``most`` bytes; with glibc from 2.33 on."""
     libc = ctypes.CDLL(None) if platform.libc_ver()[0] == "glibc" else None
     if libc is not None and hasattr(libc, "mallinfo2"):
         libc.mallinfo2.restype = _Mallinfo2

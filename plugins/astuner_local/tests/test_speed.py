@@ -109,6 +109,28 @@ def test_what_was_freed_is_not_cleared_again() -> None:
     assert faults("kept") < faults("plain") / 4
 
 
+_HOLES = """
+import os, sys
+from astuner_local.allocator import give_back, keep_freed_memory
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+assert keep_freed_memory()
+blocks = [b"x" * 2**24 for _ in range(16)]
+above = b"x" * 2**20  # so that glibc itself has nothing to cut off at the end
+del blocks
+before = resident()
+give_back(int(sys.argv[1]))
+print(before - resident())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries are left as they are")
+@pytest.mark.parametrize(("most", "given_back"), [(2**26, True), (2**31, False)])
+def test_what_lies_free_is_given_back_when_it_is_too_much(most: int, given_back: bool) -> None:
+    done = subprocess.run([sys.executable, "-c", _HOLES, str(most)], check=True, capture_output=True)
+    assert (int(done.stdout) > 15 * 2**24) == given_back
+
+
 def test_only_who_gains_has_a_copy() -> None:
     assert not FusedWeights(tiny_model("qwen2")).packs
 
