@@ -1,8 +1,8 @@
 """Memory that a step frees and the next one needs again.
 
 glibc hands every large block back to the system when it is freed, and the system clears each page when it is touched
-again: of steps of SmolLM2-135M with 64 episodes, a tenth of the time.  Kept, it lies in holes between what is in use, and
-what fits into none of them makes the process grow; so what is too much is given back between the parts of a step.
+again: of steps of SmolLM2-135M with 64 episodes, a tenth of the time.  Kept, it lies in holes between what is in use,
+and what fits into none of them makes the process grow; so too much is given back between the parts of a step.
 """
 
 from __future__ import annotations
