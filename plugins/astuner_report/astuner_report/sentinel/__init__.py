@@ -175,14 +175,13 @@ class Sentinel:
                 yield _Watched(RewardHacking(settings.held_out) if rule is RewardHacking else rule(), policy)
 
 
-def causes(found: Iterable[str], own: Iterable[type[Rule]] = ()) -> dict[str, list[str]]:
+def causes(found: Iterable[str]) -> dict[str, list[str]]:
     """Of rules that found something wrong, those that no other one explains, each with what it explains of the others.
 
     :param found: names of rules, and of what is said of the tasks before the first step.
     """
-    explains = {**EXPLAINS, **{rule.name: rule.explains for rule in own}}
     names = dict.fromkeys(found)
-    told = {name: [other for other in names if other in explains.get(name, ())] for name in names}
+    told = {name: [other for other in names if other in EXPLAINS.get(name, ())] for name in names}
     return {name: others for name, others in told.items() if not any(name in of for of in told.values())}
 
 
