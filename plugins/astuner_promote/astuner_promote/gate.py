@@ -177,8 +177,9 @@ class Gate:
         """
         experiments = [self.config, *self.others]
         _same_model(self.config, self.others)
-        tasks = [self._tasks(config) for config in experiments]
-        trained_on = self._trained_on(tasks[0])
+        found = [read_tasks(config) for config in experiments]
+        tasks = [self._enough(config, of.validation) for config, of in zip(experiments, found, strict=True)]
+        trained_on = self._trained_on(found[0].train, tasks[0])
         checks = {name: find_check(self.config, name) for name in self.checks}
         plays = list(zip(experiments, tasks, strict=True))
         before, after = ([self._play(*play, folder) for play in plays] for folder in (serving, candidate))
@@ -190,10 +191,10 @@ class Gate:
         checked = [checked_by(name, check, episodes, self.checks[name]) for name, check in checks.items()]
         return Judgement(held_out=held_out, also=also, checks=checked, trained_on=trained_on)
 
-    def _trained_on(self, tasks: Sequence[Task]) -> str:
-        """Which of the tasks are trained on, too, where that is allowed; empty: none was found."""
+    def _trained_on(self, train: Sequence[Task], tasks: Sequence[Task]) -> str:
+        """Which of ``tasks`` are trained on, too, where that is allowed; empty: none was found."""
         part = find_optional_part(self.config.plugins, "task_check")
-        found = part().look(self.config, read_tasks(self.config).train, tasks) if part else {}
+        found = part().look(self.config, train, tasks) if part else {}
         alarm = next((alarm for alarm in found.get("alarms", ()) if alarm["rule"] == OVERLAP), None)
         if alarm and found.get("leakage") != "allow":
             raise ConfigError(
@@ -201,8 +202,9 @@ class Gate:
             )
         return alarm["message"] if alarm else ""
 
-    def _tasks(self, config: Config) -> Sequence[Task]:
-        tasks = read_tasks(config).validation[: self.tasks]
+    def _enough(self, config: Config, validation: Sequence[Task]) -> Sequence[Task]:
+        """Those that are compared on."""
+        tasks = validation[: self.tasks]
         if not tasks:
             raise ConfigError(
                 f"{config.path}: the task reader yields no validation tasks, so there is nothing held out to compare "

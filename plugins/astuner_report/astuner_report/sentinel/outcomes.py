@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -243,9 +244,9 @@ class AtValidations(Told):
     def _trend(self) -> float:
         return trend([reward for _, reward in self._rewards])
 
+    @abstractmethod
     def compare(self, validations: Sequence[Validated]) -> str | None:
         """What is wrong, if anything is, of two or more validations."""
-        raise NotImplementedError
 
 
 class NoProgress(AtValidations):
