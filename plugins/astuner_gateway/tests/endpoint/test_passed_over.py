@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -165,6 +166,39 @@ def test_a_request_decides_where_that_spoils_nothing(play: Any, settings: str, o
         assert (await served.post(CHAT, {**BASE[CHAT], "top_k": 5}))[0] == 400
 
     play(work, settings=settings, overrules=overrules)
+
+
+@table(
+    ("route", "tool", "said"),
+    [
+        (
+            CHAT,
+            {"type": "function", "function": {"name": "f"}},
+            lambda body: (body["choices"][0]["message"]["content"], body["choices"][0]["finish_reason"]),
+        ),
+        (
+            RESPONSES,
+            {"type": "function", "name": "f"},
+            lambda body: (body["output"][0]["content"][0]["text"], body["status"]),
+        ),
+        (MESSAGES, {"name": "f"}, lambda body: (body["content"][0]["text"], body["stop_reason"])),
+    ],
+)
+def test_a_call_that_cannot_be_read_is_text_and_the_end_of_the_answer(
+    play: Any, route: str, tool: Any, said: Callable[[Any], tuple[str, str]]
+) -> None:
+    broken = '<tool_call>\n{"name": "f", "arguments": {\n</tool_call>'
+
+    async def work(served: Any) -> None:
+        status, body = await served.post(route, {**BASE[route], "tools": [tool]})
+        assert status == 200
+        ends = {CHAT: "stop", RESPONSES: "completed", MESSAGES: "end_turn"}
+        assert said(body) == (broken, ends[route])
+        (turn,) = served.recorder.turns
+        assert turn.message["unparsed_tool_calls"] == [broken]  # what `tool_calls/malformed_frac` counts
+        assert served.tuner.failure is None
+
+    play(work, [broken], split=Split.TRAIN)
 
 
 def test_each_name_is_told_once_and_counted_for_a_step() -> None:
