@@ -14,8 +14,8 @@ put elsewhere.
 What a template would do to the part before the reply once something follows (Qwen3's leaves earlier reasoning out,
 Mistral's moves the tools) is not done: recorded tokens are kept, so that the turns of an episode stay one sample.
 
-What messages and tools say is text: the name of a control token in it (``<|im_end|>``) is encoded as the letters that it
-has, so that nobody speaks as somebody else.  `CUT` is put into such a name before it is rendered, and `encode` cuts there.
+What messages and tools say is text: the name of a control token in it (``<|im_end|>``) is encoded as the letters that
+it has, so that nobody speaks as somebody else.  `CUT` is put into it before it is rendered; `encode` cuts there.
 
 Invariant: where `continues` holds, prompt + reply + `continuation_ids` is the template's own text around the reply.
 """
@@ -144,11 +144,6 @@ class Following(NamedTuple):
         roles = {message["role"] for message in messages}
         return cls("tool" in roles, not roles <= {"tool", "system"}, "system" in roles)
 
-    def __str__(self) -> str:
-        words = ["tool results"] * self.results + ["messages that are no tool results"] * self.others
-        words += ["system messages"] * self.systems
-        return " and ".join(words) or "nothing"
-
 
 class Break(NamedTuple):
     """When a template does not write the same behind a reply as behind the same reply in a short conversation."""
@@ -156,11 +151,6 @@ class Break(NamedTuple):
     system: bool
     tools: bool
     following: Following
-
-    def __str__(self) -> str:
-        before = ["a system message"] * self.system + ["tools"] * self.tools
-        with_ = f" in a conversation with {' and '.join(before)}" if before else ""
-        return f"when {self.following} follow{'s' if str(self.following) == 'nothing' else ''} a reply{with_}"
 
 
 def reply(**more: Any) -> dict[str, Any]:
@@ -419,7 +409,8 @@ class ChatTemplate:
         """How calls are written."""
         self._control = self._find_control()
         self._probe_reasoning()
-        self._breaks: frozenset[Break] = find_breaks(self._render, family, self._shape, tools=self.renders_tools)
+        self.breaks: frozenset[Break] = find_breaks(self._render, family, self._shape, tools=self.renders_tools)
+        """When a reply cannot be continued."""
 
     def _probe_reasoning(self) -> None:
         thoughtful = reply(reasoning_content=THOUGHT)
@@ -467,19 +458,7 @@ class ChatTemplate:
     @property
     def incremental(self) -> bool:
         """Whether any reply can be continued, whatever follows it."""
-        return not self._breaks
-
-    @property
-    def not_incremental_because(self) -> str:
-        """When a reply cannot be continued, for people; empty when it always can."""
-        if not self._breaks:
-            return ""
-        first, *more = sorted(self._breaks)
-        others = f" (and in {len(more)} more cases)" if more else ""
-        return (
-            f"the chat template writes history differently, depending on what came before, {first}{others}; "
-            "such a turn starts a branch"
-        )
+        return not self.breaks
 
     def continues(self, messages: Sequence[Message], *, system: bool, tools: bool) -> bool:
         """Whether `continuation_ids` may be used for ``messages``.
@@ -487,7 +466,7 @@ class ChatTemplate:
         :param system: the conversation begins with a system message.
         :param tools: the conversation has tools.
         """
-        return not self._breaks or Break(system, tools, Following.of(messages)) not in self._breaks
+        return not self.breaks or Break(system, tools, Following.of(messages)) not in self.breaks
 
     def render(self, messages: Sequence[Message], tools: Tools | None = None, *, generation_prompt: bool = True) -> str:
         """The template's text for ``messages`` (normalised), with a `CUT` in the names of control tokens in them.
