@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from astuner.contracts.errors import ModelFailed
-from astuner.contracts.events import EpisodeEnded
 from astuner.contracts.types import Split
 from astuner.testing import FakeEngine
-from astuner_gateway.endpoint.notes import Notes
 from tests.table import table
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -201,22 +199,17 @@ def test_a_call_that_cannot_be_read_is_text_and_the_end_of_the_answer(
     play(work, [broken], split=Split.TRAIN)
 
 
-def test_each_name_is_told_once_and_counted_for_a_step() -> None:
-    told: list[str] = []
-    notes = Notes(None)
-    notes.remark = told.append  # type: ignore[method-assign]
-    turn = SimpleNamespace(notes={"endpoint/left_out/a": 2, "endpoint/overruled/seed": 1})
-
-    def step() -> dict[str, float]:
+def test_each_name_is_told_once(play: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async def work(served: Any) -> None:
         for _ in range(2):
-            event = EpisodeEnded(step=1, episode=SimpleNamespace(turns=[turn]))  # type: ignore[arg-type]
-            assert notes.wants(event)
-            notes.handle(event)
-        return notes.numbers()
+            await served.post(CHAT, {"messages": [{**ASK, "mood": 1}], "seed": 7})
 
-    assert step() == step() == {"endpoint/left_out/a": 4.0, "endpoint/overruled/seed": 2.0}
-    assert notes.numbers() == {}
-    assert sorted(line.partition(" is ")[0] for line in told) == ["a", "seed"]
+    play(work, split=Split.TRAIN)
+    told = [record.getMessage() for record in caplog.records if record.name == "astuner.endpoint"]
+    assert [re.findall(r"endpoint/[\w/]+", line) for line in told] == [
+        ["endpoint/left_out/mood"],
+        ["endpoint/overruled/seed"],
+    ]
 
 
 class Failing(FakeEngine):
