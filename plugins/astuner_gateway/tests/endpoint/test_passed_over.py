@@ -123,6 +123,8 @@ def test_names_are_few_and_short(play: Any) -> None:
             await served.post(CHAT, {"messages": [{**ASK, **many}]})
         notes = [turn.notes for turn in served.recorder.turns]
         assert notes[0] == {"endpoint/left_out/other": 5}
+        await served.post(CHAT, {"messages": [ASK], "seed": 1})
+        assert served.recorder.turns[-1].notes == {"endpoint/overruled/seed": 1}
         assert len(set().union(*notes)) == 50
         assert sum(sum(each.values()) for each in notes) == 85
 
@@ -207,8 +209,8 @@ def test_each_name_is_told_once(play: Any, caplog: pytest.LogCaptureFixture) -> 
     play(work, split=Split.TRAIN)
     told = [record.getMessage() for record in caplog.records if record.name == "astuner.endpoint"]
     assert [re.findall(r"endpoint/[\w/]+", line) for line in told] == [
-        ["endpoint/left_out/mood"],
         ["endpoint/overruled/seed"],
+        ["endpoint/left_out/mood"],
     ]
 
 
