@@ -306,7 +306,10 @@ FAULTS: dict[str, tuple[str, Fault]] = {
         ),
     ),
     "the reward of another": ("credit", lambda copy: copy.sql(f"UPDATE credit SET reward = reward + 1 {ONE}")),
-    "the advantage of another": ("credit", lambda copy: copy.sql(f"UPDATE credit SET advantage = 0.1 - advantage {ONE}")),
+    "the advantage of another": (
+        "credit",
+        lambda copy: copy.sql(f"UPDATE credit SET advantage = 0.1 - advantage {ONE}"),
+    ),
     "the version of another": ("credit", lambda copy: copy.sql(f"UPDATE credit SET policy_version = 7 {ONE}")),
     "a credited episode that is not there": (
         "credit",
