@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import json
+import os
 import shutil
 import sqlite3
 import struct
@@ -71,12 +72,13 @@ def run(folder: Path, workflow: str, tasks: list[dict[str, Any]], **keys: Any) -
             }
         )
     )
+    found = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
     for line in (
         "run exam.yaml --backbone local --run-dir run --no-resume",
         "export run --to tokens --out samples.jsonl --min-reward=-1e9",
     ):
         done = subprocess.run(
-            [sys.executable, "-m", "astuner", *line.split()], cwd=folder, capture_output=True, text=True
+            [sys.executable, "-m", "astuner", *line.split()], cwd=folder, env=found, capture_output=True, text=True
         )
         assert not done.returncode, done.stdout + done.stderr
     return folder / "run"

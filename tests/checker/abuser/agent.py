@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import io
 import json
+import random
 from typing import Any
 
 import aiohttp
@@ -25,10 +28,14 @@ class Door:
     def __init__(self, session: aiohttp.ClientSession, tuner: ModelTuner, agent: str = "default") -> None:
         self._session, self._access = session, tuner.base_url_and_key(agent)
 
-    async def post(self, route: str, body: dict[str, Any], **headers: str) -> Any:
+    async def post(self, route: str, body: dict[str, Any], fuzzed: bool = False, **headers: str) -> Any:
         sent = {"Authorization": f"Bearer {self._access.api_key}", **headers}
         url = self._access.anthropic_base_url + route
-        async with self._session.post(url, json={"model": "m", **body}, headers=sent) as response:
+        data = json.dumps({"model": "m", **body}).encode()
+        async with self._session.post(url, data=io.BytesIO(data), headers=sent) as response:
+            if fuzzed:
+                assert response.status < 500, await response.text()
+                return await response.text()
             return await (response.text() if body.get("stream") else response.json())
 
     async def chat(self, messages: list[Any], tools: Any = TOOLS, headers: Any = None, **more: Any) -> list[Any]:
@@ -188,6 +195,19 @@ class Abuser(Workflow):
         messages.append({"role": "user", "content": "Again."})
         (said,) = await door.chat(messages)
         await door.chat([*messages, said, *results(said)])
+
+    async def fuzzed(self, door: Door, query: str, tuner: ModelTuner) -> None:
+        """Anything, over each of the three routes, while the model is a real one."""
+        from plugins.astuner_gateway.tests.endpoint.test_fuzz import WHOLE
+        from tests.test_http_fuzz import GOING_ON, change
+
+        draw = random.Random(query)
+        asked = [(route, body) for route, bodies in GOING_ON.items() for body in [*bodies, WHOLE[route]]]
+        for _ in range(40):
+            route, body = copy.deepcopy(draw.choice(asked))
+            for _ in range(draw.choice((0, 1, 1, 2))):
+                change(body, draw)
+            await door.post(route, body, fuzzed=True)
 
     async def never_asked(self, door: Door, query: str, tuner: ModelTuner) -> None:
         return None
