@@ -522,8 +522,12 @@ class Fuzz:
         )
         full = bool(server.full) and statuses == [503] and re.search(rb'"code": ?"(%b)"' % server.full.encode(), answer)
         bad = max(statuses, default=999 if asked.due else 0) >= 500 and not full
-        if bad or b"Traceback (most recent" in answer or any(key.encode() in answer for key in self.keys):
-            self.outcome.wrong.append(f"{self.seed}/{number} {name}: {sent[:3000]!r}\n-> {answer[:1000]!r}")
+        if asked.due:  # a line that is no HTTP is quoted by aiohttp, to the one who sent it
+            bad = bad or any(key.encode() in answer for key in self.keys)
+        if bad or b"Traceback (most recent" in answer:
+            self.outcome.wrong.append(
+                f"{self.seed}/{number} {name}: {sent[:3000]!r} … {sent[-200:]!r}\n-> {answer[:1000]!r}"
+            )
         return sent, answer
 
     async def round(self, begin: int, end: int) -> None:
@@ -566,14 +570,15 @@ def _memory() -> float:
 
 
 async def fuzz(numbers: range, seed: int, there: dict[str, Server], log: Logged, told: bool) -> Fuzz:
-    work = Fuzz(seed, there)
+    work, shown = Fuzz(seed, there), 0
     log.keys = work.keys
     for begin in range(numbers.start, numbers.stop, ROUND):
         await work.round(begin, min(numbers.stop, begin + ROUND))
         if told:
             now = work.outcome
             print(f"{begin + ROUND:>8,} sent, {len(now.wrong)} wrong, {now.memory[-1]:.0f} MiB", flush=True)
-            print(*now.wrong[-3:], sep="\n")
+            print(*now.wrong[shown:], sep="\n", end="")
+            shown = len(now.wrong)
     return work
 
 
