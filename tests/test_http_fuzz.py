@@ -358,11 +358,14 @@ class Asked:
     """Seconds after which its client goes away, whatever comes."""
 
 
-def request(server: Server, draw: random.Random) -> Asked:
-    """A request with something wrong about it."""
+def request(server: Server, draw: random.Random, last: bytes) -> Asked:
+    """A request with something wrong about it.
+
+    :param last: what stands in the place of the id that is called LAST.
+    """
     method, path, body = draw.choice(server.asked)
     head = {"Host": f"127.0.0.1:{server.port}", **server.head, "Connection": "close"}
-    kind = draw.choice(("value", "value", "value", "bytes", "twice", "path", "head", "type", "gone", "raw", "raw"))
+    kind = draw.choice((*["value"] * 5, "bytes", "twice", "path", "head", "type", "gone", "raw"))
     raw, content_type = b"" if body is None else json.dumps(body).encode(), "application/json"
     if kind in ("value", "gone", "type") and body:
         body = copy.deepcopy(body)
@@ -380,6 +383,7 @@ def request(server: Server, draw: random.Random) -> Asked:
     elif kind == "head":
         head.pop(draw.choice(list(head)))
         method = draw.choice(METHODS)
+    raw = raw.replace(b"chatcmpl-LAST", last).replace(b'"LAST"', b'"%b"' % last)
     if kind == "type":
         content_type = draw.choice([content_type, *KINDS])
         head["Content-Encoding"] = encoding = draw.choice(ENCODINGS)
@@ -502,10 +506,9 @@ class Fuzz:
         """Send the request of that number; what was sent, and what came back."""
         draw = random.Random(f"{self.seed}/{number}")
         name, server = draw.choice(list(self.there.items()))
-        asked = request(server, draw)
-        sent = asked.raw.replace(b"chatcmpl-LAST", self._last).replace(b'"LAST"', b'"%b"' % self._last)
+        asked = request(server, draw, self._last)
         async with self._free:
-            began = time.perf_counter()
+            sent, began = asked.raw, time.perf_counter()
             if asked.leaves is None:
                 answer = await answered(server.port, sent, HANGS if asked.due else LEAVES)
             else:
