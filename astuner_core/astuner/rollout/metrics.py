@@ -50,6 +50,7 @@ def rollout_metrics(groups: Sequence[Group], settings: AstunerSection | None = N
         "merge/exact_frac": continued_share(scored),
         "merge/approximated_frac": mean([float(bool(t.approximation)) for t in turns]),
         "tokens/wasted_prompt": float(wasted_prompt(turns)),
+        "rollout/control_texts": float(sum(t.control_texts for t in turns)),
         **_branches(turns),
         **_per_role(scored),
         **(_limits(episodes, settings) if settings else {}),
