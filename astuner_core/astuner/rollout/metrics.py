@@ -47,6 +47,7 @@ def rollout_metrics(groups: Sequence[Group], settings: AstunerSection | None = N
         "num_turns/mean": mean([float(len(e.turns)) for e in scored]),
         "response_length/mean": mean([float(sum(len(t.generation.response_ids) for t in e.turns)) for e in scored]),
         "response_length/clip_ratio": mean([float(t.generation.finish_reason is FinishReason.LENGTH) for t in turns]),
+        "tool_calls/malformed_frac": mean([float("unparsed_tool_calls" in t.message) for t in turns]),
         "merge/exact_frac": continued_share(scored),
         "merge/approximated_frac": mean([float(bool(t.approximation)) for t in turns]),
         "tokens/wasted_prompt": float(wasted_prompt(turns)),
@@ -77,9 +78,11 @@ def _limits(episodes: Sequence[Episode], settings: AstunerSection) -> Metrics:
 
 
 def _branches(turns: Sequence[Turn]) -> Metrics:
-    """How many turns started a branch, for each reason that occurred."""
-    reasons = Counter(t.branch_reason for t in turns if t.branch_reason)
-    return {f"merge/branches/{reason}": float(n) for reason, n in sorted(reasons.items())}
+    """How many turns started a branch, for each reason that occurred; and what was passed over in requests."""
+    counts = Counter(f"merge/branches/{t.branch_reason}" for t in turns if t.branch_reason)
+    for turn in turns:
+        counts.update(turn.notes)
+    return {name: float(n) for name, n in sorted(counts.items())}
 
 
 def _per_role(episodes: Sequence[Episode]) -> Metrics:
