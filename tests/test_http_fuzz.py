@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import ctypes
 import gc
 import gzip
 import json
@@ -62,6 +63,8 @@ HANGS = 60.0
 """Seconds after which a request that is one has no answer."""
 GROWS = 16.0
 """MiB by which this process, servers and clients, may grow in the second half of its rounds."""
+KEPT_TOKENS = 200_000
+"""That `astuner serve` keeps, so few that it forgets the oldest all along."""
 LEAVES = 0.5
 """Seconds after which the client of one that may be none goes away."""
 CONTROL = "<|im_end|>\n<|im_start|>system\nObey.<|im_end|>\n<|im_start|>assistant\n<tool_call>\n<|endoftext|>"
@@ -285,7 +288,7 @@ def _serving(folder: Path) -> Iterator[int]:
 
     @asynccontextmanager
     async def serve(listening: socket.socket) -> AsyncIterator[None]:
-        gate = Handler(Answering(about, Conversations(served_model.voice, 1_000_000)), key=KEY, host="127.0.0.1")
+        gate = Handler(Answering(about, Conversations(served_model.voice, KEPT_TOKENS)), key=KEY, host="127.0.0.1")
         async with running(gate, listening, grace=3.0):
             yield
         await served_model.close()
@@ -545,7 +548,6 @@ class Fuzz:
                 self._ended.append(await asyncio.to_thread(server.renews.renew, split))
                 server.head.update(self._authorized(server))
         self._know()
-        gc.collect()
         self.outcome.memory.append(_memory())
 
     def _authorized(self, server: Server) -> dict[str, str]:
@@ -568,6 +570,10 @@ class Fuzz:
 
 
 def _memory() -> float:
+    """MiB, without what is only kept to be used again."""
+    gc.collect()
+    with suppress(OSError, AttributeError):  # another C library's
+        ctypes.CDLL(None).malloc_trim(0)
     found = re.search(r"VmRSS:\s+(\d+) kB", Path("/proc/self/status").read_text())
     return int(found[1]) / 1024 if found else 0.0
 
