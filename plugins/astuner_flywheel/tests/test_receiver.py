@@ -334,6 +334,26 @@ def test_scores_of_langfuse_are_feedback(collector: Collecting) -> None:
     assert ask(collector, "POST", "/api/public/scores", [score], "text/plain")[0] == 415  # as a web page could send it
     assert ask(collector, "POST", "/api/public/scores", b"{torn")[0] == 400
     assert ask(collector, "POST", "/api/public/scores", {"batch": 7})[0] == 400
+    for huge in ({"value": 10**4000, "dataType": "NUMERIC"}, {"timestamp": 10**4000}):
+        assert ask(collector, "POST", "/api/public/scores", {**score, **huge})[0] in (202, 207)
+    assert rate(collector, {"response_id": "r", "rating": 1, "time": 10**4000})[0] == 422
+
+
+@table("name, value", [("resource", 5), ("resource", "text"), ("resource", [1]), ("scopeSpans", [{"scope": True}])])
+def test_a_resource_or_scope_that_is_no_object_is_refused(collector: Collecting, name: str, value: Any) -> None:
+    body = request(span(1, 1, "chat"))
+    body["resourceSpans"][0][name] = value
+    status, said, _ = ask(collector, "POST", "/v1/traces", body)
+    assert (status, b"is not an object" in said) == (400, True), said
+
+
+@table("change", [{"\ud83d": 1}, {"kind": "\ud83d"}])
+def test_half_a_character_in_a_name_costs_its_span_alone(collector: Collecting, change: dict[str, Any]) -> None:
+    broken = {**span(1, 1, "chat"), **change}
+    status, said, _ = ask(collector, "POST", "/v1/traces", request(broken, span(2, 2, "chat")))
+    assert (status, json.loads(said)["partialSuccess"]["rejectedSpans"]) == (200, "1")
+    status, _, _ = ask(collector, "POST", "/v1/traces", {"resourceSpans": [{"resource": {"\ud83d": 1}}]})
+    assert status == 400
 
 
 # ------------------------------------------------------------------------------------------------------------- who may
