@@ -1,0 +1,52 @@
+"""``python -m tests.clients [NAME…] [--table]``: run clients as agents of real runs; README.md says how."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from typing import Any
+
+from tests.clients.harness import CACHE, FOUND, Client, clients, differs, missing, run
+from tests.clients.table import write
+
+
+def result(client: Client) -> dict[str, Any]:
+    """What became of one client: what `run` found, or ``failed`` or ``not_run`` with a reason."""
+    if why := missing(client):
+        return {"not_run": why}
+    try:
+        found = run(client, CACHE / "runs" / client.name)
+    except (AssertionError, subprocess.SubprocessError, OSError) as e:
+        print(e, file=sys.stderr)
+        return {"failed": str(e).strip().rpartition("\n")[2][:300]}
+    return {**found, "differs": wrong} if (wrong := differs(client, found)) else found
+
+
+def main() -> int:
+    known = clients()
+    parser = argparse.ArgumentParser(prog="python -m tests.clients", description="Run clients as agents of real runs.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; all without one")
+    parser.add_argument("--table", action="store_true", help="write what was found into docs/frameworks.md")
+    options = parser.parse_args()
+    if unknown := sorted(set(options.names) - set(known)):
+        parser.error(f"no client {', '.join(unknown)}; there are {', '.join(known)}")
+    results, failed = {}, 0
+    for name in options.names or known:
+        began = time.monotonic()
+        print(f"{name:22} ", end="", flush=True)
+        results[name] = found = result(known[name])
+        failed += "failed" in found or "differs" in found
+        print(f"{time.monotonic() - began:5.0f} s  {json.dumps(found, ensure_ascii=False)}", flush=True)
+    if options.table:
+        FOUND.write_text(
+            json.dumps(dict(sorted({**json.loads(FOUND.read_text(encoding="utf-8")), **results}.items())), indent=1) + "\n",
+            encoding="utf-8",
+        )
+        write()
+    return int(failed > 0)
+
+
+sys.exit(main())
