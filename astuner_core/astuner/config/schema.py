@@ -98,6 +98,8 @@ class EndpointSection(Section):
     """The environment variable with a token (16 characters or more) that is made part of every key."""
     reconnect_timeout: float = Field(10.0, ge=0, le=MOST)
     """Seconds a generation goes on after its client went away, in case it comes back for it; then it is cancelled."""
+    sampling: Literal["run", "request"] = "run"
+    """Whose temperature, top_p, seed … hold for agents that train; `request`: its own, which training refuses."""
 
 
 class Data(Section):
@@ -175,7 +177,7 @@ class Rollout(OpenSection):
     """A group with fewer scored episodes is dropped and counted; at most `num_repeat`, and 1 if that is 1."""
     max_failed_share: float = Field(0.5, gt=0, le=1)
     """A step or validation in which more than this share of the episodes fails stops the run: something is broken."""
-    compute_madness_checklist: list[str] = Field(["nonsense", "wrong_toolcall"])
+    compute_madness_checklist: list[str] = Field(["nonsense"])
     """Checks on the model's output: registered names, plugin/name or module->function; an empty list for none."""
     agent_madness_termination: bool = True
     """Whether a check that fires ends the episode at once."""

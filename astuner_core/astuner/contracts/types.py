@@ -231,6 +231,8 @@ class Turn:
     """When the request came, in seconds since 1970; None where nobody wrote it down."""
     seconds: float | None = None
     """From the request to the reply."""
+    notes: dict[str, int] = field(default_factory=dict)
+    """What an adapter passed over in the request, by metric; not kept in the episode log."""
 
     @property
     def has_predecessor(self) -> bool:

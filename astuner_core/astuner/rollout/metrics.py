@@ -47,6 +47,7 @@ def rollout_metrics(groups: Sequence[Group], settings: AstunerSection | None = N
         "num_turns/mean": mean([float(len(e.turns)) for e in scored]),
         "response_length/mean": mean([float(sum(len(t.generation.response_ids) for t in e.turns)) for e in scored]),
         "response_length/clip_ratio": mean([float(t.generation.finish_reason is FinishReason.LENGTH) for t in turns]),
+        "tool_calls/malformed_frac": mean([float("unparsed_tool_calls" in t.message) for t in turns]),
         "merge/exact_frac": continued_share(scored),
         "merge/approximated_frac": mean([float(bool(t.approximation)) for t in turns]),
         "tokens/wasted_prompt": float(wasted_prompt(turns)),

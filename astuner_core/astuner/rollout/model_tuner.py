@@ -406,7 +406,8 @@ class ModelTuner:
         self.mistake = self.mistake or (error if isinstance(error, ConfigError) else ConfigError(str(error)))
 
     def _remember(self, error: EpisodeError) -> None:
-        if self.failure is None or (isinstance(self.failure, BEARABLE) and not isinstance(error, BEARABLE)):
+        before = self.failure  # what a refused request is to blame for, a later call tells
+        if before is None or isinstance(before, UnsupportedRequest if isinstance(error, BEARABLE) else BEARABLE):
             self.failure = error
 
 

@@ -232,11 +232,7 @@ class OutputChecks:
         return cls(names, config.plugins, config.base_dir)
 
     def check(
-        self,
-        message: Mapping[str, Any],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        *,
-        cut_off: bool = False,
+        self, message: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] | None = None, *, cut_off: bool = False
     ) -> str | None:
         """The first complaint about ``message``, or None.
 

@@ -57,13 +57,7 @@ class Plan:
         return "\n".join([self.title, *(f"  {name:<{width}}  {value}" for name, value in self.lines.items())])
 
 
-def make_plan(
-    config: Config,
-    trains: bool,
-    of_backbone: Mapping[str, str],
-    run_dir: Path,
-    tasks: TaskSet,
-) -> Plan:
+def make_plan(config: Config, trains: bool, of_backbone: Mapping[str, str], run_dir: Path, tasks: TaskSet) -> Plan:
     """Compute the plan: imports the workflow, loads no weights and starts nothing.
 
     :param of_backbone: the backbone's own lines (`astuner.contracts.backbone.Backbone.plan`).

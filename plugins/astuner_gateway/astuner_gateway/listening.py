@@ -163,5 +163,7 @@ def quiet_http_logger(name: str) -> logging.Logger:
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:
+    if record.exc_info and (kind := record.exc_info[0]) is not None:
+        record.msg, record.args = f"{record.getMessage()}: no HTTP that can be read ({kind.__name__})", ()
     record.exc_info = None
     return True

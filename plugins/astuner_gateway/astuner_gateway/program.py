@@ -88,7 +88,9 @@ class ProgramWorkflow(Workflow):
                 file.seek(0)
             said, complained = (file.read().decode("utf-8", "replace") for file in (out, err))
         if process.returncode != 0:
-            message = _without_secrets(complained.strip()[-_SHOWN:], env) or "no message"
+            told = _without_secrets(complained.strip()[-_SHOWN:], env)
+            before, _, last = told.rpartition("\n")  # where it is a traceback, this is the cause
+            message = f"{last}; before that it wrote: {before}" if before else last or "no message"
             raise ProgramFailed(f"{self.config.argv[0]} ended with exit status {process.returncode}: {message}")
         return self._output(said)
 

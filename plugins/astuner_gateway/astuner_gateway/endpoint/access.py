@@ -14,10 +14,11 @@ import os
 import secrets
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
+from astuner_gateway.endpoint.openai_responses import Told
 from astuner_gateway.endpoint.request import Holder
 from astuner_gateway.listening import keys_in
 
@@ -82,6 +83,7 @@ class Pass(Holder):
 
     tuner: ModelTuner
     digest: bytes = b""
+    told: Told = field(default_factory=Told)
 
 
 class KeyRing:

@@ -28,10 +28,10 @@ def _blocks(role: str, **readers: fields.Reader) -> fields.Reader:
     return fields.tagged(readers, f"a message of the role {role!r} may have blocks of type {', '.join(readers)}")
 
 
-_TEXT = fields.Shape("text", type=fields.text, text=fields.text, **fields.not_honoured("anthropic_messages.text"))
+_TEXT = fields.Said("text", type=fields.text, text=fields.text, **fields.not_honoured("anthropic_messages.text"))
 _TEXTS = fields.text_or(_blocks("system", text=_TEXT), may_be_empty=True)
-_THINKING = fields.Shape("thinking", "signature", type=fields.text, thinking=fields.text)
-_TOOL_USE = fields.Shape(
+_THINKING = fields.Said("thinking", "signature", type=fields.text, thinking=fields.text)
+_TOOL_USE = fields.Said(
     "id name input",
     type=fields.text,
     id=fields.text,
@@ -39,7 +39,7 @@ _TOOL_USE = fields.Shape(
     input=fields.mapping,
     **fields.not_honoured("anthropic_messages.tool_use"),
 )
-_TOOL_RESULT = fields.Shape(
+_TOOL_RESULT = fields.Said(
     "tool_use_id", "cache_control", type=fields.text, tool_use_id=fields.word, content=_TEXTS, is_error=fields.flag
 )
 _CONTENT = {
@@ -47,7 +47,7 @@ _CONTENT = {
     "assistant": fields.text_or(_blocks("assistant", text=_TEXT, thinking=_THINKING, tool_use=_TOOL_USE)),
     "system": fields.text_or(_blocks("system", text=_TEXT)),
 }
-_MESSAGE = fields.Shape("role", role=fields.one_of(*_CONTENT), content=fields.anything)
+_MESSAGE = fields.Said("role", role=fields.one_of(*_CONTENT), content=fields.anything)
 
 
 def _message(value: Any, path: str) -> list[dict[str, Any]]:
@@ -154,13 +154,14 @@ FIELDS = fields.Shape(
 )
 
 
-def read(given_body: dict[str, Any], model: str) -> ChatRequest:
+def read(given_body: dict[str, Any], model: str, told: object = None) -> ChatRequest:
     """
+    :param told: unused: messages refer to nothing.
     :raises ApiError: 400 with the path of what is not honoured.
     """
     if given_body.get("thread") is not None:
         raise refused("thread", FIELDS.fields["thread"].why, code=NO_THREADS)
-    given = FIELDS(given_body)
+    given, left_out = fields.counted(FIELDS, given_body)
     system = given.get("system", "")
     if system := system if isinstance(system, str) else "\n".join(block["text"] for block in system):
         given["messages"].insert(0, {"role": "system", "content": system})
@@ -170,7 +171,7 @@ def read(given_body: dict[str, Any], model: str) -> ChatRequest:
             given["tool_choice"] = named_tool(fields.word(choice.get("name"), "tool_choice.name"))
     if "stop_sequences" in given:
         given["stop"] = given["stop_sequences"]
-    return openai_chat.asked(given, model, structure=given.get("output_config", {}).get("format"))
+    return openai_chat.asked(given, model, structure=given.get("output_config", {}).get("format"), left_out=left_out)
 
 
 # ---- answers ---------------------------------------------------------------------------------------------------------

@@ -3,14 +3,17 @@
 A *reader* takes a value that is not null and its path, and returns what is made of it or raises `ApiError`.  A field is
 honoured (it has a reader), harmless for the values that change nothing here, or refused with the reason; tables of the
 latter two are in ``not_honoured.yaml``.  Null is the same as absent.  Invariant: a field that is in no shape is refused
-by its name, so that nothing which a request asks for is silently dropped.
+by its name, so that nothing which a request asks for is silently dropped; but in what was said (`Said`), where clients
+leave notes of their own, it is left out and counted (`counted`).
 """
 
 from __future__ import annotations
 
 import difflib
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,8 +80,8 @@ class Shape:
             if each is None:
                 continue
             if (field := self.fields.get(name)) is None:
-                raise self._unknown(name, before)
-            if field.read is not None:
+                self._unknown(name, each, before)
+            elif field.read is not None:
                 if (read := field.read(each, before + name)) is not None:
                     found[name] = read
             elif not field.always_harmless and not any(_equal(each, harmless) for harmless in field.harmless):
@@ -90,11 +93,33 @@ class Shape:
                 read(None, before + name)  # says that it is missing
         return found
 
-    def _unknown(self, name: str, before: str) -> ApiError:
+    def _unknown(self, name: str, value: Any, before: str) -> None:
         # Comparing takes the square of the length.
         near = difflib.get_close_matches(name, self.fields, n=1, cutoff=0.8) if len(name) <= _LONGEST_NAME else []
         meant = f"did you mean {near[0]!r}?" if near else "leave it out"
-        return refused(before + name[:200], f"is a field that ASTuner does not know; {meant}", code="unknown_field")
+        raise refused(before + name[:200], f"is a field that ASTuner does not know; {meant}", code="unknown_field")
+
+
+_left_out: ContextVar[Counter[str] | None] = ContextVar("left_out", default=None)
+
+
+def counted(shape: Shape, value: Any) -> tuple[dict[str, Any], Mapping[str, int]]:
+    """A whole body as ``shape`` reads it, and how often a field of each name was left out of what was said."""
+    names = Counter[str]()
+    token = _left_out.set(names)
+    try:
+        return shape(value), names
+    finally:
+        _left_out.reset(token)
+
+
+class Said(Shape):
+    """A part of a conversation: what is in no shape says nothing to the model, and is left out."""
+
+    def _unknown(self, name: str, value: Any, before: str) -> None:
+        names = _left_out.get()
+        if names is not None and value not in ({}, [], ""):
+            names[name[:_LONGEST_NAME]] += 1
 
 
 def _equal(value: Any, other: Any) -> bool:

@@ -9,15 +9,21 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
+import re
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from astuner.contracts.errors import UnsupportedRequest, told
 from astuner_gateway.endpoint import anthropic_messages, openai_chat, openai_responses
 from astuner_gateway.endpoint.access import DEFAULT_MODEL, KeyRing, Pass
-from astuner_gateway.endpoint.errors import ApiError, from_exception
+from astuner_gateway.endpoint.errors import ApiError, from_exception, logger
+from astuner_gateway.endpoint.notes import LEFT_OUT, OVERRULED
 from astuner_gateway.endpoint.replay import Identity, Outcome, Replays, outcome_of
 from astuner_gateway.endpoint.request import KEEP_ALIVE, Answer, ChatRequest, Dialect, Holder, answer, encode
+from astuner_gateway.endpoint.sampling import overrule, runs_own
 from astuner_gateway.gate import Gate, id_headers, json_answer, not_found, parse, read_body, refusal, worked_on
 
 if TYPE_CHECKING:
@@ -27,6 +33,8 @@ if TYPE_CHECKING:
 DIALECTS = {d.route: d for d in (openai_chat.DIALECT, openai_responses.DIALECT, anthropic_messages.DIALECT)}
 MODELS = "/v1/models"
 
+_LONGEST = 1000
+"""Characters of a failure in the log."""
 _QUIET = 2.0
 """Seconds after which a waiting stream is begun, and between its comments."""
 
@@ -60,15 +68,45 @@ class ModelGate(Gate):
         raise not_found(request, self.routes)
 
 
+_MOST_NAMES = 50
+"""Of fields that are counted by name, in one process; those that come later are counted together."""
+_NAME = re.compile(r"[A-Za-z_][\w.-]{0,39}", re.ASCII)
+_MOST_KINDS = 100
+"""Of failures, of which the first one is a warning."""
+
+
 class Handler(ModelGate):
-    """Answers all requests of one endpoint."""
+    """Answers all requests of one endpoint.
+
+    :param overrules: as for `Endpoint`.
+    """
 
     what = "endpoint"
 
-    def __init__(self, keys: KeyRing, replays: Replays, host: str) -> None:
+    def __init__(self, keys: KeyRing, replays: Replays, host: str, *, overrules: bool = True) -> None:
         super().__init__(host)
         self._keys = keys
         self._replays = replays
+        self._overrules = overrules
+        self._names: set[str] = set()
+        self._kinds: set[tuple[int, str | None, str]] = set()
+
+    def refuse(self, error: ApiError, request: web.BaseRequest, request_id: str) -> web.Response:
+        self._log(error, request_id, self._keys.find(request.headers))
+        return super().refuse(error, request, request_id)
+
+    def _log(self, error: ApiError, request_id: str, holder: Pass | None) -> None:
+        """In one line; the first of its kind as a warning, unless it is a limit of the run's, which is counted."""
+        kind = (error.status, error.code, re.sub(r"\d+", "", error.param or ""))
+        is_news = error.status != 403 and error.code != "context_length_exceeded" and kind not in self._kinds
+        if is_news and (is_news := len(self._kinds) < _MOST_KINDS):
+            self._kinds.add(kind)
+        who = "nobody who is known"
+        if holder is not None:
+            who = f"agent {holder.agent_name!r} in episode {holder.tuner.workflow_task.episode_id}"
+        why = told(error).removeprefix(f"{type(error).__name__}: ")
+        level = logging.WARNING if is_news else logging.INFO
+        logger.log(level, "request %s of %s: %d %s", request_id, who, error.status, why[:_LONGEST])
 
     async def reply(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
         dialect = DIALECTS.get(request.path)
@@ -91,17 +129,33 @@ class Handler(ModelGate):
     ) -> web.StreamResponse:
         raw = await read_body(request)
         model = getattr(holder.tuner, "model_name", DEFAULT_MODEL)
-        chat, digest = await worked_on(raw, lambda raw: (dialect.read(parse(raw), model), hashlib.sha256(raw).digest()))
+        own = runs_own(holder) if self._overrules else None
+
+        def understand(raw: bytes) -> tuple[ChatRequest, Sequence[str], bytes]:
+            body = parse(raw)
+            overruled = [] if own is None else overrule(body, own)
+            return dialect.read(body, model, holder.told), overruled, hashlib.sha256(raw).digest()
+
+        try:
+            chat, overruled, digest = await worked_on(raw, understand)
+        except ApiError as e:  # so that it is known what ended the agent, if it cannot cope with that
+            if holder.tuner.failure is None or isinstance(holder.tuner.failure, UnsupportedRequest):
+                holder.tuner.failure = UnsupportedRequest(e.message)
+            raise
         identity = Identity(holder.digest, dialect.route, digest)
         count = request.headers.get("x-stainless-retry-count", "")
         made: list[int] = []
 
-        def told(answers: Sequence[Answer], whole: Mapping[str, Any]) -> None:
+        def answered(answers: Sequence[Answer], whole: Mapping[str, Any]) -> None:
             made.extend(each.reply.turn_index for each in answers)
+            if chat.history is not None:
+                holder.told.keep(whole, chat.history, len(raw))
+            if (turn := answers[0].reply.turn) is not None and (chat.left_out or overruled):
+                turn.notes.update(self._notes(chat.left_out, overruled))
 
         job = self._replays.attach(
             identity,
-            lambda: made_for(chat, dialect, holder, told),
+            lambda: made_for(chat, dialect, holder, answered),
             on_lost=lambda: holder.tuner.leave_out(made),
             retry=int(count) if count.isdecimal() and len(count) < 6 else 0,
             name=request.headers.get("Idempotency-Key", "")[:255],
@@ -110,9 +164,21 @@ class Handler(ModelGate):
         try:
             response = await send(request, dialect, chat, job.task, request_id)
             delivered = True
+            if isinstance(outcome := outcome_of(job.task), ApiError):
+                self._log(outcome, request_id, holder)
             return response
         finally:
             self._replays.detach(job, delivered=delivered)
+
+    def _notes(self, left_out: Mapping[str, int], overruled: Sequence[str]) -> Mapping[str, int]:
+        """What was passed over, by metric; agents choose the names of fields, so these are few and short."""
+        notes = Counter(f"{OVERRULED}{name}" for name in overruled)
+        for name, times in left_out.items():
+            if name not in self._names and (len(self._names) >= _MOST_NAMES or not _NAME.fullmatch(name)):
+                name = "other"
+            self._names.add(name)
+            notes[f"{LEFT_OUT}{name}"] += times
+        return notes
 
 
 def check_post(request: web.BaseRequest) -> None:

@@ -4,7 +4,7 @@ They are checked and copied, so that what comes behind meets no surprises.  ``to
 sampling (the log-probabilities would no longer be the policy's): ``none`` reads no calls, and whether the model
 complied with the others is for the agent to see.  So too ``response_format``: content that is there has the structure;
 else ``refusal`` says what is missing.  Invariant: a message that is returned is made of the fields that the chat codec
-reads and of nothing else; a field with anything else to say is refused by its path.
+reads and of nothing else; one that would change the answer is refused by its path, others are left out and counted.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def joined(said: str | Iterable[Mapping[str, str]]) -> str | list[dict[str, str]
 
 
 _PART = fields.not_honoured("openai_part")
-TEXT_PART = fields.Shape("text", text=fields.text, **_PART)
-REFUSAL_PART = fields.Shape("refusal", refusal=refusal, **_PART)
+TEXT_PART = fields.Said("text", text=fields.text, **_PART)
+REFUSAL_PART = fields.Said("refusal", refusal=refusal, **_PART)
 
 
 def _part(value: Any, path: str) -> dict[str, str]:
@@ -81,9 +81,9 @@ def _refused(value: Any, path: str) -> dict[str, str]:
 
 _SAID = fields.text_or(fields.tagged({"text": _part, "refusal": _refused}, TEXT_ONLY, default="text"))
 _REPLIED = fields.text_or(fields.tagged({"text": _replied, "refusal": _refused}, TEXT_ONLY, default="text"))
-_CALL = fields.Shape(
+_CALL = fields.Said(
     "id function", "type index", id=fields.text,
-    function=fields.Shape("name arguments", "parsed_arguments", name=fields.word, arguments=arguments),
+    function=fields.Said("name arguments", "parsed_arguments", name=fields.word, arguments=arguments),
 )  # fmt: skip
 
 
@@ -92,7 +92,7 @@ def _call(value: Any, path: str) -> dict[str, Any]:
     return called(call["id"], **call["function"])
 
 
-_MESSAGE = fields.Shape(
+_MESSAGE = fields.Said(
     "role",
     role=fields.one_of("system", "developer", "user", "assistant", "tool"),
     content=fields.anything,
@@ -239,11 +239,12 @@ FIELDS = fields.Shape(
 )
 
 
-def read(body: dict[str, Any], model: str) -> ChatRequest:
+def read(body: dict[str, Any], model: str, told: object = None) -> ChatRequest:
     """
+    :param told: unused: chat completions refer to nothing.
     :raises ApiError: 400 with the path of what is not honoured.
     """
-    given = FIELDS(body)
+    given, left_out = fields.counted(FIELDS, body)
     limits = [given[name] for name in ("max_tokens", "max_completion_tokens") if name in given]
     if limits:
         given["max_tokens"] = min(limits)
@@ -254,6 +255,7 @@ def read(body: dict[str, Any], model: str) -> ChatRequest:
         n=given.get("n", 1),
         include_usage=given.get("stream_options", {}).get("include_usage", False),
         logprobs=given.get("logprobs", False),
+        left_out=left_out,
     )
 
 

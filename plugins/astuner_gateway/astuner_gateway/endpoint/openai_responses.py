@@ -1,18 +1,20 @@
 """OpenAI's ``/v1/responses``.
 
-The server keeps no conversations: ``previous_response_id`` and the like are refused, and the whole input comes with
-each request.  Items that one answer of the model was made of (reasoning, message, function calls, in this order) become
-one assistant message again.  `tool_choice` and structures are as in `astuner_gateway.endpoint.openai_chat`.
+What an agent was told in its episode is kept (`Told`), so that ``previous_response_id`` and ``item_reference`` can be
+written out before the input is read; nothing else is kept.  Items that one answer of the model was made of (reasoning,
+message, function calls, in this order) become one assistant message again.  `tool_choice` and structures are as in
+`astuner_gateway.endpoint.openai_chat`.
 Invariant: the body that ends a stream is the one that the same request gets without a stream.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from astuner_gateway.endpoint import fields, openai_chat
-from astuner_gateway.endpoint.errors import ApiError
+from astuner_gateway.endpoint.errors import ApiError, refused
 from astuner_gateway.endpoint.openai_chat import (
     FUNCTIONS_ONLY,
     REFUSAL_PART,
@@ -38,6 +40,64 @@ _INCLUDABLE = fields.one_of(
     "code_interpreter_call.outputs",
 )
 
+# ---- what was told ---------------------------------------------------------------------------------------------------
+
+KEPT_BYTES = 4 << 20
+"""Of the conversations that `Told` keeps; the newest one is kept whatever its size."""
+_REFERENCE = "item_reference"
+
+
+class Told:
+    """What one agent was told in its episode: every item, and the conversations of the newest responses."""
+
+    def __init__(self) -> None:
+        self._items: dict[str, Mapping[str, Any]] = {}
+        self._conversations: OrderedDict[str, tuple[Sequence[Any], int]] = OrderedDict()
+        self._bytes = 0
+
+    def keep(self, response: Mapping[str, Any], history: Sequence[Any], size: int) -> None:
+        """Of a body that goes out, the items and those that it answers; the request had ``size`` bytes."""
+        self._items.update((item["id"], item) for item in response["output"])
+        whole = [*history, *response["output"]]
+        size += 8 * len(whole)  # the items before the new ones are mostly shared with an earlier conversation
+        self._conversations[response["id"]] = whole, size
+        self._bytes += size
+        while self._bytes > KEPT_BYTES and len(self._conversations) > 1:
+            self._bytes -= self._conversations.popitem(last=False)[1][1]
+
+    def written_out(self, new: Any, before: Any) -> Any:
+        """A request's ``input`` with what it and its ``previous_response_id`` refer to in it.
+
+        :raises ApiError: 400, one of the ids is of nothing that was told here.
+        """
+        items = [{"role": "user", "content": new}] if isinstance(new, str) else new
+        if isinstance(items, list):
+            seen: set[str] = set()
+            items = [self._found(item, f"input[{i}].id", seen) for i, item in enumerate(items)]
+        if before is None or not isinstance(items, list):
+            return items  # one that is neither is refused where it is read
+        known = self._conversations.get(fields.text(before, "previous_response_id"))
+        if known is None:
+            why = f"is {fields.shown(before)}, which is {_NOT_TOLD}; send the whole input instead"
+            raise refused("previous_response_id", why, code="previous_response_not_found")
+        return [*known[0], *items]
+
+    def _found(self, item: Any, path: str, seen: set[str]) -> Any:
+        if not isinstance(item, dict) or item.get("type") != _REFERENCE:
+            return item
+        name = fields.text(item.get("id"), path)
+        if name not in self._items:
+            raise refused(
+                path, f"is {fields.shown(name)}, which is {_NOT_TOLD}; send the item itself", code="not_found"
+            )
+        if name in seen:
+            raise refused(path, f"is {fields.shown(name)}, which the input refers to twice", code="duplicate_item")
+        seen.add(name)
+        return self._items[name]
+
+
+_NOT_TOLD = "nothing that this agent was told in this episode, or was told with store: false, or is too long ago"
+
 # ---- the input -------------------------------------------------------------------------------------------------------
 
 _PART = fields.tagged(
@@ -49,26 +109,26 @@ _PART = fields.tagged(
 )
 _THOUGHTS = fields.items(lambda value, path: fields.text(fields.mapping(value, path).get("text"), f"{path}.text"))
 
-_MESSAGE = fields.Shape(
+_MESSAGE = fields.Said(
     "role content",
     "type id status phase",
     role=fields.one_of("system", "developer", "user", "assistant"),
     content=fields.text_or(_PART),
 )
-_CALL = fields.Shape(
+_CALL = fields.Said(
     "call_id name arguments",
     "type id status parsed_arguments caller",
     call_id=fields.text,
     name=fields.word,
     arguments=arguments,
 )
-_OUTPUT = fields.Shape(
+_OUTPUT = fields.Said(
     "call_id output",
     "type id status caller",
     call_id=fields.text,
     output=fields.text_or(_PART, may_be_empty=True),
 )
-_REASONING = fields.Shape("", "type id status encrypted_content", content=_THOUGHTS, summary=_THOUGHTS)
+_REASONING = fields.Said("", "type id status encrypted_content", content=_THOUGHTS, summary=_THOUGHTS)
 
 
 def _message(value: Any, path: str) -> dict[str, Any]:
@@ -132,6 +192,7 @@ FIELDS = fields.Shape(
     "input",
     **openai_chat.OPENAI,
     input=_messages,
+    previous_response_id=fields.text,
     instructions=fields.text,
     tools=fields.items(
         fields.tagged({"function": lambda value, path: function_tool(**_TOOL(value, path))}, FUNCTIONS_ONLY)
@@ -146,11 +207,17 @@ FIELDS = fields.Shape(
 )
 
 
-def read(given_body: dict[str, Any], model: str) -> ChatRequest:
+def read(given_body: dict[str, Any], model: str, told: Told | None = None) -> ChatRequest:
     """
+    :param told: what the input may refer to; None: to nothing.
     :raises ApiError: 400 with the path of what is not honoured.
     """
-    given = FIELDS(given_body)
+    before, stored = given_body.get("previous_response_id"), told is not None and given_body.get("store") is not False
+    if told is not None:
+        given_body = {**given_body, "input": told.written_out(given_body.get("input"), before)}
+    elif before is not None:
+        raise refused("previous_response_id", FIELDS.fields["conversation"].why)
+    given, left_out = fields.counted(FIELDS, given_body)
     if "max_output_tokens" in given:
         given["max_tokens"] = given["max_output_tokens"]
     messages, instructions = given["input"], given.get("instructions")
@@ -161,10 +228,14 @@ def read(given_body: dict[str, Any], model: str) -> ChatRequest:
         model,
         structure=given.get("text", {}).get("format"),
         logprobs=_INCLUDE_LOGPROBS in given.get("include", ()),
+        left_out=left_out,
+        history=given_body["input"] if stored else None,
         echo={
             "instructions": instructions,
             "max_output_tokens": given.get("max_tokens"),
             "metadata": given_body.get("metadata") or {},
+            "previous_response_id": before,
+            "store": stored,
             "temperature": given.get("temperature"),
             "text": given_body.get("text") or {"format": {"type": "text"}},
             "tool_choice": given_body.get("tool_choice") or "auto",
@@ -193,9 +264,7 @@ def body(request: ChatRequest, answers: Sequence[Answer], now: int) -> dict[str,
         "output": _items(request, answer, "incomplete" if cut else "completed"),
         "background": False,
         "parallel_tool_calls": True,
-        "previous_response_id": None,
         "reasoning": {"effort": None, "summary": None},
-        "store": False,
         "truncation": "disabled",
         "user": None,
         **request.echo,

@@ -41,6 +41,10 @@ class ChatRequest:
     logprobs: bool = False
     echo: Mapping[str, Any] = field(default_factory=dict)
     """What the answer repeats of the request."""
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Fields of what was said that nobody here knows, and how often each was there."""
+    history: Sequence[Any] | None = None
+    """The whole input in its own API's items, where later requests may refer to it."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,9 @@ class Dialect:
     """One API: between its bodies and `ChatRequest`."""
 
     route: str
-    read: Callable[[dict[str, Any], str], ChatRequest]
-    """A body and the model's own name -> the request; raises `ApiError`."""
+    read: Callable[..., ChatRequest]
+    """A body, the model's own name and, where earlier answers may be referred to, the agent's `Told` -> the request;
+    raises `ApiError`."""
     body: Callable[[ChatRequest, Sequence[Answer], int], dict[str, Any]]
     """The answers and the time (seconds since 1970) -> the body."""
     events: Callable[[ChatRequest, dict[str, Any]], Iterable[Event]]

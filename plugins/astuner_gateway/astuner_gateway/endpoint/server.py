@@ -35,11 +35,15 @@ class Endpoint(EndpointPart):
     :param port: 0 takes a free one.
     :param token: what every key ends with; required unless ``host`` is loopback.
     :param grace: seconds a generation goes on after its client went away.
+    :param overrules: whether the run's sampling holds, whatever a request of an agent that trains asks for.
     :raises ConfigError: without a token others could reach it, or the token cannot be a part of a key.
     """
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0, token: str = "", grace: float = 10.0) -> None:
+    def __init__(
+        self, host: str = "127.0.0.1", port: int = 0, token: str = "", grace: float = 10.0, overrules: bool = True
+    ) -> None:
         check_open(host, token, **_SAID)
+        self._overrules = overrules
         self._host, self._port = host, port
         self._keys = KeyRing(token)
         self._replays = Replays(grace)
@@ -55,7 +59,7 @@ class Endpoint(EndpointPart):
         :raises ConfigError: the token's variable is not set, or as for the class.
         """
         token = own_key(section.host, section.token_env, **_SAID) or ""
-        return cls(section.host, section.port, token, section.reconnect_timeout)
+        return cls(section.host, section.port, token, section.reconnect_timeout, section.sampling == "run")
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
         """Bind the port now and start serving on ``loop``; nothing happens if it is open already.
@@ -143,7 +147,8 @@ class Endpoint(EndpointPart):
         from astuner_gateway.gate import running
 
         try:
-            async with running(Handler(self._keys, self._replays, self._host), bound, grace=1.0):
+            handler = Handler(self._keys, self._replays, self._host, overrules=self._overrules)
+            async with running(handler, bound, grace=1.0):
                 try:
                     await asyncio.Event().wait()  # until it is cancelled
                 finally:

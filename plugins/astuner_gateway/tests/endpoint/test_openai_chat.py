@@ -258,4 +258,4 @@ def test_each_of_n_draws_has_a_seed_of_its_own(play: Any) -> None:
         assert sorted(seeds[2:4]) == [-(2**63), 2**63 - 1]
         assert seeds[4:] == [None, None]
 
-    play(work)
+    play(work, overrules=False)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from typing import Any
 
 import openai
 import pytest
 from pydantic import BaseModel
 
+from astuner.contracts.types import Split
 from tests.table import table
 
 TOOL: Any = {
@@ -68,6 +71,92 @@ def test_a_tool_loop_continues_the_models_own_tokens(play: Any, stream: bool) ->
         assert [[m["role"] for m in t.request] for t in served.recorder.turns[1:]] == [["tool", "tool"], ["tool"]]
 
     play(work, ["Both.\n" + CALL + "\n" + CALL, CALL, "four"])
+
+
+@table("stream", [False, True])
+def test_an_agent_may_refer_to_what_it_was_told(play: Any, stream: bool) -> None:
+    """As the AI SDK does by default: every item of an answer comes back as a reference."""
+
+    async def work(served: Any) -> None:
+        history: list[Any] = [{"role": "user", "content": [{"type": "input_text", "text": "What?"}]}]
+        async with client(served) as model:
+            for _ in range(3):
+                done = await ask(model, stream, input=history, tools=[TOOL])
+                history += [{"type": "item_reference", "id": item.id} for item in done.output]
+                for item in done.output:
+                    if item.type == "function_call":
+                        output = {"type": "function_call_output", "call_id": item.call_id, "output": "4"}
+                        history.append(output)
+        assert done.output_text == "four"
+        assert [t.continues for t in served.recorder.turns] == [None, 0, 1]
+
+    play(work, ["Both.\n" + CALL + "\n" + CALL, CALL, "four"], split=Split.TRAIN)
+
+
+def test_an_answer_goes_on_from_a_response_by_its_id(play: Any, thinking: Any) -> None:
+    async def work(served: Any) -> None:
+        async with client(served) as model:
+            first = await ask(model, False, input="What?", instructions="Be brief.")
+            second = await ask(model, True, input="Again.", instructions="Be brief.", previous_response_id=first.id)
+            other = await ask(model, False, input="Else.", instructions="Be brief.", previous_response_id=first.id)
+            third = await ask(model, False, input="More.", instructions="Be brief.", previous_response_id=second.id)
+        assert (first.previous_response_id, third.previous_response_id) == (None, second.id)
+        assert other.id not in (first.id, second.id)
+        turns = served.recorder.turns
+        assert [t.continues for t in turns] == [None, 0, 0, 1]
+        assert [m["content"] for m in turns[3].request] == ["More."]
+
+    play(work, lambda prompt: "<think>\n2 and 2\n</think>\n\nfour", codec=thinking)
+
+
+def test_nothing_else_can_be_referred_to(play: Any) -> None:
+    route = "/v1/responses"
+
+    async def work(served: Any) -> None:
+        _, told = await served.post(route, {"input": "What?"})
+        _, unstored = await served.post(route, {"input": "What?", "store": False})
+        assert (told["store"], unstored["store"]) == (True, False)
+        reference = {"type": "item_reference", "id": told["output"][0]["id"]}
+        refused: list[tuple[dict[str, Any], str, str]] = [
+            ({"previous_response_id": unstored["id"]}, "previous_response_id", "previous_response_not_found"),
+            ({"previous_response_id": "resp_other:0"}, "previous_response_id", "previous_response_not_found"),
+            ({"input": [reference, {**reference, "id": unstored["output"][0]["id"]}]}, "input[1].id", "not_found"),
+            ({"input": [reference, reference]}, "input[1].id", "duplicate_item"),
+        ]
+        for extra, param, code in refused:
+            status, body = await served.post(route, {"input": "Go on.", **extra})
+            assert (status, body["error"]["param"], body["error"]["code"]) == (400, param, code)
+        other = served.endpoint.issue(served.tuner, "other")
+        headers = {"Authorization": f"Bearer {other.api_key}"}
+        status, body = await served.post(route, {"input": [reference]}, **headers)
+        assert (status, body["error"]["code"]) == (400, "not_found")  # another agent's
+        assert len(served.recorder.turns) == 2
+
+    play(work)
+
+
+def test_what_was_told_is_bounded_and_goes_with_the_episode(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("astuner_gateway.endpoint.openai_responses.KEPT_BYTES", 3000)
+    kept: list[weakref.ref[Any]] = []
+
+    async def work(served: Any) -> None:
+        ids, items = [], []
+        for _ in range(5):
+            _, told = await served.post("/v1/responses", {"input": "x" * 1000})
+            ids.append(told["id"])
+            items.append(told["output"][0]["id"])
+        (holder,) = served.endpoint._keys._passes.values()
+        kept.append(weakref.ref(holder.told))
+        statuses = [(await served.post("/v1/responses", {"input": "y", "previous_response_id": one}))[0] for one in ids]
+        assert statuses == [400, 400, 400, 200, 200]
+        everything = [{"type": "item_reference", "id": one} for one in items]
+        assert (await served.post("/v1/responses", {"input": [*everything, {"role": "user", "content": "z"}]}))[
+            0
+        ] == 200
+
+    play(work)
+    gc.collect()
+    assert kept[0]() is None
 
 
 def test_the_events_are_numbered_and_end_with_the_whole_answer(play: Any) -> None:

@@ -12,7 +12,7 @@ import anthropic
 import openai
 import pytest
 
-from astuner.contracts.errors import ModelFailed
+from astuner.contracts.errors import ModelFailed, UnsupportedRequest
 from astuner.contracts.types import Split
 from astuner.testing import FakeEngine
 from tests.table import table
@@ -74,6 +74,7 @@ def says(served_body: Any) -> str:
         (CHAT, "tools", {}),
         (CHAT, "tool_choice", "sometimes"),
         (RESPONSES, "previous_response_id", "resp_1"),
+        (RESPONSES, "previous_response_id", 5),
         (RESPONSES, "conversation", "conv_1"),
         (RESPONSES, "background", True),
         (RESPONSES, "truncation", "auto"),
@@ -102,9 +103,10 @@ def test_a_field_is_refused_by_its_name(play: Any, route: str, field: str, value
         else:
             assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
         assert served.engine.calls == []
-        assert served.tuner.failure is None
+        assert isinstance(served.tuner.failure, UnsupportedRequest)  # what ends the agent, if it cannot cope with that
+        assert str(served.tuner.failure) == says(body)
 
-    play(work)
+    play(work, overrules=False)
 
 
 @table(
@@ -116,7 +118,9 @@ def test_a_field_is_refused_by_its_name(play: Any, route: str, field: str, value
         (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content"),
         (MESSAGES, {"messages": [*ASK, {"role": "user", "content": []}]}, "messages[1].content"),
         (RESPONSES, {"input": [{"role": "user", "content": []}]}, "input[0].content"),
-        (CHAT, {"messages": [{"role": "user", "content": "a", "mood": "b"}]}, "messages[0].mood"),
+        (CHAT, {"messages": [{"role": "assistant", "content": "a", "prefix": True}]}, "messages[0].prefix"),
+        (CHAT, {"messages": [{"role": "assistant", "audio": {"id": "a"}}]}, "messages[0].audio"),
+        (CHAT, {"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}, "messages[0].function_call"),
         (CHAT, {"messages": [{"role": "tool", "content": "a"}]}, "messages[0].tool_call_id"),
         (
             CHAT,
@@ -159,7 +163,8 @@ def test_a_field_is_refused_by_its_name(play: Any, route: str, field: str, value
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}},
             "response_format.json_schema.schema",
         ),
-        (RESPONSES, {"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        (RESPONSES, {"input": [{"type": "item_reference", "id": "x"}]}, "input[0].id"),
+        (RESPONSES, {"input": [{"type": "item_reference"}]}, "input[0].id"),
         (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
         (RESPONSES, {"tools": [{"type": "web_search"}]}, "tools[0].type"),
         (RESPONSES, {"reasoning": {"effort": "high"}}, "reasoning.effort"),
@@ -248,7 +253,7 @@ def test_what_would_spoil_the_training_is_refused_by_the_model_itself(
         assert says(body).startswith(f"{field} is {value}")
         assert body["error"].get("param") == (None if route == MESSAGES else field)
 
-    play(work, split=Split.TRAIN)
+    play(work, split=Split.TRAIN, overrules=False)
 
 
 @table(

@@ -1,0 +1,46 @@
+"""Whose sampling holds, the run's or a request's (``astuner.endpoint.sampling``).
+
+Only how tokens are drawn is overruled: what an agent relies on when it reads the answer (``logit_bias``, a schema,
+``stop``) is honoured or refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from astuner.contracts.types import DEFAULT_ROLE, Split
+from astuner_gateway.endpoint import fields
+from astuner_gateway.endpoint.access import Pass
+
+_FACTOR = fields.number(-(2**31), 2**31)
+_READERS: dict[str, fields.Reader] = {
+    "temperature": fields.number(0, 100),
+    "top_p": fields.number(0, 1),
+    "seed": fields.number(-(2**63), 2**63 - 1, whole=True),
+    "top_k": fields.number(-(2**31), 2**31, whole=True),
+    **dict.fromkeys(("min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"), _FACTOR),
+}
+_OFF = {name: field.harmless for name, field in fields.not_honoured("openai").items()}
+
+
+def runs_own(holder: Pass) -> Mapping[str, Any] | None:
+    """The run's sampling of an agent that trains; None for another, whose own spoils nothing."""
+    settings = holder.tuner.config.astuner
+    names = (holder.role,) if holder.role else (holder.agent_name, DEFAULT_ROLE)
+    entry = next((settings.agents[name] for name in names if name in settings.agents), None)
+    if entry is not None and (entry.model == "external" or not entry.train):
+        return None
+    is_training = holder.tuner.workflow_task.split is Split.TRAIN
+    how = settings.rollout if is_training else settings.rollout.val_kwargs
+    return {"temperature": how.temperature, "top_p": how.top_p, "top_k": how.top_k}
+
+
+def overrule(body: dict[str, Any], own: Mapping[str, Any]) -> list[str]:
+    """Take a request's sampling out of its body.
+
+    :returns: the names of what is not the run's.
+    :raises ApiError: 400, a value is none that the field could have.
+    """
+    given = {name: read(body.pop(name), name) for name, read in _READERS.items() if body.get(name) is not None}
+    return [name for name, value in given.items() if value not in (own.get(name), *_OFF.get(name, ()))]
