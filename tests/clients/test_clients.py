@@ -29,7 +29,7 @@ def test_a_manifest_says_what_the_model_says_and_pins_what_it_installs(client: C
 def test_the_page_has_the_table_of_what_was_found() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert page == rewritten(page), "type: python -m tests.clients NAME… --table"
-    assert set(RAN) == set(CLIENTS)
+    assert set(RAN) <= set(CLIENTS)
 
 
 def test_the_matrix_is_as_large_as_it_should_be_and_nothing_in_it_is_unexplained() -> None:
