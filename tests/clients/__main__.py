@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import time
@@ -20,8 +21,9 @@ def result(client: Client) -> dict[str, Any]:
     try:
         found = run(client, CACHE / "runs" / client.name)
     except (AssertionError, subprocess.SubprocessError, OSError) as e:
-        print(e, file=sys.stderr)
-        return {"failed": str(e).strip().rpartition("\n")[2][:300]}
+        (CACHE / "runs").mkdir(parents=True, exist_ok=True)
+        (CACHE / "runs" / f"{client.name}.error").write_text(str(e), encoding="utf-8")
+        return {"failed": re.sub(r" \(\S+program\.py:.*", "", str(e).strip(), flags=re.DOTALL)[-400:]}
     return {**found, "differs": wrong} if (wrong := differs(client, found)) else found
 
 
@@ -33,19 +35,17 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := sorted(set(options.names) - set(known)):
         parser.error(f"no client {', '.join(unknown)}; there are {', '.join(known)}")
-    results, failed = {}, 0
+    failed = 0
     for name in options.names or known:
         began = time.monotonic()
         print(f"{name:22} ", end="", flush=True)
-        results[name] = found = result(known[name])
+        found = result(known[name])
         failed += "failed" in found or "differs" in found
         print(f"{time.monotonic() - began:5.0f} s  {json.dumps(found, ensure_ascii=False)}", flush=True)
-    if options.table:
-        FOUND.write_text(
-            json.dumps(dict(sorted({**json.loads(FOUND.read_text(encoding="utf-8")), **results}.items())), indent=1) + "\n",
-            encoding="utf-8",
-        )
-        write()
+        if options.table:  # after each, for all of them take half an hour
+            results = {**json.loads(FOUND.read_text(encoding="utf-8")), name: found}
+            FOUND.write_text(json.dumps(dict(sorted(results.items())), indent=1) + "\n", encoding="utf-8")
+            write()
     return int(failed > 0)
 
 

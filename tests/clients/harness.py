@@ -44,6 +44,7 @@ class Client(BaseModel):
     notes: str = ""
     style: str = "calls"
     replies: dict[str, list[str]] = {}
+    settings: dict[str, Any] = {}
     folder: Path
 
     @property
@@ -78,7 +79,9 @@ def environment(client: Client) -> Path:
     folder = CACHE / client.name
     shared = [path for path in client.folder.parent.iterdir() if path.is_file()]
     files = sorted([*shared, *(path for path in client.folder.rglob("*") if path.is_file())])
-    made_of = hashlib.sha256(b"".join(f.name.encode() + f.read_bytes() for f in files) + sys.version.encode()).hexdigest()
+    made_of = hashlib.sha256(
+        b"".join(f.name.encode() + f.read_bytes() for f in files) + sys.version.encode()
+    ).hexdigest()
     done = folder / ".done"
     if done.exists() and done.read_text() == made_of:
         return folder
@@ -139,7 +142,11 @@ def run(client: Client, out: Path, timeout: float = 900) -> dict[str, Any]:
         "data": {"train_batch_size": len(SCENES)},
         "rollout": {
             "workflow": "program",
-            "program": {"argv": client.argv, "cwd": str(folder), "env": {"PATH": path, "HOME": str(home), **client.env}},
+            "program": {
+                "argv": client.argv,
+                "cwd": str(folder),
+                "env": {"PATH": path, "HOME": str(home), **client.env},
+            },
             "num_repeat": REPEAT,
             "max_env_worker": 2,
             "max_retries": 0,
@@ -147,6 +154,7 @@ def run(client: Client, out: Path, timeout: float = 900) -> dict[str, Any]:
             "multi_turn": {"max_steps": 20},
         },
         "trainer_common": {"total_steps": STEPS, "save_freq": 100},
+        **client.settings,
     }
     (out / "client.yaml").write_text(yaml.safe_dump({"astuner": experiment}), encoding="utf-8")
     command = [sys.executable, "-m", "tests.clients.scripted", "run", str(out / "client.yaml"), "--backbone", "local"]
@@ -182,7 +190,9 @@ def found(client: Client, run_dir: Path) -> dict[str, Any]:
         for row in listed:
             logged = log.read(row)
             episode = logged.episode
-            assert episode.stop_reason.value == "completed", f"{client.name}: {episode.stop_reason.value}: {episode.error}"
+            assert episode.stop_reason.value == "completed", (
+                f"{client.name}: {episode.stop_reason.value}: {episode.error}"
+            )
             turns[scenes[episode.workflow_task.task.main_query]].add(len(episode.turns))
             rewards[episode.reward] += 1
             branches.update(turn.branch_reason for turn in episode.turns[1:] if turn.branch_reason)
@@ -197,7 +207,7 @@ def found(client: Client, run_dir: Path) -> dict[str, Any]:
     )
     return {
         "turns": [sorted(turns[scene]) for scene in SCENES],
-        "going_on": continued + sum(branches.values()),
+        "later": continued + sum(branches.values()),
         "exact": continued,
         "branches": dict(sorted(branches.items())),
         "tokens": generated,

@@ -28,7 +28,9 @@ def make(folder: Path) -> None:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator((p.read_text(encoding="utf-8") for p in sorted((ROOT / "docs").glob("*.md"))), trainer)
+    tokenizer.train_from_iterator(
+        (p.read_text(encoding="utf-8") for p in sorted((ROOT / "docs").glob("*.md"))), trainer
+    )
     save(tokenizer, folder)
     (folder / "chat_template.jinja").write_text(thinking_template(), encoding="utf-8")
     torch.manual_seed(0)

@@ -72,7 +72,9 @@ def follow(script: Script) -> None:
     """(batch, slot) -> length of the prompt, and the reply."""
     wanted: list[int] = []
 
-    async def scripted(self: Any, prompt_ids: Sequence[int], sampling: SamplingParams, *, session: str = "") -> Generation:
+    async def scripted(
+        self: Any, prompt_ids: Sequence[int], sampling: SamplingParams, *, session: str = ""
+    ) -> Generation:
         tokenizer = self._decode.func.__self__
         text = script.text(session, self._decode(list(prompt_ids)))
         tokens = (*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id)
@@ -86,8 +88,10 @@ def follow(script: Script) -> None:
     def advanced(self: Any, rows: Any, logits: Tensor) -> list[tuple[int, int]]:
         at = (self._position.index_select(0, rows.rows) + 1).tolist()
         wanted[:] = [
-            tokens[column - length] for (length, tokens), column in
-            ((begun[id(self), slot], column) for slot, column in zip(rows.rows.tolist(), at, strict=True))
+            tokens[column - length]
+            for (length, tokens), column in (
+                (begun[id(self), slot], column) for slot, column in zip(rows.rows.tolist(), at, strict=True)
+            )
         ]
         return advance(self, rows, logits)
 

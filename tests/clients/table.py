@@ -17,8 +17,8 @@ HEAD = "| client | versions | runs | turns that continue exactly | what breaks e
 def _row(client: Client, found: dict[str, Any] | None) -> str:
     runs, exact, breaks, cure = "not tried", "", "", client.cure
     if found is not None and "turns" in found:
-        going_on = found["going_on"]
-        runs, exact = "yes", f"{found['exact'] / going_on:.0%} ({found['exact']} of {going_on})".replace("%", " %")
+        later = found["later"]
+        runs, exact = "yes", f"{found['exact'] / later:.0%} ({found['exact']} of {later})".replace("%", " %")
         breaks = "; ".join(f"`{reason}`: {why}" for reason, why in client.branches.items())
     elif found is not None:
         runs = f"no: {found.get('failed') or found['not_run']}"
@@ -30,7 +30,9 @@ def _row(client: Client, found: dict[str, Any] | None) -> str:
 def table() -> str:
     """The table as Markdown."""
     found = json.loads(FOUND.read_text(encoding="utf-8"))
-    order = sorted(clients().values(), key=lambda client: (client.language != "Python", client.language, client.title.lower()))
+    order = sorted(
+        clients().values(), key=lambda client: (client.language != "Python", client.language, client.title.lower())
+    )
     return "\n".join([HEAD, *(_row(client, found.get(client.name)) for client in order)])
 
 
