@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Any
 
-from tests.clients.harness import CACHE, FOUND, Client, clients, differs, missing, run
+from tests.clients.harness import CACHE, FOUND, IN_CI, Client, clients, differs, environment, missing, model, run
 from tests.clients.table import write
 
 
@@ -32,9 +32,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.clients", description="Run clients as agents of real runs.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; all without one")
     parser.add_argument("--table", action="store_true", help="write what was found into docs/frameworks.md")
+    parser.add_argument(
+        "--prepare", action="store_true", help=f"only make environments: of {', '.join(IN_CI)}, or of NAMEs"
+    )
     options = parser.parse_args()
     if unknown := sorted(set(options.names) - set(known)):
         parser.error(f"no client {', '.join(unknown)}; there are {', '.join(known)}")
+    if options.prepare:
+        model()
+        for name in options.names or IN_CI:
+            environment(known[name])
+        return 0
     failed = 0
     for name in options.names or known:
         began = time.monotonic()

@@ -24,6 +24,8 @@ FOUND = HERE / "found.json"
 SCRIPTS: dict[str, Any] = yaml.safe_load((HERE / "script.yaml").read_text(encoding="utf-8"))
 SCENES = tuple(SCRIPTS["questions"])
 STEPS, REPEAT = 2, 2
+IN_CI = ("litellm", "openai", "curl")
+"""Those that a test runs: they take the least time to install and to start."""
 
 
 class Client(BaseModel):

@@ -62,12 +62,7 @@ class Script:
 
 def follow(script: Script) -> None:
     """Make every local engine of this process say what the script says."""
-    generate, start, advance, sample = (
-        engine.LocalEngine.generate,
-        batch.DecodeBatch.start,
-        batch.DecodeBatch._advance,
-        batch.sample,
-    )
+    generate, start, advance = engine.LocalEngine.generate, batch.DecodeBatch.start, batch.DecodeBatch._advance
     begun: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = {}
     """(batch, slot) -> length of the prompt, and the reply."""
     wanted: list[int] = []

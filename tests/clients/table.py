@@ -11,7 +11,7 @@ from tests.frameworks.harness import ROOT
 
 PAGE = ROOT / "docs" / "frameworks.md"
 PART = re.compile(r"(<!-- table of clients -->\n).*?(<!-- end of table -->)", re.DOTALL)
-HEAD = "| client | versions | runs | turns that continue exactly | what breaks exactness, and why | cure |\n|---|---|---|---|---|---|"
+HEAD = ("client", "versions", "runs", "turns that continue exactly", "what breaks exactness, and why", "cure")
 
 
 def _row(client: Client, found: dict[str, Any] | None) -> str:
@@ -33,7 +33,8 @@ def table() -> str:
     order = sorted(
         clients().values(), key=lambda client: (client.language != "Python", client.language, client.title.lower())
     )
-    return "\n".join([HEAD, *(_row(client, found.get(client.name)) for client in order)])
+    head = [f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|"]
+    return "\n".join([*head, *(_row(client, found.get(client.name)) for client in order)])
 
 
 def rewritten(page: str) -> str:

@@ -9,14 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.clients.harness import CACHE, FOUND, Client, clients, differs, missing, run
+from tests.clients.harness import CACHE, FOUND, IN_CI, Client, clients, differs, missing, run
 from tests.clients.table import PAGE, rewritten
 
 CLIENTS = clients()
 RAN = json.loads(FOUND.read_text(encoding="utf-8"))
-IN_CI = ("litellm", "openai", "curl")
-"""Those that take the least time to install and to start; `make environments` makes their environments."""
-
 each = pytest.mark.parametrize("client", CLIENTS.values(), ids=list(CLIENTS))
 
 

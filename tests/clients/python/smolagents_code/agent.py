@@ -2,7 +2,7 @@ import os
 import sys
 from contextlib import redirect_stdout
 
-from smolagents import OpenAIServerModel, CodeAgent, tool
+from smolagents import CodeAgent, OpenAIServerModel, tool
 from tool import SYSTEM, calculator
 
 model = OpenAIServerModel("astuner", api_base=os.environ["OPENAI_BASE_URL"], api_key=os.environ["OPENAI_API_KEY"])
