@@ -341,7 +341,7 @@ def test_a_client_that_goes_away_leaves_its_episode_to_the_next_and_its_reply_un
 def test_a_request_that_the_model_refuses_says_so_and_leaves_the_episode_free(home: Path) -> None:
     async def scenario(place: Place) -> Episode:
         episode = place.offer()
-        for wrong in ({"temperature": 0.3}, {"logit_bias": {"1": 5}}):
+        for wrong in ({"top_logprobs": 3}, {"logit_bias": {"1": 5}}):
             with pytest.raises(openai.BadRequestError, match=next(iter(wrong))):
                 await place.ask("2 + 3?", **wrong)
         await place.rate((await place.ask("2 + 3?")).id)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 import sys
+from functools import partial
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from astuner.contracts.types import FinishReason, SamplingParams
+from astuner_debug.engine import OpenAICompletionsEngine
+from astuner_trinity.engine import TrinityEngine
 from tests.table import table
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -37,6 +44,29 @@ def run(code: str, **env: str) -> str:
 def test_importing_the_light_modules_imports_nothing_heavy() -> None:
     names = ", ".join(f"astuner_trinity.{name}" for name in LIGHT)
     assert run(f"import {names}\nprint([name for name in {HEAVY} if name in sys.modules])").strip() == "[]"
+
+
+def test_stop_strings_reach_the_server_and_the_token_that_completes_one_comes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bodies: list[dict[str, Any]] = []
+
+    def post(self: object, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        bodies.append(body)
+        tokens = {"token_ids": [3, 4], "logprobs": {"token_logprobs": [-0.1, -0.2]}}
+        return {"choices": [{"text": "4", "finish_reason": "stop", **tokens}]}
+
+    async def version() -> int:
+        return 7
+
+    monkeypatch.setattr(OpenAICompletionsEngine, "__init__", lambda self: None)
+    server = OpenAICompletionsEngine()  # type: ignore[call-arg]
+    server._client, server.model, server.max_model_len = SimpleNamespace(post=partial(post, None)), "m", 50  # type: ignore[assignment]
+    actor = SimpleNamespace(get_model_version=SimpleNamespace(remote=version))
+    engine = TrinityEngine(server, actor, max_model_len=50)
+    made = asyncio.run(engine.generate([1], SamplingParams(max_tokens=9, stop=("\nObservation:",))))
+    assert bodies[0]["stop"] == ["\nObservation:"]
+    assert (list(made.response_ids), made.finish_reason, made.policy_version) == ([3, 4], FinishReason.STOP, 7)
 
 
 @pytest.mark.skipif(find_spec("trinity") is not None, reason="Trinity is installed here")

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 import sys
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from astuner.contracts.types import FinishReason, SamplingParams
 from astuner.plugins.loader import load_plugins
 from astuner_debug.explain_command import find_key
+from astuner_verl.engine import VerlEngine
+from tests.table import table
 
 ROOT = Path(__file__).resolve().parents[3]
 LIGHT = ("facts", "table", "native", "separate")
@@ -29,6 +35,23 @@ def run(code: str) -> str:
 def test_importing_the_light_modules_imports_nothing_heavy() -> None:
     names = ", ".join(f"astuner_verl.{name}" for name in LIGHT)
     assert run(f"import {names}\nprint([name for name in {HEAVY} if name in sys.modules])").strip() == "[]"
+
+
+@table(("servers_read_text", "asked"), [(True, ["\nObservation:", "END"]), (False, None)])
+def test_stop_strings_reach_servers_that_read_text(servers_read_text: bool, asked: list[str] | None) -> None:
+    parameters: list[dict[str, Any]] = []
+
+    class Client:
+        async def generate(self, sampling_params: dict[str, Any], **_: Any) -> Any:
+            parameters.append(sampling_params)
+            return SimpleNamespace(token_ids=[3, 4], log_probs=[-0.1, -0.2], stop_reason="completed", extra_fields={})
+
+    client: Any = Client()
+    engine = VerlEngine(client, max_model_len=50, strings=servers_read_text)
+    sampling = SamplingParams(max_tokens=9, stop=("\nObservation:", "END"))
+    made = asyncio.run(engine.generate([1], sampling))
+    assert parameters[0].get("stop") == asked
+    assert (list(made.response_ids), made.finish_reason) == ([3, 4], FinishReason.STOP)
 
 
 @pytest.mark.skipif(find_spec("verl") is not None, reason="VERL is installed here")
