@@ -181,11 +181,13 @@ def run(client: Client, out: Path, timeout: float = 900) -> dict[str, Any]:
 
 
 def found(client: Client, run_dir: Path) -> dict[str, Any]:
-    """Turns, branches and tokens of a run, counted from its episode log and checked against the certificate.
+    """Turns, branches and tokens of a run, counted from its episode log; `tests.checker` has looked at all of them.
 
-    :raises AssertionError: an episode failed, a token was not trained exactly once, or the certificate says otherwise.
+    :raises AssertionError: an episode failed, a token was not trained exactly once, the certificate says otherwise, or
+        the independent checker found something else.
     """
     from astuner_record.episode_log import EpisodeLog
+    from tests.checker.rules import check
 
     certificate = json.loads((run_dir / "certificate.json").read_text(encoding="utf-8"))
     branches: Counter[str] = Counter()
@@ -213,6 +215,8 @@ def found(client: Client, run_dir: Path) -> dict[str, Any]:
     assert generated == trained == tokens["generated"] == tokens["trained"] > 0, (
         f"{client.name}: {generated} tokens in the log, {trained} in its samples; the certificate says {tokens}"
     )
+    problems = check(run_dir, model()).problems
+    assert not problems, f"{client.name}: tests.checker says: {'; '.join(map(str, problems[:3]))}"
     return {
         "turns": [sorted(turns[scene]) for scene in SCENES],
         "later": continued + sum(branches.values()),
