@@ -23,7 +23,8 @@ def result(client: Client) -> dict[str, Any]:
     except (AssertionError, subprocess.SubprocessError, OSError) as e:
         (CACHE / "runs").mkdir(parents=True, exist_ok=True)
         (CACHE / "runs" / f"{client.name}.error").write_text(str(e), encoding="utf-8")
-        return {"failed": re.sub(r" \(\S+program\.py:.*", "", str(e).strip(), flags=re.DOTALL)[-400:]}
+        why = re.sub(r" \(\S+program\.py:.*", "", str(e).strip(), flags=re.DOTALL)[-400:]
+        return {"failed": why.replace(f"{CACHE}/", "")}
     return found
 
 
