@@ -155,7 +155,7 @@ test-trinity: $(TRINITY)/.done  ## the tests that run Trinity itself, on a CPU
 test-llama-cpp: $(LLAMA_CPP)/.done  ## llama.cpp itself reads what `export --to gguf` writes; compiles it. ASTUNER_TEST_MODEL=DIR: one more model
 	OMP_NUM_THREADS=1 $(LLAMA_CPP)/bin/python -m pytest $(AGAIN) tests/llama_cpp
 
-test-clients: $(VENV)/.test  ## each client of tests/clients trains for two steps, in an environment of its own; writes the table of docs/frameworks.md
+test-clients: $(VENV)/.test  ## each client of tests/clients trains for three steps, in an environment of its own; writes the table of docs/frameworks.md
 	$(BIN)/python -m tests.clients --table
 
 test-engines: $(VERL)/.done $(TRINITY)/.done  ## whole runs of VERL and Trinity that `make test-all` leaves out; see tests/ENGINES.md

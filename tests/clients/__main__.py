@@ -23,8 +23,9 @@ def result(client: Client) -> dict[str, Any]:
     except (AssertionError, subprocess.SubprocessError, OSError) as e:
         (CACHE / "runs").mkdir(parents=True, exist_ok=True)
         (CACHE / "runs" / f"{client.name}.error").write_text(str(e), encoding="utf-8")
-        return {"failed": re.sub(r" \(\S+program\.py:.*", "", str(e).strip(), flags=re.DOTALL)[-400:]}
-    return {**found, "differs": wrong} if (wrong := differs(client, found)) else found
+        why = re.sub(r" \(\S+program\.py:.*", "", str(e).strip(), flags=re.DOTALL)[-400:]
+        return {"failed": why.replace(f"{CACHE}/", "")}
+    return found
 
 
 def main() -> int:
@@ -48,8 +49,9 @@ def main() -> int:
         began = time.monotonic()
         print(f"{name:22} ", end="", flush=True)
         found = result(known[name])
-        failed += "failed" in found or "differs" in found
-        print(f"{time.monotonic() - began:5.0f} s  {json.dumps(found, ensure_ascii=False)}", flush=True)
+        wrong = differs(known[name], found) if "turns" in found else ""
+        failed += "failed" in found or bool(wrong)
+        print(f"{time.monotonic() - began:5.0f} s  {json.dumps(found, ensure_ascii=False)}  {wrong}", flush=True)
         if options.table:  # after each, for all of them take half an hour
             results = {**json.loads(FOUND.read_text(encoding="utf-8")), name: found}
             FOUND.write_text(json.dumps(dict(sorted(results.items())), indent=1) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Runs a client's program as the agent of a real run of two steps, and says what became of its turns and tokens."""
+"""Runs a client's program as the agent of a real run of three steps, and says what became of its turns and tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FOUND = HERE / "found.json"
 """What the runs found, by client; the table in `docs/frameworks.md` is made of it."""
 SCRIPTS: dict[str, Any] = yaml.safe_load((HERE / "script.yaml").read_text(encoding="utf-8"))
 SCENES = tuple(SCRIPTS["questions"])
-STEPS, REPEAT = 2, 2
+REPEAT = 2
 IN_CI = ("litellm", "openai", "curl")
 """Those that a test runs: they take the least time to install and to start."""
 
@@ -109,7 +109,8 @@ def environment(client: Client) -> Path:
 
 def _variables(folder: Path) -> dict[str, str]:
     path = [folder / "venv" / "bin", folder / "bin", folder / "node_modules" / ".bin", os.environ["PATH"]]
-    return {**os.environ, "PATH": os.pathsep.join(map(str, path))}
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}  # compile once
+    return {**inherited, "PATH": os.pathsep.join(map(str, path))}
 
 
 def model() -> Path:
@@ -141,7 +142,7 @@ def run(client: Client, out: Path, timeout: float = 900) -> dict[str, Any]:
         "model": {"path": str(model())},
         "task_reader": {"type": "jsonl", "jsonl": {"training": {"file_path": "tasks.jsonl"}}},
         "task_judge": {"judge": "math_answer"},
-        "data": {"train_batch_size": len(SCENES)},
+        "data": {"train_batch_size": 1},  # a step for each scene
         "rollout": {
             "workflow": "program",
             "program": {
@@ -155,7 +156,7 @@ def run(client: Client, out: Path, timeout: float = 900) -> dict[str, Any]:
             "max_response_length_in_one_turn": 1000,
             "multi_turn": {"max_steps": 20},
         },
-        "trainer_common": {"total_steps": STEPS, "save_freq": 100},
+        "trainer_common": {"total_steps": len(SCENES), "save_freq": 100},
         **client.settings,
     }
     (out / "client.yaml").write_text(yaml.safe_dump({"astuner": experiment}), encoding="utf-8")
@@ -164,7 +165,12 @@ def run(client: Client, out: Path, timeout: float = 900) -> dict[str, Any]:
         done = subprocess.run(
             [*command, "--run-dir", str(out / "run")],
             cwd=ROOT,
-            env={**os.environ, "CLIENT_SCRIPT": str(out / "script.json"), "OMP_NUM_THREADS": "1"},
+            env={
+                **_variables(folder),
+                "PATH": os.environ["PATH"],
+                "CLIENT_SCRIPT": str(out / "script.json"),
+                "OMP_NUM_THREADS": "1",
+            },
             stdout=log,
             stderr=subprocess.STDOUT,
             timeout=timeout,
@@ -175,11 +181,13 @@ def run(client: Client, out: Path, timeout: float = 900) -> dict[str, Any]:
 
 
 def found(client: Client, run_dir: Path) -> dict[str, Any]:
-    """Turns, branches and tokens of a run, counted from its episode log and checked against the certificate.
+    """Turns, branches and tokens of a run, counted from its episode log; `tests.checker` has looked at all of them.
 
-    :raises AssertionError: an episode failed, a token was not trained exactly once, or the certificate says otherwise.
+    :raises AssertionError: an episode failed, a token was not trained exactly once, the certificate says otherwise, or
+        the independent checker found something else.
     """
     from astuner_record.episode_log import EpisodeLog
+    from tests.checker.rules import check
 
     certificate = json.loads((run_dir / "certificate.json").read_text(encoding="utf-8"))
     branches: Counter[str] = Counter()
@@ -201,12 +209,14 @@ def found(client: Client, run_dir: Path) -> dict[str, Any]:
             continued += sum(turn.continues is not None for turn in episode.turns)
             generated += sum(len(turn.generation.response_ids) for turn in episode.turns)
             trained += sum(sum(sample.loss_mask) for sample in logged.samples())
-    assert len(listed) == STEPS * REPEAT * len(SCENES), f"{client.name}: {len(listed)} episodes"
+    assert len(listed) == REPEAT * len(SCENES), f"{client.name}: {len(listed)} episodes"
     assert set(rewards) == {0.0, 1.0}, f"{client.name}: rewards {dict(rewards)}: nothing could be learned"
     tokens = certificate["tokens"]
     assert generated == trained == tokens["generated"] == tokens["trained"] > 0, (
         f"{client.name}: {generated} tokens in the log, {trained} in its samples; the certificate says {tokens}"
     )
+    problems = check(run_dir, model()).problems
+    assert not problems, f"{client.name}: tests.checker says: {'; '.join(map(str, problems[:3]))}"
     return {
         "turns": [sorted(turns[scene]) for scene in SCENES],
         "later": continued + sum(branches.values()),

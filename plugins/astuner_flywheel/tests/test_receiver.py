@@ -334,6 +334,17 @@ def test_scores_of_langfuse_are_feedback(collector: Collecting) -> None:
     assert ask(collector, "POST", "/api/public/scores", [score], "text/plain")[0] == 415  # as a web page could send it
     assert ask(collector, "POST", "/api/public/scores", b"{torn")[0] == 400
     assert ask(collector, "POST", "/api/public/scores", {"batch": 7})[0] == 400
+    for huge in ({"value": 10**4000, "dataType": "NUMERIC"}, {"timestamp": 10**4000}):
+        assert ask(collector, "POST", "/api/public/scores", {**score, **huge})[0] in (202, 207)
+    assert rate(collector, {"response_id": "r", "rating": 1, "time": 10**4000})[0] == 422
+
+
+@table("name, value", [("resource", 5), ("resource", "text"), ("resource", [1]), ("scopeSpans", [{"scope": True}])])
+def test_a_resource_or_scope_that_is_no_object_is_refused(collector: Collecting, name: str, value: Any) -> None:
+    body = request(span(1, 1, "chat"))
+    body["resourceSpans"][0][name] = value
+    status, said, _ = ask(collector, "POST", "/v1/traces", body)
+    assert (status, b"is not an object" in said) == (400, True), said
 
 
 # ------------------------------------------------------------------------------------------------------------- who may

@@ -97,9 +97,9 @@ def from_json(raw: bytes) -> Decoded:
     found = Decoded()
     try:
         for resource_spans in _lists(body, "resourceSpans", "resource_spans"):
-            resource = ParseDict(resource_spans.get("resource") or {}, Resource(), ignore_unknown_fields=True)
+            resource = ParseDict(_object(resource_spans, "resource"), Resource(), ignore_unknown_fields=True)
             for scope_spans in _lists(resource_spans, "scopeSpans", "scope_spans"):
-                scope = ParseDict(scope_spans.get("scope") or {}, InstrumentationScope(), ignore_unknown_fields=True)
+                scope = ParseDict(_object(scope_spans, "scope"), InstrumentationScope(), ignore_unknown_fields=True)
                 for each in _lists(scope_spans, "spans", "spans"):
                     try:
                         span = ParseDict(_with_base64_ids(each), Span(), ignore_unknown_fields=True)
@@ -131,6 +131,12 @@ def _lists(body: Mapping[str, Any], *names: str) -> Iterator[Mapping[str, Any]]:
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise NotOtlp(f"{names[0]} is not a list of objects")
     yield from items
+
+
+def _object(body: Mapping[str, Any], name: str) -> dict[str, Any]:
+    if not isinstance(found := body.get(name) or {}, dict):  # protobuf fails on a number, and overlooks a text
+        raise NotOtlp(f"{name} is not an object")
+    return found
 
 
 def _with_base64_ids(span: Mapping[str, Any]) -> dict[str, Any]:

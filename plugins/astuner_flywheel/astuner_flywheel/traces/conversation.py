@@ -108,7 +108,7 @@ def read_given(row: Mapping[str, Any]) -> Given:
         raise BadFeedback("response_id", "or trace_id or conversation_id must say which answer this is about")
     feedback = read_feedback({name: row[name] for name in row if name not in IDS and name != "time"})
     time = row.get("time")
-    if time is not None and (isinstance(time, bool) or not isinstance(time, (int, float)) or not math.isfinite(time)):
+    if time is not None and (isinstance(time, bool) or not isinstance(time, (int, float)) or not abs(time) < 1e18):
         raise BadFeedback("time", "must be a number of seconds since 1970")
     return Given(feedback=feedback, **ids, time=float(time or 0.0))
 

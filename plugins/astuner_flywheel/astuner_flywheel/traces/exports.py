@@ -93,7 +93,7 @@ def opinion(row: Mapping[str, Any]) -> Given:
         return read_given({**{name: of[name] for name in IDS}, **said})
     except BadFeedback as e:
         raise NoRow(f"a score: {e}") from None
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise NoRow("a score that is neither a number nor a thumb") from None
 
 

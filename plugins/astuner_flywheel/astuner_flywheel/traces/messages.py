@@ -100,7 +100,7 @@ def nanoseconds(value: Any) -> int:
     """A time in whatever unit a layout has it (told by its size), or as ISO 8601; 0 where there is none."""
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         try:
             at = datetime.fromisoformat(str(value).replace("Z", "+00:00"))
         except ValueError:

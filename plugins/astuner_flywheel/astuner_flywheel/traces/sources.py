@@ -27,7 +27,6 @@ import csv
 import hashlib
 import itertools
 import json
-import math
 import sqlite3
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -258,7 +257,7 @@ def _named(row: Mapping[str, Any], name: str) -> str:
 
 
 def _seconds(value: Any) -> float | None:
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e18:
         return float(value)
     return None
 

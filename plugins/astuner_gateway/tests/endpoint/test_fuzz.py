@@ -7,7 +7,8 @@ import copy
 import http.client
 import json
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -124,34 +125,56 @@ WHOLE: dict[str, dict[str, Any]] = {
 
 
 class Door:
-    """One episode that is served from a thread, and requests to it."""
+    """One episode that is served from a thread, and requests to it.
 
-    def __init__(self, folder: Any) -> None:
-        self._folder = folder
+    :param says: what the model says, of the prompt's text.
+    """
+
+    def __init__(self, folder: Any, says: Callable[[str], str] = lambda prompt: '{"x": 1}') -> None:
+        self._folder, self._says = folder, says
         self._ready, self._end = threading.Event(), asyncio.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
         self._thread.start()
         assert self._ready.wait(60)
 
     async def _serve(self) -> None:
-        tokenizer = make_tokenizer()
-        self._loop = asyncio.get_running_loop()
-        tuner = ModelTuner(
-            models=one_model(FakeEngine(lambda prompt: '{"x": 1}', tokenizer), ChatCodec(tokenizer)),
-            recorder=EpisodeRecorder(),
-            sampling=SamplingParams(max_tokens=50),
-            config=fake_config(self._folder),
-            workflow_task=workflow_task(split=Split.VALIDATION),
-        )
-        endpoint = Endpoint()
-        endpoint.open(self._loop)
-        self.access = endpoint.issue(tuner, "default")
+        self._loop, self._tokenizer = asyncio.get_running_loop(), make_tokenizer()
+        self._codec, self._endpoint = ChatCodec(self._tokenizer), Endpoint()
+        self._endpoint.open(self._loop)
+        self._begin(Split.VALIDATION)
         self.port = int(self.access.base_url.split(":")[2][:-3])
         self._ready.set()
         await self._end.wait()
-        tuner.close()
-        endpoint.revoke(tuner)
-        await endpoint.close()
+        self._over()
+        await self._endpoint.close()
+
+    def _begin(self, split: Split) -> None:
+        engine = FakeEngine(self._says, self._tokenizer)
+        self._tuner: ModelTuner | None = ModelTuner(
+            models=one_model(engine, self._codec),
+            recorder=EpisodeRecorder(),
+            sampling=SamplingParams(max_tokens=50),
+            config=fake_config(self._folder),
+            workflow_task=workflow_task(split=split),
+        )
+        self.access = self._endpoint.issue(self._tuner, "default")
+
+    def _over(self) -> weakref.ref[ModelTuner]:
+        assert self._tuner is not None
+        self._tuner.close()
+        self._endpoint.revoke(self._tuner)
+        gone, self._tuner = weakref.ref(self._tuner), None
+        return gone
+
+    def renew(self, split: Split) -> weakref.ref[ModelTuner]:
+        """End the episode, which is returned for as long as anything holds it, and begin another."""
+
+        async def renew() -> weakref.ref[ModelTuner]:
+            gone = self._over()
+            self._begin(split)
+            return gone
+
+        return asyncio.run_coroutine_threadsafe(renew(), self._loop).result(60)
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._end.set)
