@@ -148,6 +148,30 @@ def test_the_runs_sampling_overrules_what_an_agent_sends(play: Any, route: str, 
     play(work, split=split)
 
 
+@table(
+    ("route", "sent", "overruled"),
+    [
+        (CHAT, {"reasoning_effort": "high", "verbosity": "low"}, ["reasoning_effort", "verbosity"]),
+        (CHAT, {"reasoning_effort": "none", "verbosity": "medium"}, []),
+        (  # openai-agents for the model that it defaults to
+            RESPONSES,
+            {"reasoning": {"effort": "low", "summary": "auto"}, "text": {"verbosity": "low"}},
+            ["reasoning.effort", "text.verbosity"],
+        ),
+        # Claude Code for the model that it defaults to
+        (MESSAGES, {"output_config": {"effort": "medium"}, "thinking": {"type": "adaptive"}}, ["output_config.effort"]),
+    ],
+)
+def test_how_hard_to_think_is_the_runs(play: Any, route: str, sent: dict[str, Any], overruled: list[str]) -> None:
+    async def work(served: Any) -> None:
+        status, answer = await served.post(route, {**BASE[route], **sent})
+        assert status == 200, answer
+        assert served.recorder.turns[0].notes == {f"endpoint/overruled/{name}": 1 for name in overruled}
+        assert (await served.post(CHAT, {**BASE[CHAT], "reasoning_effort": 5}))[0] == 400
+
+    play(work, split=Split.TRAIN)
+
+
 def test_what_the_run_has_anyway_overrules_nothing(play: Any) -> None:
     async def work(served: Any) -> None:
         same = {"temperature": 1, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0, "seed": None}
