@@ -8,6 +8,7 @@ APPWORLD := .venv-appworld
 VERL := .venv-verl
 TRINITY := .venv-trinity
 LLAMA_CPP := .venv-llama-cpp
+CLIENTS := .venv-clients
 # Tests wait for processes half of the time, so there is one more of them at once than small machines have cores; of
 # those with engines fewer, each of which is many processes. Those of a file stay together, with what they set up.
 SPREAD ?= --numprocesses=3 --dist=loadfile
@@ -31,7 +32,7 @@ environment = test -x $(1)/bin/uv || { $(PYTHON) -m venv $(1) && $(1)/bin/python
 install = $(if $(filter pip,$(INSTALLER)),$(1)/bin/python -m pip install --quiet,$(1)/bin/uv pip install --quiet --python $(1)/bin/python)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo environments test test-all test-slow test-packages test-verl test-trinity test-llama-cpp test-engines test-fuzz sync-verl sync-trinity lint types docs bench install clean
+.PHONY: help demo environments test test-all test-slow test-packages test-verl test-trinity test-llama-cpp test-clients test-engines test-fuzz sync-verl sync-trinity lint types docs bench install clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -107,11 +108,16 @@ $(LLAMA_CPP)/.done: $(call projects,$(ON_LLAMA_CPP)) requirements/constraints.tx
 	$(LLAMA_CPP)/bin/python -m pip install --quiet --constraint requirements/constraints.txt llama-cpp-python
 	touch $@
 
+# Clients that know nothing of ASTuner, for tests/clients/: the three that `make test-slow` runs.
+$(CLIENTS)/.done: $(VENV)/.test $(wildcard tests/clients/*.py tests/clients/*/litellm/* tests/clients/*/openai/* tests/clients/*/curl/*)
+	$(BIN)/python -m tests.clients --prepare
+	touch $@
+
 sync-verl: $(VERL)/.done  ## make .venv-verl with the VERL backbone, as it runs on a CPU
 
 sync-trinity: $(TRINITY)/.done  ## make .venv-trinity with the Trinity backbone, as it runs on a CPU
 
-environments: $(VENV)/.test $(FRAMEWORKS)/.done $(AGENTSCOPE107)/.done $(APPWORLD)/.done $(VERL)/.done $(TRINITY)/.done
+environments: $(VENV)/.test $(CLIENTS)/.done $(FRAMEWORKS)/.done $(AGENTSCOPE107)/.done $(APPWORLD)/.done $(VERL)/.done $(TRINITY)/.done
 
 install: $(VENV)/.demo  ## make .venv with ASTuner and what the demo needs
 
@@ -134,7 +140,7 @@ test-all:  ## everything else: slow tests, more random examples, other framework
 	$(MAKE) test-verl
 	$(MAKE) test-trinity
 
-test-slow: $(VENV)/.test $(FRAMEWORKS)/.done $(AGENTSCOPE107)/.done $(APPWORLD)/.done  ## what `make test` leaves out and needs neither VERL nor Trinity
+test-slow: $(VENV)/.test $(CLIENTS)/.done $(FRAMEWORKS)/.done $(AGENTSCOPE107)/.done $(APPWORLD)/.done  ## what `make test` leaves out and needs neither VERL nor Trinity
 	HYPOTHESIS_PROFILE=thorough $(PYTEST) $(SPREAD) -m 'slow or hypothesis'
 
 test-packages: $(VENV)/.test  ## the fast tests of each package where of ours there is only what it names
@@ -148,6 +154,9 @@ test-trinity: $(TRINITY)/.done  ## the tests that run Trinity itself, on a CPU
 
 test-llama-cpp: $(LLAMA_CPP)/.done  ## llama.cpp itself reads what `export --to gguf` writes; compiles it. ASTUNER_TEST_MODEL=DIR: one more model
 	OMP_NUM_THREADS=1 $(LLAMA_CPP)/bin/python -m pytest $(AGAIN) tests/llama_cpp
+
+test-clients: $(VENV)/.test  ## each client of tests/clients trains for three steps, in an environment of its own; writes the table of docs/frameworks.md
+	$(BIN)/python -m tests.clients --table
 
 test-engines: $(VERL)/.done $(TRINITY)/.done  ## whole runs of VERL and Trinity that `make test-all` leaves out; see tests/ENGINES.md
 	if test -e $(VERL)/.done; then $(VERL)/bin/python -m pytest $(AGAIN) $(SPREAD_ENGINES) -m engines tests/verl; fi
@@ -175,4 +184,4 @@ bench: $(VENV)/.test  ## benchmarks: ratios measured in one run, against peers a
 	$(BIN)/python -m benchmarks
 
 clean:  ## remove the environments and caches (runs are kept)
-	rm -rf $(VENV) $(FRAMEWORKS) $(AGENTSCOPE107) $(APPWORLD) $(VERL) $(TRINITY) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(FRAMEWORKS) $(AGENTSCOPE107) $(APPWORLD) $(VERL) $(TRINITY) $(CLIENTS) .pytest_cache .mypy_cache .ruff_cache

@@ -70,7 +70,7 @@ class ModelGate(Gate):
 _LEFT_OUT, _OVERRULED = "endpoint/left_out/", "endpoint/overruled/"
 _MOST_NAMES = 50
 """Of metrics, in one process; fields whose names come later are counted together."""
-_NAME = re.compile(r"[A-Za-z_][\w.-]{0,39}", re.ASCII)
+_METRIC = re.compile(r"endpoint/\w+/[A-Za-z_][\w.-]{0,39}", re.ASCII)
 _MOST_KINDS = 100
 """Of failures, of which the first one is a warning."""
 
@@ -172,14 +172,16 @@ class Handler(ModelGate):
 
     def _notes(self, left_out: Mapping[str, int], overruled: Sequence[str]) -> Mapping[str, int]:
         """What was passed over, by metric, of which each is told once; agents choose the names, so they are bounded."""
-        notes = Counter(f"{_OVERRULED}{name}" for name in overruled)
-        for name, times in left_out.items():
-            is_full = len(self._names) >= _MOST_NAMES and f"{_LEFT_OUT}{name}" not in self._names
-            notes[f"{_LEFT_OUT}{name if _NAME.fullmatch(name) and not is_full else 'other'}"] += times
-        for name in sorted(notes.keys() - self._names):
-            why = "it says nothing to the model" if name.startswith(_LEFT_OUT) else "astuner.endpoint.sampling is run"
-            logger.warning("agents send fields that are passed over and counted as %s: %s", name, why)
-            self._names.add(name)
+        notes, known = Counter[str](), {f"{_OVERRULED}{name}": 1 for name in overruled}
+        for metric, times in (known | {f"{_LEFT_OUT}{name}": times for name, times in left_out.items()}).items():
+            is_full = len(self._names) >= _MOST_NAMES or not _METRIC.fullmatch(metric)
+            if is_full and metric not in known and metric not in self._names:
+                metric = f"{_LEFT_OUT}other"
+            if metric not in self._names:
+                why = "it says nothing to the model" if metric not in known else "astuner.endpoint.sampling is run"
+                logger.warning("agents send fields that are passed over and counted as %s: %s", metric, why)
+                self._names.add(metric)
+            notes[metric] += times
         return notes
 
 

@@ -22,6 +22,17 @@ _READERS: dict[str, fields.Reader] = {
     **dict.fromkeys(("min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"), _FACTOR),
 }
 _OFF = {name: field.harmless for name, field in fields.not_honoured("openai").items()}
+_MANNERS = {
+    f"{part}.{name}".lstrip("."): (part, name, fields.not_honoured(table)[name].harmless)
+    for table, part, names in (
+        ("openai_chat", "", "reasoning_effort verbosity"),
+        ("openai_responses.reasoning", "reasoning", "effort"),
+        ("openai_responses.text", "text", "verbosity"),
+        ("anthropic_messages.output_config", "output_config", "effort"),
+    )
+    for name in names.split()
+}
+"""How hard to think, how much to say; some clients always send it: path -> object, field, what changes nothing."""
 
 
 def runs_own(holder: Pass) -> Mapping[str, Any] | None:
@@ -43,4 +54,10 @@ def overrule(body: dict[str, Any], own: Mapping[str, Any]) -> list[str]:
     :raises ApiError: 400, a value is none that the field could have.
     """
     given = {name: read(body.pop(name), name) for name, read in _READERS.items() if body.get(name) is not None}
-    return [name for name, value in given.items() if value not in (own.get(name), *_OFF.get(name, ()))]
+    overruled = [name for name, value in given.items() if value not in (own.get(name), *_OFF.get(name, ()))]
+    for path, (part, name, harmless) in _MANNERS.items():
+        asked = body.get(part) if part else body
+        if isinstance(asked, dict) and isinstance(asked.get(name), str) and asked[name] not in harmless:
+            del asked[name]
+            overruled.append(path)
+    return overruled

@@ -123,6 +123,8 @@ def test_names_are_few_and_short(play: Any) -> None:
             await served.post(CHAT, {"messages": [{**ASK, **many}]})
         notes = [turn.notes for turn in served.recorder.turns]
         assert notes[0] == {"endpoint/left_out/other": 5}
+        await served.post(CHAT, {"messages": [ASK], "seed": 1})
+        assert served.recorder.turns[-1].notes == {"endpoint/overruled/seed": 1}
         assert len(set().union(*notes)) == 50
         assert sum(sum(each.values()) for each in notes) == 85
 
@@ -144,6 +146,30 @@ def test_the_runs_sampling_overrules_what_an_agent_sends(play: Any, route: str, 
         assert served.recorder.turns[0].notes == {f"endpoint/overruled/{name}": 1 for name in SENT}
 
     play(work, split=split)
+
+
+@table(
+    ("route", "sent", "overruled"),
+    [
+        (CHAT, {"reasoning_effort": "high", "verbosity": "low"}, ["reasoning_effort", "verbosity"]),
+        (CHAT, {"reasoning_effort": "none", "verbosity": "medium"}, []),
+        (  # openai-agents for the model that it defaults to
+            RESPONSES,
+            {"reasoning": {"effort": "low", "summary": "auto"}, "text": {"verbosity": "low"}},
+            ["reasoning.effort", "text.verbosity"],
+        ),
+        # Claude Code for the model that it defaults to
+        (MESSAGES, {"output_config": {"effort": "medium"}, "thinking": {"type": "adaptive"}}, ["output_config.effort"]),
+    ],
+)
+def test_how_hard_to_think_is_the_runs(play: Any, route: str, sent: dict[str, Any], overruled: list[str]) -> None:
+    async def work(served: Any) -> None:
+        status, answer = await served.post(route, {**BASE[route], **sent})
+        assert status == 200, answer
+        assert served.recorder.turns[0].notes == {f"endpoint/overruled/{name}": 1 for name in overruled}
+        assert (await served.post(CHAT, {**BASE[CHAT], "reasoning_effort": 5}))[0] == 400
+
+    play(work, split=Split.TRAIN)
 
 
 def test_what_the_run_has_anyway_overrules_nothing(play: Any) -> None:
@@ -207,8 +233,8 @@ def test_each_name_is_told_once(play: Any, caplog: pytest.LogCaptureFixture) -> 
     play(work, split=Split.TRAIN)
     told = [record.getMessage() for record in caplog.records if record.name == "astuner.endpoint"]
     assert [re.findall(r"endpoint/[\w/]+", line) for line in told] == [
-        ["endpoint/left_out/mood"],
         ["endpoint/overruled/seed"],
+        ["endpoint/left_out/mood"],
     ]
 
 

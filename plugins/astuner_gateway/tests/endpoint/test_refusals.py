@@ -21,6 +21,12 @@ CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messag
 ASK = [{"role": "user", "content": "What?"}]
 BASE: dict[str, dict[str, Any]] = {CHAT: {"messages": ASK}, RESPONSES: {"input": "What?"}, MESSAGES: {"messages": ASK}}
 TOOL = {"type": "function", "function": {"name": "f"}}
+CLAUDE_CODE = {
+    "thinking": {"type": "adaptive", "display": "omitted"},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "output_config": {"effort": "high"},
+}
+"""What it sends by default leaves everything as it is: the model thinks as it likes, and nothing is cleared."""
 
 
 def says(served_body: Any) -> str:
@@ -165,7 +171,8 @@ def test_a_field_is_refused_by_its_name(play: Any, route: str, field: str, value
         (RESPONSES, {"text": {"verbosity": "low"}}, "text.verbosity"),
         (RESPONSES, {"include": ["everything"]}, "include[0]"),
         (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.type"),
-        (MESSAGES, {"output_config": {"effort": "high"}}, "output_config.effort"),
+        (MESSAGES, {"output_config": {"effort": "low"}}, "output_config.effort"),
+        (MESSAGES, {"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}}, "context_management"),
         (MESSAGES, {"messages": [*ASK, {"role": "assistant", "content": "The"}]}, "messages[1].role"),
         (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type"),
         (MESSAGES, {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
@@ -182,7 +189,7 @@ def test_a_field_inside_another_is_refused_by_its_path(play: Any, route: str, ex
         assert (status, says(body)[: len(path) + 1]) == (400, path + " ")
         assert served.engine.calls == []
 
-    play(work)
+    play(work, overrules=False)
 
 
 @table("keyword", ["$ref", "$dynamicRef", "$schema"])
@@ -222,6 +229,7 @@ def test_an_unknown_field_gets_a_suggestion(play: Any) -> None:
         (RESPONSES, {"reasoning": {"effort": "none", "summary": "auto"}, "text": {"format": {"type": "text"}}}),
         (RESPONSES, {"background": False, "parallel_tool_calls": True, "max_tool_calls": 3, "tools": []}),
         (MESSAGES, {"thinking": {"type": "disabled"}, "metadata": {"user_id": "1"}, "service_tier": "auto"}),
+        (MESSAGES, CLAUDE_CODE),
         (MESSAGES, {"system": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]}),
         (MESSAGES, {"tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": "any"}}),
     ],

@@ -1,0 +1,23 @@
+import asyncio
+import os
+import sys
+
+from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.llms.openai_like import OpenAILike
+from tool import SYSTEM, calculator
+
+model = OpenAILike(
+    "astuner",
+    api_base=os.environ["OPENAI_BASE_URL"],
+    api_key=os.environ["OPENAI_API_KEY"],
+    is_chat_model=True,
+    is_function_calling_model=True,
+)
+
+
+async def main() -> None:
+    agent = FunctionAgent(tools=[calculator], llm=model, system_prompt=SYSTEM)
+    print(await agent.run(sys.stdin.read()))
+
+
+asyncio.run(main())

@@ -1,0 +1,47 @@
+"""The table of clients in `docs/frameworks.md`, made of the manifests and of what the runs found."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from tests.clients.harness import FOUND, Client, clients
+from tests.frameworks.harness import ROOT
+
+PAGE = ROOT / "docs" / "frameworks.md"
+PART = re.compile(r"(<!-- table of clients -->\n).*?(<!-- end of table -->)", re.DOTALL)
+HEAD = ("client", "versions", "runs", "turns that continue exactly", "what breaks exactness, and why", "cure")
+
+
+def _row(client: Client, found: dict[str, Any] | None) -> str:
+    runs, exact, breaks, cure = "not tried", "", "", client.cure
+    if found is not None and "turns" in found:
+        later = found["later"]
+        runs, exact = "yes", f"{found['exact'] / later:.0%} ({found['exact']} of {later})".replace("%", " %")
+        breaks = "; ".join(f"`{reason}`: {why}" for reason, why in client.branches.items())
+    elif found is not None:
+        runs = f"no: {found.get('failed') or found['not_run']}"
+    notes = f" {client.notes}" if client.notes else ""
+    cells = [f"{client.title} ({client.language})", client.version, runs, exact, f"{breaks}{notes}".strip(), cure]
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+def table() -> str:
+    """The table as Markdown."""
+    found = json.loads(FOUND.read_text(encoding="utf-8"))
+    order = sorted(
+        clients().values(), key=lambda client: (client.language != "Python", client.language, client.title.lower())
+    )
+    head = [f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|"]
+    return "\n".join([*head, *(_row(client, found.get(client.name)) for client in order)])
+
+
+def rewritten(page: str) -> str:
+    """The page with the table as it should be."""
+    return PART.sub(lambda match: f"{match[1]}\n{table()}\n\n{match[2]}", page)
+
+
+def write() -> None:
+    """Put it into the page."""
+    PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
