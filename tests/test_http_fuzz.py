@@ -62,7 +62,7 @@ AT_ONCE = 16
 HANGS = 60.0
 """Seconds after which a request that is one has no answer."""
 GROWS = 0.05
-"""The share by which the blocks that Python holds may grow in the second half of the rounds, servers and clients alike."""
+"""The share by which what Python holds may grow in the second half of the rounds, servers and clients alike."""
 KEPT_TOKENS = 200_000
 """That `astuner serve` keeps, so few that it forgets the oldest all along."""
 LEAVES = 0.5
@@ -568,9 +568,7 @@ class Fuzz:
         if len(blocks := self.outcome.blocks) >= 20:
             early, late = (statistics.median(part) for part in (blocks[len(blocks) // 2 :][:5], blocks[-5:]))
             if late > early * (1 + GROWS):
-                self.outcome.wrong.append(
-                    f"Python held {early:,.0f} blocks of memory, and {late:,.0f} half the way later"
-                )
+                self.outcome.wrong.append(f"Python held {early:,.0f} blocks half the way, and {late:,.0f} in the end")
         return self.outcome
 
 
@@ -590,10 +588,8 @@ async def fuzz(numbers: range, seed: int, there: dict[str, Server], log: Logged,
         await work.round(begin, min(numbers.stop, begin + ROUND))
         if told:
             now = work.outcome
-            print(
-                f"{begin + ROUND:>8,} sent, {len(now.wrong)} wrong, {now.memory[-1]:.0f} MiB, {now.blocks[-1]:,} blocks",
-                flush=True,
-            )
+            held = f"{now.memory[-1]:.0f} MiB, {now.blocks[-1]:,} blocks"
+            print(f"{begin + ROUND:>8,} sent, {len(now.wrong)} wrong, {held}", flush=True)
             print(*now.wrong[shown:], sep="\n", end="")
             shown = len(now.wrong)
     return work
@@ -640,9 +636,8 @@ def main(told: list[str]) -> int:
     print(*(f"{name}: {statuses}" for name, statuses in by_server.items()), *found.wrong[:20], sep="\n\n")
     half = len(found.memory) // 2
     memory = ", ".join(f"{found.memory[at]:.0f} MiB and {found.blocks[at]:,} blocks" for at in (0, half, -1))
-    print(
-        f"\nslowest {found.slowest:.2f} s, {len(found.wrong)} wrong, {time.monotonic() - began:.0f} s; after the first episodes, half, all: {memory}"
-    )
+    print(f"\nslowest {found.slowest:.2f} s, {len(found.wrong)} wrong, {time.monotonic() - began:.0f} s")
+    print(f"after the first episodes, half of them, and all: {memory}")
     return int(bool(found.wrong))
 
 
