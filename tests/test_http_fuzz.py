@@ -306,7 +306,7 @@ def _feedback(door: Door) -> Iterator[int]:
         while True:
             access = door.access
             offered = {"base_url": access.base_url, "api_key": access.api_key, "model": "m"}
-            times = {"begin_timeout": 5.0, "rating_timeout": 0.5}
+            times = {"begin_timeout": 0.5, "rating_timeout": 0.5}
             head = {"Authorization": f"Bearer {RUN_KEY}"}
             async with session.post(f"{url}/episodes", json={**offered, **times}, headers=head) as response:
                 assert response.status == 200, await response.text()
@@ -610,7 +610,7 @@ def run(numbers: range, seed: int, folder: Path, told: bool = False) -> Outcome:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_no_request_gives_a_server_error(tmp_path: Path) -> None:
-    found = run(range(2000), 19, tmp_path)
+    found = run(range(4000), 19, tmp_path)
     assert not found.wrong, "\n\n".join(found.wrong[:3])
     names = ("endpoint", "serve", "env", "view", "feedback", "traces")
     assert all(found.counts[f"{name} {status}"] for name in names for status in (200, 400)), found.counts
