@@ -61,8 +61,8 @@ KEY, TOKEN, RUN_KEY = "sk-test-0123456789abcdef", "0123456789abcdef0123", "run-0
 AT_ONCE = 16
 HANGS = 60.0
 """Seconds after which a request that is one has no answer."""
-GROWS = 16.0
-"""MiB by which this process, servers and clients, may grow in the second half of its rounds."""
+GROWS = 0.05
+"""The share by which what Python holds may grow in the second half of the rounds, servers and clients alike."""
 KEPT_TOKENS = 200_000
 """That `astuner serve` keeps, so few that it forgets the oldest all along."""
 LEAVES = 0.5
@@ -306,7 +306,7 @@ def _feedback(door: Door) -> Iterator[int]:
         while True:
             access = door.access
             offered = {"base_url": access.base_url, "api_key": access.api_key, "model": "m"}
-            times = {"begin_timeout": 5.0, "rating_timeout": 0.5}
+            times = {"begin_timeout": 0.5, "rating_timeout": 0.5}
             head = {"Authorization": f"Bearer {RUN_KEY}"}
             async with session.post(f"{url}/episodes", json={**offered, **times}, headers=head) as response:
                 assert response.status == 200, await response.text()
@@ -483,7 +483,9 @@ class Outcome:
     wrong: list[str] = field(default_factory=list)
     slowest: float = 0.0
     memory: list[float] = field(default_factory=list)
-    """MiB of this process when an episode was over, one after the other."""
+    """MiB of this process when an episode was over, one after the other; threads keep what they once needed."""
+    blocks: list[int] = field(default_factory=list)
+    """Of Python's memory, then."""
 
 
 LAST = re.compile(rb'"id": ?"((?:chatcmpl-|resp_|msg_|call_|fc_|rs_)[^"]{1,80})"')
@@ -549,6 +551,7 @@ class Fuzz:
                 server.head.update(self._authorized(server))
         self._know()
         self.outcome.memory.append(_memory())
+        self.outcome.blocks.append(sys.getallocatedblocks())
 
     def _authorized(self, server: Server) -> dict[str, str]:
         mine = server is self.there["endpoint"] and server.renews
@@ -562,10 +565,10 @@ class Fuzz:
         held = sum(one() is not None for one in self._ended[:-4])  # a client's request may hold the last ones
         if held:
             self.outcome.wrong.append(f"{held} of {len(self._ended)} episodes that are over are still held")
-        if len(memory := self.outcome.memory) >= 20:
-            early, late = (statistics.median(part) for part in (memory[len(memory) // 2 :][:5], memory[-5:]))
-            if late - early > GROWS:
-                self.outcome.wrong.append(f"memory grew from {early:.0f} to {late:.0f} MiB in the second half")
+        if len(blocks := self.outcome.blocks) >= 20:
+            early, late = (statistics.median(part) for part in (blocks[len(blocks) // 2 :][:5], blocks[-5:]))
+            if late > early * (1 + GROWS):
+                self.outcome.wrong.append(f"Python held {early:,.0f} blocks half the way, and {late:,.0f} in the end")
         return self.outcome
 
 
@@ -585,7 +588,8 @@ async def fuzz(numbers: range, seed: int, there: dict[str, Server], log: Logged,
         await work.round(begin, min(numbers.stop, begin + ROUND))
         if told:
             now = work.outcome
-            print(f"{begin + ROUND:>8,} sent, {len(now.wrong)} wrong, {now.memory[-1]:.0f} MiB", flush=True)
+            held = f"{now.memory[-1]:.0f} MiB, {now.blocks[-1]:,} blocks"
+            print(f"{begin + ROUND:>8,} sent, {len(now.wrong)} wrong, {held}", flush=True)
             print(*now.wrong[shown:], sep="\n", end="")
             shown = len(now.wrong)
     return work
@@ -606,7 +610,7 @@ def run(numbers: range, seed: int, folder: Path, told: bool = False) -> Outcome:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_no_request_gives_a_server_error(tmp_path: Path) -> None:
-    found = run(range(2000), 19, tmp_path)
+    found = run(range(4000), 19, tmp_path)
     assert not found.wrong, "\n\n".join(found.wrong[:3])
     names = ("endpoint", "serve", "env", "view", "feedback", "traces")
     assert all(found.counts[f"{name} {status}"] for name in names for status in (200, 400)), found.counts
@@ -630,8 +634,10 @@ def main(told: list[str]) -> int:
     for name, number in sorted(found.counts.items()):
         by_server.setdefault(name.split(" ", 1)[0], {})[name.split(" ", 1)[1]] = number
     print(*(f"{name}: {statuses}" for name, statuses in by_server.items()), *found.wrong[:20], sep="\n\n")
-    memory = f"memory {found.memory[0]:.0f} MiB after the first episodes, {found.memory[-1]:.0f} after the last"
-    print(f"\nslowest {found.slowest:.2f} s, {len(found.wrong)} wrong, {time.monotonic() - began:.0f} s, {memory}")
+    half = len(found.memory) // 2
+    memory = ", ".join(f"{found.memory[at]:.0f} MiB and {found.blocks[at]:,} blocks" for at in (0, half, -1))
+    print(f"\nslowest {found.slowest:.2f} s, {len(found.wrong)} wrong, {time.monotonic() - began:.0f} s")
+    print(f"after the first episodes, half of them, and all: {memory}")
     return int(bool(found.wrong))
 
 

@@ -7,6 +7,7 @@ import sqlite3
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -179,10 +180,15 @@ class Folder:
         places = [self._given] if self._given else [place for step in saved for place in (step / policy, step)]
         for place in places:
             if place and (place / "tokenizer_config.json").is_file():
-                from transformers import AutoTokenizer
-
-                return AutoTokenizer.from_pretrained(str(place), local_files_only=True)
+                return _loaded(place)
         return None
+
+
+@cache
+def _loaded(place: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(place), local_files_only=True)
 
 
 def episode(row: bytes) -> Episode:

@@ -90,11 +90,19 @@ def abused(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(tmp_path_factory.mktemp("abused"), f"{HERE}/abuser/agent.py->Abuser", tasks)
 
 
+MORE = ("control tokens in contents", "samples", "groups", "turns continued", "prompts encoded again")
+
+
 @pytest.mark.slow
 def test_abuses_are_exact(abused: Path) -> None:
     report = check(abused, samples=abused.parent / "samples.jsonl")
     assert not report.problems, "\n".join(map(str, report.problems[:20]))
-    for what in ("prompts but for the replies' own spelling", "masks compared", "log-probabilities computed again"):
+    for what in (
+        "prompts but for the replies' own spelling",
+        "masks compared",
+        "log-probabilities computed again",
+        *MORE,
+    ):
         assert report.counts[what], report.counts
 
 
@@ -344,10 +352,31 @@ def _rubbish(copy: Copy) -> None:
 
 
 @pytest.mark.slow
+def test_the_command_says_what_it_compared_and_what_is_wrong(abused: Path, tmp_path: Path) -> None:
+    def command(*told: object) -> tuple[int, str]:
+        line = [sys.executable, "-m", "tests.checker", *map(str, told)]
+        done = subprocess.run(line, cwd=HERE.parents[1], capture_output=True, text=True)
+        return done.returncode, done.stdout + done.stderr
+
+    code, said = command(abused)
+    assert (code, "no problem" in said, "tokens generated" in said) == (0, True, True), said
+    copy = Copy(abused, tmp_path)
+    FAULTS["a key in a file"][1](copy)
+    shutil.rmtree(copy.run / "checkpoints")
+    code, said = command(copy.run)
+    assert (code, "--tokenizer DIR" in said) == (2, True), said
+    (saved,) = abused.glob("checkpoints/step-*")
+    code, said = command(copy.run, "--tokenizer", saved, "--json")
+    assert (code, [one["kind"] for one in json.loads(said)["problems"]]) == (1, ["key"]), said
+    assert "a1a1a1a1" not in said
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found_by_its_name(abused: Path, tmp_path: Path, fault: str) -> None:
     kind, plant = FAULTS[fault]
     copy = Copy(abused, tmp_path)
     plant(copy)
-    report = check(copy.run, samples=copy.samples)
+    (saved,) = abused.glob("checkpoints/step-*")  # read once for all of them
+    report = check(copy.run, tokenizer=saved, samples=copy.samples)
     assert kind in report.kinds(), "\n".join(map(str, report.problems[:20]))
