@@ -135,7 +135,7 @@ class Conversation:
         """
         if not messages:
             raise UnsupportedRequest("'messages' is empty; send at least one message")
-        messages = [mapping_of(m) for m in messages]
+        messages = [m if type(m) is dict else mapping_of(m) for m in messages]
         template = self._codec.template
         offered = [] if self._codec.disable_tool_calls else [mapping_of(t) for t in tools or ()]
         if offered and not template.renders_tools:
