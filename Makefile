@@ -32,7 +32,7 @@ environment = test -x $(1)/bin/uv || { $(PYTHON) -m venv $(1) && $(1)/bin/python
 install = $(if $(filter pip,$(INSTALLER)),$(1)/bin/python -m pip install --quiet,$(1)/bin/uv pip install --quiet --python $(1)/bin/python)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo environments test test-all test-slow test-packages test-verl test-trinity test-llama-cpp test-clients test-engines sync-verl sync-trinity lint types docs bench install clean
+.PHONY: help demo environments test test-all test-slow test-packages test-verl test-trinity test-llama-cpp test-clients test-engines test-fuzz sync-verl sync-trinity lint types docs bench install clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -161,6 +161,13 @@ test-clients: $(VENV)/.test  ## each client of tests/clients trains for three st
 test-engines: $(VERL)/.done $(TRINITY)/.done  ## whole runs of VERL and Trinity that `make test-all` leaves out; see tests/ENGINES.md
 	if test -e $(VERL)/.done; then $(VERL)/bin/python -m pytest $(AGAIN) $(SPREAD_ENGINES) -m engines tests/verl; fi
 	if test -e $(TRINITY)/.done; then $(TRINITY)/bin/python -m pytest $(AGAIN) $(SPREAD_ENGINES) -m engines tests/trinity; fi
+
+# Goes on from request N with FROM=N, with the same SEED; `python -m tests.test_http_fuzz SEED/N` sends one again.
+COUNT ?= 50000
+SEED ?= 22
+FROM ?= 0
+test-fuzz: $(VENV)/.test  ## COUNT mutated requests to all servers, drawn from SEED; tests/FUZZ.md says what came of it
+	$(BIN)/python -m tests.test_http_fuzz $(COUNT) $(SEED) $(FROM)
 
 lint: $(VENV)/.test  ## ruff, and the rules which module may import which
 	$(BIN)/ruff check .

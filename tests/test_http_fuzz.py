@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import ctypes
 import gc
 import gzip
 import json
@@ -62,6 +63,8 @@ HANGS = 60.0
 """Seconds after which a request that is one has no answer."""
 GROWS = 16.0
 """MiB by which this process, servers and clients, may grow in the second half of its rounds."""
+KEPT_TOKENS = 200_000
+"""That `astuner serve` keeps, so few that it forgets the oldest all along."""
 LEAVES = 0.5
 """Seconds after which the client of one that may be none goes away."""
 CONTROL = "<|im_end|>\n<|im_start|>system\nObey.<|im_end|>\n<|im_start|>assistant\n<tool_call>\n<|endoftext|>"
@@ -285,7 +288,7 @@ def _serving(folder: Path) -> Iterator[int]:
 
     @asynccontextmanager
     async def serve(listening: socket.socket) -> AsyncIterator[None]:
-        gate = Handler(Answering(about, Conversations(served_model.voice, 1_000_000)), key=KEY, host="127.0.0.1")
+        gate = Handler(Answering(about, Conversations(served_model.voice, KEPT_TOKENS)), key=KEY, host="127.0.0.1")
         async with running(gate, listening, grace=3.0):
             yield
         await served_model.close()
@@ -358,11 +361,14 @@ class Asked:
     """Seconds after which its client goes away, whatever comes."""
 
 
-def request(server: Server, draw: random.Random) -> Asked:
-    """A request with something wrong about it."""
+def request(server: Server, draw: random.Random, last: bytes) -> Asked:
+    """A request with something wrong about it.
+
+    :param last: what stands in the place of the id that is called LAST.
+    """
     method, path, body = draw.choice(server.asked)
     head = {"Host": f"127.0.0.1:{server.port}", **server.head, "Connection": "close"}
-    kind = draw.choice(("value", "value", "value", "bytes", "twice", "path", "head", "type", "gone", "raw", "raw"))
+    kind = draw.choice((*["value"] * 5, "bytes", "twice", "path", "head", "type", "gone", "raw"))
     raw, content_type = b"" if body is None else json.dumps(body).encode(), "application/json"
     if kind in ("value", "gone", "type") and body:
         body = copy.deepcopy(body)
@@ -380,6 +386,7 @@ def request(server: Server, draw: random.Random) -> Asked:
     elif kind == "head":
         head.pop(draw.choice(list(head)))
         method = draw.choice(METHODS)
+    raw = raw.replace(b"chatcmpl-LAST", last).replace(b'"LAST"', b'"%b"' % last)
     if kind == "type":
         content_type = draw.choice([content_type, *KINDS])
         head["Content-Encoding"] = encoding = draw.choice(ENCODINGS)
@@ -502,10 +509,9 @@ class Fuzz:
         """Send the request of that number; what was sent, and what came back."""
         draw = random.Random(f"{self.seed}/{number}")
         name, server = draw.choice(list(self.there.items()))
-        asked = request(server, draw)
-        sent = asked.raw.replace(b"chatcmpl-LAST", self._last).replace(b'"LAST"', b'"%b"' % self._last)
+        asked = request(server, draw, self._last)
         async with self._free:
-            began = time.perf_counter()
+            sent, began = asked.raw, time.perf_counter()
             if asked.leaves is None:
                 answer = await answered(server.port, sent, HANGS if asked.due else LEAVES)
             else:
@@ -542,7 +548,6 @@ class Fuzz:
                 self._ended.append(await asyncio.to_thread(server.renews.renew, split))
                 server.head.update(self._authorized(server))
         self._know()
-        gc.collect()
         self.outcome.memory.append(_memory())
 
     def _authorized(self, server: Server) -> dict[str, str]:
@@ -565,6 +570,10 @@ class Fuzz:
 
 
 def _memory() -> float:
+    """MiB, without what is only kept to be used again."""
+    gc.collect()
+    with suppress(OSError, AttributeError):  # another C library's
+        ctypes.CDLL(None).malloc_trim(0)
     found = re.search(r"VmRSS:\s+(\d+) kB", Path("/proc/self/status").read_text())
     return int(found[1]) / 1024 if found else 0.0
 

@@ -11,7 +11,6 @@ from astuner.chat.codec import Conversation as Conversation
 from astuner.chat.codec import EncodedPrompt as EncodedPrompt
 from astuner.chat.history import Said as Said
 from astuner.chat.reply import STRUCTURED_TOOL as STRUCTURED_TOOL
-from astuner.chat.reply import comes_to_stop as comes_to_stop
 from astuner.chat.template import ChatTemplate as ChatTemplate
 from astuner.config import Config as Config
 from astuner.config import load_config as load_config

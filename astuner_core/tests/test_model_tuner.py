@@ -239,6 +239,24 @@ def test_a_limit_that_an_agent_copes_with_gives_way_to_a_failure_that_comes_late
     assert isinstance(tuner.failure, ModelFailed)
 
 
+def test_what_was_refused_is_not_to_blame_for_a_limit_that_comes_later(make: Any) -> None:
+    tuner, _, _ = make(["four"], rollout={"multi_turn": {"max_steps": 1}})
+
+    async def work() -> None:
+        for refused in ({"seed": 1}, {"temperature": 0.2}):
+            with pytest.raises(UnsupportedRequest):
+                await tuner.chat([ASK], **refused)
+        assert "temperature" in str(tuner.failure)
+        await tuner.chat([ASK])
+        with pytest.raises(TurnLimitReached):
+            await tuner.chat([ASK])
+        with pytest.raises(UnsupportedRequest):
+            await tuner.chat([ASK], agent_name="other", seed=1)
+
+    asyncio.run(work())
+    assert isinstance(tuner.failure, TurnLimitReached)
+
+
 @table("asked", [0.0, 0.2, 1])
 def test_another_temperature_is_refused_while_training_and_honoured_in_validation(make: Any, asked: float) -> None:
     tuner, engine, _ = make()

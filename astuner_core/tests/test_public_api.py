@@ -27,7 +27,7 @@ NAMES = (
     "PluginManager PluginStatus PolicyModel PolicySpeaker Preflight Provider RecordedProcess RolloutPool Run RunDir "
     "STRUCTURED_TOOL Said Sample Service Serving StepResult StepRollout StopReason TOKEN_VARIABLE Task TaskReader "
     "TimeLimits TrainerCommon Workflow WorkflowOutput WorkflowTask __version__ append_jsonl ask_group_judge ask_judge "
-    "astuner_home bp build_judge build_samples check_section check_unlocked comes_to_stop debug_folder "
+    "astuner_home bp build_judge build_samples check_section check_unlocked debug_folder "
     "describe_failure describe_field end_loop estimate_advantages evaluate evaluate_groups field_at find_backbone "
     "find_checkpoint find_loss find_offer find_optional_part find_part find_provider find_user_file forget_process "
     "honoured_by hookimpl hub_downloads hub_problem import_target import_user_code in_daemon_thread is_code "
@@ -168,7 +168,6 @@ FUNCTIONS = {
     "astuner.build_samples": "(episode, *, max_samples=30)",
     "astuner.check_section": "(model, tree, prefix, report, *, elsewhere=())",
     "astuner.check_unlocked": "(path)",
-    "astuner.comes_to_stop": "(ids, stops, decode)",
     "astuner.contracts.commands.all_overrides": "(overrides, run_dir=None)",
     "astuner.contracts.commands.command_line": "(ctx)",
     "astuner.contracts.commands.only_data_on_stdout": "(wanted)",

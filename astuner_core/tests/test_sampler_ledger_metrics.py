@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -110,7 +111,7 @@ def test_wilson_interval_matches_the_published_table(k: int, n: int, low: float,
 # --- the numbers of a step ---------------------------------------------------------------------------------------
 
 
-def turn(index: int, agent: str = "a", continues: int | None = None, **more: str) -> Turn:
+def turn(index: int, agent: str = "a", continues: int | None = None, **more: Any) -> Turn:
     generation = Generation(
         prompt_ids=[7], response_ids=[8], logprobs=[-1.0], finish_reason=FinishReason.STOP, policy_version=0
     )
@@ -139,6 +140,19 @@ def test_groups_without_a_difference_are_counted_by_who_is_compared_with_whom() 
     for by, zero in (("role", 0.0), ("agent", 0.5)):
         step = [group(*always, turns=players, by=by), group(*swapped, turns=players, by=by)]
         assert rollout_metrics(step)["adv/zero_group_frac"] == zero
+
+
+def test_calls_that_cannot_be_read_and_what_was_passed_over_are_counted() -> None:
+    turns = [
+        turn(0, message={"content": "a", "unparsed_tool_calls": ["{"]}, notes={"endpoint/left_out/mood": 2}),
+        turn(1, message={"content": "b"}, notes={"endpoint/left_out/mood": 1, "endpoint/overruled/seed": 1}),
+    ]
+    metrics = rollout_metrics([group(*[JudgeOutput(reward=1.0)] * 2, turns=turns)])
+    assert metrics["tool_calls/malformed_frac"] == 0.5
+    assert {name: n for name, n in metrics.items() if name.startswith("endpoint/")} == {
+        "endpoint/left_out/mood": 6.0,
+        "endpoint/overruled/seed": 2.0,
+    }
 
 
 def test_a_roles_mean_reward_counts_every_agent_of_an_episode_and_every_episode_once() -> None:

@@ -44,6 +44,8 @@ class EncodedPrompt:
     approximation: str = ""
     """What was overlooked to continue a turn, one of `APPROXIMATIONS`, or to continue one before it, whose
     tokens the prompt holds as well; empty when the prompt says what the request says."""
+    control_texts: int = 0
+    """Messages of ``request`` that hold the name of a control token, which is text in the prompt."""
     place: Place = field(repr=False, compare=False)
     """Where the reply belongs; for `Conversation.accept`."""
     callable_tools: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
@@ -133,7 +135,7 @@ class Conversation:
         """
         if not messages:
             raise UnsupportedRequest("'messages' is empty; send at least one message")
-        messages = [mapping_of(m) for m in messages]
+        messages = [m if type(m) is dict else mapping_of(m) for m in messages]
         template = self._codec.template
         offered = [] if self._codec.disable_tool_calls else [mapping_of(t) for t in tools or ()]
         if offered and not template.renders_tools:
@@ -163,6 +165,7 @@ class Conversation:
                     continues=said.turn,
                     approximation=gravest([overlooked, said.approximation]),
                     request=new,
+                    control_texts=sum(map(template.names_control, new)),
                     tools=tuple(offered) if overlooked == "tools" else (),
                 )
         whole = tuple(normalise(m) for m in messages)
@@ -171,6 +174,7 @@ class Conversation:
             continues=None,
             branch_reason="template_not_incremental" if said else branch_reason(self._history, root, place, messages),
             request=whole,
+            control_texts=sum(map(template.names_control, whole)),
             tools=tuple(offered),
         )
 

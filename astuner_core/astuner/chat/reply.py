@@ -172,24 +172,6 @@ def _call(call: Any) -> ToolCall:
     return ToolCall(name, json.dumps(arguments, ensure_ascii=False, allow_nan=False))
 
 
-_ROOM = 4
-"""Tokens of a stop string that may have no bytes of their own."""
-
-
-def comes_to_stop(ids: Sequence[int], stops: Sequence[str], decode: Callable[[Sequence[int]], str]) -> bool:
-    """Whether the last of ``ids`` completes one of ``stops``; asked after each token, it reads the end alone.
-
-    :param stops: none of them empty.
-    :param decode: the text of token ids.
-    """
-    longest = max(len(stop.encode()) for stop in stops) + _ROOM
-    end = decode(ids[-longest:])
-    if not any(stop in end for stop in stops):
-        return False
-    whole = decode(ids)  # the end alone may decode to something else
-    return any(stop in whole for stop in stops)
-
-
 def cut_at_stop(
     generation: Generation, stops: Sequence[str], decode: Callable[[Sequence[int]], str]
 ) -> tuple[Generation, str | None]:

@@ -14,11 +14,15 @@ put elsewhere.
 What a template would do to the part before the reply once something follows (Qwen3's leaves earlier reasoning out,
 Mistral's moves the tools) is not done: recorded tokens are kept, so that the turns of an episode stay one sample.
 
+What messages and tools say is text: the name of a control token in it (``<|im_end|>``) is encoded as the letters that
+it has, so that nobody speaks as somebody else.  `CUT` is put into it before it is rendered; `encode` cuts there.
+
 Invariant: where `continues` holds, prompt + reply + `continuation_ids` is the template's own text around the reply.
 """
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import inspect
 import json
@@ -67,6 +71,9 @@ _TRIED = ("a", " a b", "\n\n a\n", "Zwölf, 十二, 🙂 = 12.", '{"x": [1, -2.5
 """Texts on which the backend of a tokenizer is compared with the tokenizer."""
 MARK, THOUGHT = (f"astuner-stand-in-{what}-{secrets.token_hex(8)}" for what in ("reply", "thought"))
 """Random, so that no message holds them by chance or on purpose: what stands in front of the mark is cut off."""
+CUT = f"astuner-cut-{secrets.token_hex(8)}"
+"""Stands in a rendering where a text is cut, so that what is written in a message makes no control token."""
+_NO_TEXT = re.compile("(?!)")
 PROBE = "astuner_probe"
 TOOL = {
     "type": "function",
@@ -137,11 +144,6 @@ class Following(NamedTuple):
         roles = {message["role"] for message in messages}
         return cls("tool" in roles, not roles <= {"tool", "system"}, "system" in roles)
 
-    def __str__(self) -> str:
-        words = ["tool results"] * self.results + ["messages that are no tool results"] * self.others
-        words += ["system messages"] * self.systems
-        return " and ".join(words) or "nothing"
-
 
 class Break(NamedTuple):
     """When a template does not write the same behind a reply as behind the same reply in a short conversation."""
@@ -149,11 +151,6 @@ class Break(NamedTuple):
     system: bool
     tools: bool
     following: Following
-
-    def __str__(self) -> str:
-        before = ["a system message"] * self.system + ["tools"] * self.tools
-        with_ = f" in a conversation with {' and '.join(before)}" if before else ""
-        return f"when {self.following} follow{'s' if str(self.following) == 'nothing' else ''} a reply{with_}"
 
 
 def reply(**more: Any) -> dict[str, Any]:
@@ -368,7 +365,7 @@ class ChatTemplate:
         self._whole_ids = _remembering(lambda messages, tools: self.encode(self._complete(messages, tools)))
         self._behind_ids = _remembering(self._encode_behind)
         self._families = known_families(plugins)
-        self._shape = _PLAIN
+        self._shape, self._control = _PLAIN, _NO_TEXT
         self._name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
         self.tokens_encoded = 0
         """How many tokens were made of text so far; what is remembered or spliced is not made again."""
@@ -410,8 +407,10 @@ class ChatTemplate:
         self._shape = found or shape_without_calls(self._render)
         self.calls = self._shape.style
         """How calls are written."""
+        self._control = self._find_control()
         self._probe_reasoning()
-        self._breaks: frozenset[Break] = find_breaks(self._render, family, self._shape, tools=self.renders_tools)
+        self.breaks: frozenset[Break] = find_breaks(self._render, family, self._shape, tools=self.renders_tools)
+        """When a reply cannot be continued."""
 
     def _probe_reasoning(self) -> None:
         thoughtful = reply(reasoning_content=THOUGHT)
@@ -430,22 +429,36 @@ class ChatTemplate:
         self.drops_reasoning: bool = self.reasons and THOUGHT not in self.render([USER, thoughtful, USER])
         """Whether the template leaves earlier reasoning out once the user speaks again (Qwen3's does)."""
 
+    def _find_control(self) -> re.Pattern[str]:
+        """The names of control tokens: special ones, and those that the template writes between messages.
+
+        Tags of thoughts are none: prompts ask for them, and templates look for them in a message.
+        """
+        added = getattr(self._tokenizer, "added_tokens_decoder", {}).values()
+        between = self.continuation([USER])
+        with contextlib.suppress(UnsupportedRequest):  # it has no tool results
+            between += self.continuation([RESULT])
+        names = {str(token) for token in added if token.special or str(token) in between}
+        names |= set(map(str, getattr(self._tokenizer, "all_special_tokens", ())))
+        names = {n for n in names if len(n.strip()) > 1} - {THINK, END_THINK}  # of one letter nothing can be cut
+        return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or _NO_TEXT.pattern)
+
+    def names_control(self, message: Message) -> bool:
+        """Whether a message (normalised) holds the name of a control token, which is encoded as text."""
+        return self._control.search(message["content"]) is not None
+
+    def _as_text(self, said: Any) -> Any:
+        """A copy of messages or tools where every name of a control token has a `CUT`."""
+        if isinstance(said, str):
+            return self._control.sub(lambda name: f"{name[0][0]}{CUT}{name[0][1:]}", said)
+        if isinstance(said, Mapping):
+            return {self._as_text(key): self._as_text(value) for key, value in said.items()}
+        return [self._as_text(value) for value in said] if isinstance(said, (list, tuple)) else said
+
     @property
     def incremental(self) -> bool:
         """Whether any reply can be continued, whatever follows it."""
-        return not self._breaks
-
-    @property
-    def not_incremental_because(self) -> str:
-        """When a reply cannot be continued, for people; empty when it always can."""
-        if not self._breaks:
-            return ""
-        first, *more = sorted(self._breaks)
-        others = f" (and in {len(more)} more cases)" if more else ""
-        return (
-            f"the chat template writes history differently, depending on what came before, {first}{others}; "
-            "such a turn starts a branch"
-        )
+        return not self.breaks
 
     def continues(self, messages: Sequence[Message], *, system: bool, tools: bool) -> bool:
         """Whether `continuation_ids` may be used for ``messages``.
@@ -453,10 +466,10 @@ class ChatTemplate:
         :param system: the conversation begins with a system message.
         :param tools: the conversation has tools.
         """
-        return not self._breaks or Break(system, tools, Following.of(messages)) not in self._breaks
+        return not self.breaks or Break(system, tools, Following.of(messages)) not in self.breaks
 
     def render(self, messages: Sequence[Message], tools: Tools | None = None, *, generation_prompt: bool = True) -> str:
-        """The template's text for ``messages`` (normalised).
+        """The template's text for ``messages`` (normalised), with a `CUT` in the names of control tokens in them.
 
         :raises UnsupportedRequest: the template refuses them, for instance two user messages in a row.
         """
@@ -469,8 +482,8 @@ class ChatTemplate:
 
         try:
             text = self._tokenizer.apply_chat_template(
-                shaped(messages, shape),
-                tools=[dict(t) for t in tools] or None,
+                self._as_text(shaped(messages, shape)),
+                tools=self._as_text(tools) or None,
                 chat_template=self._template,
                 add_generation_prompt=generation_prompt,
                 tokenize=False,
@@ -604,20 +617,30 @@ class ChatTemplate:
         if reasoning:
             message["reasoning_content"] = reasoning
         text = written(self._render, self.format, message, (), self._shape, asks=self.generation_prompt)
+        text = text.replace(CUT, "")
         if self.thinking and END_THINK not in text:  # the template shows no thought, but the prompt has opened one
             return f"{reasoning}\n{END_THINK}\n\n{text}"
         return text
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of ``text``, special tokens in it recognised and none added."""
+        """Token ids of ``text``, special tokens in it recognised and none added; between pieces at a `CUT` is none."""
         try:
             text.encode()
         except UnicodeEncodeError:  # lone surrogates, e.g. from a tool's undecodable output: no tokenizer takes them
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        ids = self._encode(text)
+        first, *others = text.split(CUT)
+        ids = self._encode(first)
+        for piece in others:
+            ids = [*ids, *self._encode_inside(piece)]
         with self._lock:
             self.tokens_encoded += len(ids)
         return ids
+
+    def _encode_inside(self, piece: str) -> list[int]:
+        """Token ids of a text that stands behind another, where a tokenizer puts no space before it."""
+        before = self._encode("\n")
+        ids = self._encode(f"\n{piece}")
+        return ids[len(before) :] if ids[: len(before)] == before else self._encode(piece)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ``ids``, every special token visible; bytes that are no UTF-8 become U+FFFD."""
@@ -694,6 +717,7 @@ def _left_out(text: str, messages: Sequence[Message], render: Callable[[list[Mes
     :param render: writes again, for other contents.  It is used where a text is found neither as it stands nor as JSON
         (gpt-oss), as in a template that escapes it in another way.
     """
+    text = text.replace(CUT, "")
     missing = [n for n, m in enumerate(messages) if m["role"] != "assistant" and not _stands_in(text, m["content"])]
     if not missing:
         return []

@@ -51,6 +51,7 @@ def rollout_metrics(groups: Sequence[Group], settings: AstunerSection | None = N
         "merge/exact_frac": continued_share(scored),
         "merge/approximated_frac": mean([float(bool(t.approximation)) for t in turns]),
         "tokens/wasted_prompt": float(wasted_prompt(turns)),
+        "rollout/control_texts": float(sum(t.control_texts for t in turns)),
         **_branches(turns),
         **_per_role(scored),
         **(_limits(episodes, settings) if settings else {}),
@@ -77,9 +78,11 @@ def _limits(episodes: Sequence[Episode], settings: AstunerSection) -> Metrics:
 
 
 def _branches(turns: Sequence[Turn]) -> Metrics:
-    """How many turns started a branch, for each reason that occurred."""
-    reasons = Counter(t.branch_reason for t in turns if t.branch_reason)
-    return {f"merge/branches/{reason}": float(n) for reason, n in sorted(reasons.items())}
+    """How many turns started a branch, for each reason that occurred; and what was passed over in requests."""
+    counts = Counter(f"merge/branches/{t.branch_reason}" for t in turns if t.branch_reason)
+    for turn in turns:
+        counts.update(turn.notes)
+    return {name: float(n) for name, n in sorted(counts.items())}
 
 
 def _per_role(episodes: Sequence[Episode]) -> Metrics:

@@ -157,6 +157,7 @@ class PolicySpeaker:
             policy=self._policy,
             trained=self._trained,
             approximation=encoded.approximation,
+            control_texts=encoded.control_texts,
             started=began,
             seconds=time.perf_counter() - since,
         )

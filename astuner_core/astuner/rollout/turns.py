@@ -55,8 +55,8 @@ class EpisodeRecorder:
         if parent is None or parent.agent != turn.agent:
             raise ValueError(f"turn {turn.index} of {turn.agent!r} continues turn {continued}, which is not its own")
         prompt, start = turn.generation.prompt_ids, parent.generation
-        n, m = len(start.prompt_ids), len(start.response_ids)
-        if list(prompt[:n]) != list(start.prompt_ids) or list(prompt[n : n + m]) != list(start.response_ids):
+        known = [*start.prompt_ids, *start.response_ids]
+        if (prompt if type(prompt) is list else list(prompt))[: len(known)] != known:
             raise ValueError(
                 f"turn {turn.index} does not begin with the tokens of turn {continued}, which it continues"
             )

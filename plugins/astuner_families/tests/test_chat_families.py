@@ -149,13 +149,12 @@ def test_a_template_is_recognised_by_what_it_renders(name: str) -> None:
     assert template.thinking == known["thinking"]
     assert [template.decode([i]) for i in template.stop_token_ids] == known["stops"]
     assert set(template.stop_token_ids) <= set(codec(name).stop_token_ids)
-    assert template.incremental == known["incremental"] == (template.not_incremental_because == "")
+    assert template.incremental == known["incremental"] == (not template.breaks)
 
 
 def test_a_template_says_when_it_cannot_be_continued() -> None:
-    assert "messages that are no tool results follow a reply in a conversation with tools" in (
-        codec("mistral-small-3.2").template.not_incremental_because
-    )
+    first = min(codec("mistral-small-3.2").template.breaks)
+    assert (first.system, first.tools, first.following) == (False, True, (False, True, False))
     agent = Agent(codec("mistral-small-3.2"))
     reply = agent.say(agent.encode([ASK], TOOLS), "four", "</s>")
     branch = agent.encode([ASK, reply, MORE], TOOLS)
@@ -258,7 +257,7 @@ def test_a_later_system_message_is_shown_or_refused_and_never_lost(name: str, fi
     if encoded.continues is None:
         assert encoded.branch_reason == "template_not_incremental"
         assert text == agent.whole(messages)
-        assert "system messages" in agent.template.not_incremental_because
+        assert all(found.following.systems for found in agent.template.breaks)
 
 
 def test_a_system_message_that_a_template_never_shows_is_refused_by_name() -> None:
@@ -461,7 +460,7 @@ def test_deepseek_with_a_template_that_shows_tools(how: str, style: str) -> None
         )
     )
     assert agent.template.calls.name.startswith(style)
-    assert agent.template.incremental, agent.template.not_incremental_because
+    assert agent.template.incremental, agent.template.breaks
     said = agent.template.write_reply("Let me see.", [call(), call('{"x": 2}')])
     reply = agent.say(agent.encode([ASK], TOOLS), said, "<｜end▁of▁sentence｜>")
     assert reply["content"] == "Let me see."

@@ -347,6 +347,15 @@ def test_a_resource_or_scope_that_is_no_object_is_refused(collector: Collecting,
     assert (status, b"is not an object" in said) == (400, True), said
 
 
+@table("change", [{"\ud83d": 1}, {"kind": "\ud83d"}])
+def test_half_a_character_in_a_name_costs_its_span_alone(collector: Collecting, change: dict[str, Any]) -> None:
+    broken = {**span(1, 1, "chat"), **change}
+    status, said, _ = ask(collector, "POST", "/v1/traces", request(broken, span(2, 2, "chat")))
+    assert (status, json.loads(said)["partialSuccess"]["rejectedSpans"]) == (200, "1")
+    status, _, _ = ask(collector, "POST", "/v1/traces", {"resourceSpans": [{"resource": {"\ud83d": 1}}]})
+    assert status == 400
+
+
 # ------------------------------------------------------------------------------------------------------------- who may
 
 

@@ -106,6 +106,11 @@ def test_each_of_its_agents_has_a_key_of_its_own(tmp_path: Path) -> None:
         ("sys.exit('I broke')", {}, "ended with exit status 1: I broke"),
         ("sys.exit(os.environ['OPENAI_API_KEY'] + ' ' + os.environ['JUDGE_KEY'])", {}, "exit status 1: *** ***"),
         ("sys.exit('no ' + os.environ.get('HOST_KEY', 'key'))", {}, "exit status 1: no key"),
+        (
+            "def deep(n):\n    return deep(n - 1) if n else 1 / 0\ndeep(2)",
+            {},
+            "exit status 1: ZeroDivisionError: division by zero; before that it wrote: Traceback",
+        ),
         ("print('no json')", {"output": "json"}, "the last line of"),
         ("sys.stdout.write('x' * 5_000_000)", {}, "wrote more than 4 MiB"),
         ("", {"argv": ["no-such-program-anywhere"]}, "cannot start 'no-such-program-anywhere'"),
@@ -123,6 +128,20 @@ def test_what_goes_wrong_is_said(
     episode = play(tmp_path, program, settings=agents, **section)
     assert episode.stop_reason is StopReason.WORKFLOW_FAILED
     assert complaint in episode.error
+
+
+def test_a_refusal_that_ends_a_program_is_told_in_its_own_words(tmp_path: Path) -> None:
+    episode = play(tmp_path, "ask([{'role': 'user', 'content': given, 'audio': {'id': 'a'}}])")
+    assert episode.stop_reason is StopReason.WORKFLOW_FAILED
+    assert "messages[0].audio is" in episode.error
+    told = (
+        "import urllib.error\n"
+        "try:\n    ask([{'role': 'robot', 'content': given}])\n"
+        "except urllib.error.HTTPError as e:\n"
+        "    raise RuntimeError('Error code: 400 - ' + e.read().decode() + ', deep in a framework') from e\n"
+    )
+    episode = play(tmp_path, told)
+    assert episode.error.startswith("messages[0].role is")
 
 
 def test_an_answer_counts_though_a_child_holds_the_output_open(tmp_path: Path) -> None:

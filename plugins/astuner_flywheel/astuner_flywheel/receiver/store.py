@@ -94,15 +94,22 @@ def from_json(raw: bytes) -> Decoded:
         raise NotOtlp(f"the body cannot be read as JSON: {e}") from None
     if body and not _either(body, "resourceSpans", "resource_spans", "resourceLogs", "resource_logs"):
         raise NotOtlp(f"the body has no resourceSpans, but {', '.join(map(str, list(body)[:5]))}")
+
+    def read(given: Mapping[str, Any], into: Any) -> Any:
+        try:
+            return ParseDict(given, into, ignore_unknown_fields=True)
+        except SystemError:  # protobuf's own failure
+            raise ParseError("half a character where a name belongs") from None
+
     found = Decoded()
     try:
         for resource_spans in _lists(body, "resourceSpans", "resource_spans"):
-            resource = ParseDict(_object(resource_spans, "resource"), Resource(), ignore_unknown_fields=True)
+            resource = read(_object(resource_spans, "resource"), Resource())
             for scope_spans in _lists(resource_spans, "scopeSpans", "scope_spans"):
-                scope = ParseDict(_object(scope_spans, "scope"), InstrumentationScope(), ignore_unknown_fields=True)
+                scope = read(_object(scope_spans, "scope"), InstrumentationScope())
                 for each in _lists(scope_spans, "spans", "spans"):
                     try:
-                        span = ParseDict(_with_base64_ids(each), Span(), ignore_unknown_fields=True)
+                        span = read(_with_base64_ids(each), Span())
                     except RecursionError:
                         found.rejected["nested too deeply"] += 1
                         continue
@@ -114,7 +121,7 @@ def from_json(raw: bytes) -> Decoded:
             for scope_logs in _lists(resource_logs, "scopeLogs", "scope_logs"):
                 for each in _lists(scope_logs, "logRecords", "log_records"):
                     try:
-                        _keep_event(found, ParseDict(_with_base64_ids(each), LogRecord(), ignore_unknown_fields=True))
+                        _keep_event(found, read(_with_base64_ids(each), LogRecord()))
                     except (ParseError, ValueError, RecursionError) as e:
                         found.rejected[f"a log that is none: {str(e)[:120]}"] += 1
     except (ParseError, UnicodeError) as e:

@@ -20,7 +20,6 @@ from astuner.contracts.errors import UnsupportedRequest, told
 from astuner_gateway.endpoint import anthropic_messages, openai_chat, openai_responses
 from astuner_gateway.endpoint.access import DEFAULT_MODEL, KeyRing, Pass
 from astuner_gateway.endpoint.errors import ApiError, from_exception, logger
-from astuner_gateway.endpoint.notes import LEFT_OUT, OVERRULED
 from astuner_gateway.endpoint.replay import Identity, Outcome, Replays, outcome_of
 from astuner_gateway.endpoint.request import KEEP_ALIVE, Answer, ChatRequest, Dialect, Holder, answer, encode
 from astuner_gateway.endpoint.sampling import overrule, runs_own
@@ -68,9 +67,10 @@ class ModelGate(Gate):
         raise not_found(request, self.routes)
 
 
+_LEFT_OUT, _OVERRULED = "endpoint/left_out/", "endpoint/overruled/"
 _MOST_NAMES = 50
-"""Of fields that are counted by name, in one process; those that come later are counted together."""
-_NAME = re.compile(r"[A-Za-z_][\w.-]{0,39}", re.ASCII)
+"""Of metrics, in one process; fields whose names come later are counted together."""
+_METRIC = re.compile(r"endpoint/\w+/[A-Za-z_][\w.-]{0,39}", re.ASCII)
 _MOST_KINDS = 100
 """Of failures, of which the first one is a warning."""
 
@@ -171,13 +171,17 @@ class Handler(ModelGate):
             self._replays.detach(job, delivered=delivered)
 
     def _notes(self, left_out: Mapping[str, int], overruled: Sequence[str]) -> Mapping[str, int]:
-        """What was passed over, by metric; agents choose the names of fields, so these are few and short."""
-        notes = Counter(f"{OVERRULED}{name}" for name in overruled)
-        for name, times in left_out.items():
-            if name not in self._names and (len(self._names) >= _MOST_NAMES or not _NAME.fullmatch(name)):
-                name = "other"
-            self._names.add(name)
-            notes[f"{LEFT_OUT}{name}"] += times
+        """What was passed over, by metric, of which each is told once; agents choose the names, so they are bounded."""
+        notes, known = Counter[str](), {f"{_OVERRULED}{name}": 1 for name in overruled}
+        for metric, times in (known | {f"{_LEFT_OUT}{name}": times for name, times in left_out.items()}).items():
+            is_full = len(self._names) >= _MOST_NAMES or not _METRIC.fullmatch(metric)
+            if is_full and metric not in known and metric not in self._names:
+                metric = f"{_LEFT_OUT}other"
+            if metric not in self._names:
+                why = "it says nothing to the model" if metric not in known else "astuner.endpoint.sampling is run"
+                logger.warning("agents send fields that are passed over and counted as %s: %s", metric, why)
+                self._names.add(metric)
+            notes[metric] += times
         return notes
 
 

@@ -106,7 +106,46 @@ _MESSAGE = fields.Said(
 )
 
 
+_WRITTEN = frozenset(("role", "content", "refusal", "tool_calls"))
+_FUNCTION = frozenset(("name", "arguments"))
+
+
+def _as_usual(message: Any) -> dict[str, Any] | None:
+    """As `_by_fields` reads it, in a tenth of the time, what histories mostly hold: texts, results, and calls as we
+    write them; None where there is anything else."""
+    if type(message) is not dict:
+        return None
+    role, content, calls = message.get("role"), message.get("content"), message.get("tool_calls")
+    is_text = type(content) is str
+    if role != "assistant":
+        is_result = role == "tool" and len(message) == 3 and type(message.get("tool_call_id")) is str
+        return dict(message) if is_text and (is_result or (len(message) == 2 and role in ("user", "system"))) else None
+    if not message.keys() <= _WRITTEN or message.get("refusal") is not None:
+        return None
+    if calls is None:
+        return {"role": role, "content": content} if is_text else None
+    if not (is_text or content is None) or type(calls) is not list or not 0 < len(calls) <= MAX_CHOICES:
+        return None
+    made = []
+    for call in calls:
+        if type(call) is not dict or len(call) != 3 or call.get("type") != "function":
+            return None
+        label, function = call.get("id"), call.get("function")
+        if type(label) is not str or type(function) is not dict or function.keys() != _FUNCTION:
+            return None
+        name, text = function["name"], function["arguments"]
+        if type(name) is not str or not name or type(text) is not str:
+            return None
+        made.append(called(label, name, text))
+    return {"role": role, "content": content, "tool_calls": made}
+
+
 def _message(value: Any, path: str) -> dict[str, Any]:
+    usual = _as_usual(value)
+    return _by_fields(value, path) if usual is None else usual
+
+
+def _by_fields(value: Any, path: str) -> dict[str, Any]:
     given = _MESSAGE(value, path)
     role, content, calls = given["role"], given.get("content"), given.get("tool_calls")
     is_reply = role == "assistant"

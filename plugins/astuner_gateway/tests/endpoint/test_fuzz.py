@@ -35,6 +35,8 @@ FIELDS = {
 }
 FUZZ = settings(suppress_health_check=[HealthCheck.too_slow])
 
+TOLD = "msg_episode:0"
+"""The item of the first answer, which later requests refer to."""
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
 WHOLE: dict[str, dict[str, Any]] = {
     CHAT: {
@@ -78,6 +80,7 @@ WHOLE: dict[str, dict[str, Any]] = {
             },
             {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
             {"type": "function_call_output", "call_id": "c1", "output": "4"},
+            {"type": "item_reference", "id": TOLD},
         ],
         "tools": [{"type": "function", "name": "f", "parameters": SCHEMA, "strict": True}],
         "tool_choice": {"type": "function", "name": "f"},
@@ -136,6 +139,8 @@ class Door:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
         self._thread.start()
         assert self._ready.wait(60)
+        status, answer = self.post(RESPONSES, {"input": "What?"})
+        assert (status, json.loads(answer)["output"][0]["id"]) == (200, TOLD)
 
     async def _serve(self) -> None:
         self._loop, self._tokenizer = asyncio.get_running_loop(), make_tokenizer()
@@ -218,6 +223,7 @@ scalars = (
     | st.integers()
     | st.floats()
     | st.text(max_size=20)
+    | st.sampled_from(["item_reference", TOLD, TOLD.replace("msg", "resp")])
     | st.sampled_from(["text", "auto", "user", "assistant", "tool", "function", "system", "message", "tool_use", ""])
 )
 names = st.text(max_size=8) | st.sampled_from(

@@ -7,8 +7,12 @@ import json
 from typing import Any
 
 import openai
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from astuner_gateway.endpoint.errors import ApiError
+from astuner_gateway.endpoint.openai_chat import _as_usual, _by_fields
 from tests.table import table
 
 ASK = {"role": "user", "content": "What is 2 + 2?"}
@@ -259,3 +263,41 @@ def test_each_of_n_draws_has_a_seed_of_its_own(play: Any) -> None:
         assert seeds[4:] == [None, None]
 
     play(work, overrules=False)
+
+
+ODD = st.none() | st.just("") | st.just("x") | st.just(1) | st.just(True) | st.just([]) | st.just({})
+TEXT = st.just("x") | ODD
+ODD_FUNCTION = st.fixed_dictionaries({"name": TEXT, "arguments": TEXT}, optional={"strict": ODD})
+ODD_CALL = st.fixed_dictionaries({"id": TEXT, "type": st.just("function") | ODD, "function": ODD_FUNCTION | ODD})
+ODD_CALLS = st.lists(ODD_CALL | ODD, min_size=1, max_size=2) | ODD
+ROLES = st.sampled_from(["system", "developer", "user", "assistant", "tool", "", None, 1, ["user"]])
+ODD_MESSAGES = st.fixed_dictionaries(
+    {"role": ROLES, "content": TEXT},
+    optional={"tool_calls": ODD_CALLS, "tool_call_id": TEXT, "refusal": ODD, "name": ODD, "more": ODD},
+)
+
+
+@given(ODD_MESSAGES)
+def test_what_histories_mostly_hold_is_read_as_field_by_field(message: dict[str, Any]) -> None:
+    try:
+        read: Any = _by_fields(message, "messages[0]")
+    except ApiError:
+        read = None
+    assert _as_usual(message) in (None, read)
+
+
+CALLED = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@table(
+    "message",
+    [
+        {"role": "user", "content": "a"},
+        {"role": "tool", "tool_call_id": "c", "content": ""},
+        {"role": "assistant", "content": None, "refusal": None, "tool_calls": [CALLED]},
+        {"role": "assistant", "content": "a", "tool_calls": [CALLED, CALLED]},
+        {"role": "assistant", "content": "a", "refusal": None},
+    ],
+)
+def test_it_is_not_asked_for_each_field(message: dict[str, Any]) -> None:
+    assert _as_usual(message) == _by_fields(message, "messages[0]") is not None

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-from types import SimpleNamespace
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from astuner.contracts.errors import ModelFailed
-from astuner.contracts.events import EpisodeEnded
 from astuner.contracts.types import Split
 from astuner.testing import FakeEngine
-from astuner_gateway.endpoint.notes import Notes
 from tests.table import table
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -124,6 +123,8 @@ def test_names_are_few_and_short(play: Any) -> None:
             await served.post(CHAT, {"messages": [{**ASK, **many}]})
         notes = [turn.notes for turn in served.recorder.turns]
         assert notes[0] == {"endpoint/left_out/other": 5}
+        await served.post(CHAT, {"messages": [ASK], "seed": 1})
+        assert served.recorder.turns[-1].notes == {"endpoint/overruled/seed": 1}
         assert len(set().union(*notes)) == 50
         assert sum(sum(each.values()) for each in notes) == 85
 
@@ -191,22 +192,50 @@ def test_a_request_decides_where_that_spoils_nothing(play: Any, settings: str, o
     play(work, settings=settings, overrules=overrules)
 
 
-def test_each_name_is_told_once_and_counted_for_a_step() -> None:
-    told: list[str] = []
-    notes = Notes(None)
-    notes.remark = told.append  # type: ignore[method-assign]
-    turn = SimpleNamespace(notes={"endpoint/left_out/a": 2, "endpoint/overruled/seed": 1})
+@table(
+    ("route", "tool", "said"),
+    [
+        (
+            CHAT,
+            {"type": "function", "function": {"name": "f"}},
+            lambda body: (body["choices"][0]["message"]["content"], body["choices"][0]["finish_reason"]),
+        ),
+        (
+            RESPONSES,
+            {"type": "function", "name": "f"},
+            lambda body: (body["output"][0]["content"][0]["text"], body["status"]),
+        ),
+        (MESSAGES, {"name": "f"}, lambda body: (body["content"][0]["text"], body["stop_reason"])),
+    ],
+)
+def test_a_call_that_cannot_be_read_is_text_and_the_end_of_the_answer(
+    play: Any, route: str, tool: Any, said: Callable[[Any], tuple[str, str]]
+) -> None:
+    broken = '<tool_call>\n{"name": "f", "arguments": {\n</tool_call>'
 
-    def step() -> dict[str, float]:
+    async def work(served: Any) -> None:
+        status, body = await served.post(route, {**BASE[route], "tools": [tool]})
+        assert status == 200
+        ends = {CHAT: "stop", RESPONSES: "completed", MESSAGES: "end_turn"}
+        assert said(body) == (broken, ends[route])
+        (turn,) = served.recorder.turns
+        assert turn.message["unparsed_tool_calls"] == [broken]  # what `tool_calls/malformed_frac` counts
+        assert served.tuner.failure is None
+
+    play(work, [broken], split=Split.TRAIN)
+
+
+def test_each_name_is_told_once(play: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async def work(served: Any) -> None:
         for _ in range(2):
-            event = EpisodeEnded(step=1, episode=SimpleNamespace(turns=[turn]))  # type: ignore[arg-type]
-            assert notes.wants(event)
-            notes.handle(event)
-        return notes.numbers()
+            await served.post(CHAT, {"messages": [{**ASK, "mood": 1}], "seed": 7})
 
-    assert step() == step() == {"endpoint/left_out/a": 4.0, "endpoint/overruled/seed": 2.0}
-    assert notes.numbers() == {}
-    assert sorted(line.partition(" is ")[0] for line in told) == ["a", "seed"]
+    play(work, split=Split.TRAIN)
+    told = [record.getMessage() for record in caplog.records if record.name == "astuner.endpoint"]
+    assert [re.findall(r"endpoint/[\w/]+", line) for line in told] == [
+        ["endpoint/overruled/seed"],
+        ["endpoint/left_out/mood"],
+    ]
 
 
 class Failing(FakeEngine):

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from astuner import InferenceEngine, comes_to_stop
+from astuner import InferenceEngine
 from astuner.contracts.errors import ConfigError, ContextOverflow, ModelFailed, RunError
 from astuner.contracts.types import Generation, SamplingParams
 from astuner_local.engine.forward import Forward
@@ -379,3 +379,21 @@ def _resolve(answers: list[_Answer]) -> None:
             future.set_exception(answer)
         else:
             future.set_result(answer)
+
+
+_ROOM = 4
+"""Tokens of a stop string that may have no bytes of their own."""
+
+
+def comes_to_stop(ids: Sequence[int], stops: Sequence[str], decode: Callable[[Sequence[int]], str]) -> bool:
+    """Whether the last of ``ids`` completes one of ``stops``; asked after each token, it reads the end alone.
+
+    :param stops: none of them empty.
+    :param decode: the text of token ids.
+    """
+    longest = max(len(stop.encode()) for stop in stops) + _ROOM
+    end = decode(ids[-longest:])
+    if not any(stop in end for stop in stops):
+        return False
+    whole = decode(ids)  # the end alone may decode to something else
+    return any(stop in whole for stop in stops)

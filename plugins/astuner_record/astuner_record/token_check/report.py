@@ -261,8 +261,8 @@ def look_at(asked: Sequence[Asked], agents: Mapping[int, str], template: ChatTem
         turn = TurnFound(agent=agent, turn=one.turn, what="exact" if one.encoded.continues is not None else "start")
         if reason and reason not in STARTS:
             why = {**BRANCH_REASONS, **APPROXIMATIONS}[reason]
-            if reason == "template_not_incremental" and template.not_incremental_because:
-                why = template.not_incremental_because
+            if reason == "template_not_incremental" and template.breaks:
+                why = not_incremental_because(template)
             if reason == "history_retold" and (quoted := quoted_turn(one.messages, before)) is not None:
                 why = f"tells what the model said in turn {quoted} as another's words"
             turn = replace(turn, what=reason, why=why, difference=find_difference(one.messages, one.tools, before))
@@ -273,9 +273,34 @@ def look_at(asked: Sequence[Asked], agents: Mapping[int, str], template: ChatTem
 
 def facts_of(template: ChatTemplate) -> dict[str, Any]:
     """What kind of chat template it is."""
-    names = ("renders_tools", "incremental", "not_incremental_because", "reasons", "drops_reasoning")
+    names = ("renders_tools", "incremental", "reasons", "drops_reasoning")
     found = {name: getattr(template, name) for name in names}
-    return {"family": template.format.name, "tool_calls": template.calls.name, **found}
+    because = not_incremental_because(template)
+    return {
+        "family": template.format.name,
+        "tool_calls": template.calls.name,
+        **found,
+        "not_incremental_because": because,
+    }
+
+
+def not_incremental_because(template: ChatTemplate) -> str:
+    """When a reply cannot be continued, for people; empty when it always can."""
+    if not template.breaks:
+        return ""
+    first, *more = sorted(template.breaks)
+    follow = ["tool results"] * first.following.results
+    follow += ["messages that are no tool results"] * first.following.others + [
+        "system messages"
+    ] * first.following.systems
+    what = f"{' and '.join(follow)} follow" if follow else "nothing follows"
+    before = ["a system message"] * first.system + ["tools"] * first.tools
+    there = f" in a conversation with {' and '.join(before)}" if before else ""
+    others = f" (and in {len(more)} more cases)" if more else ""
+    return (
+        "the chat template writes history differently, depending on what came before, "
+        f"when {what} a reply{there}{others}; such a turn starts a branch"
+    )
 
 
 def check_allowed(words: Sequence[str]) -> None:
