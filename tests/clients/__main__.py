@@ -53,7 +53,9 @@ def main() -> int:
         failed += "failed" in found or bool(wrong)
         print(f"{time.monotonic() - began:5.0f} s  {json.dumps(found, ensure_ascii=False)}  {wrong}", flush=True)
         if options.table:  # after each, for all of them take half an hour
-            results = {**json.loads(FOUND.read_text(encoding="utf-8")), name: found}
+            results = json.loads(FOUND.read_text(encoding="utf-8"))
+            if name not in results or "not_run" not in found:  # what another machine found stays
+                results[name] = found
             FOUND.write_text(json.dumps(dict(sorted(results.items())), indent=1) + "\n", encoding="utf-8")
             write()
     return int(failed > 0)

@@ -22,8 +22,8 @@ def _row(client: Client, found: dict[str, Any] | None) -> str:
         breaks = "; ".join(f"`{reason}`: {why}" for reason, why in client.branches.items())
     elif found is not None:
         runs = f"no: {found.get('failed') or found['not_run']}"
-    notes = f" {client.notes}" if client.notes else ""
-    cells = [f"{client.title} ({client.language})", client.version, runs, exact, f"{breaks}{notes}".strip(), cure]
+    why = ". ".join(part.rstrip(".") for part in (breaks, client.notes) if part)
+    cells = [f"{client.title} ({client.language})", client.version, runs, exact, why, cure]
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 

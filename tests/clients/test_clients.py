@@ -50,6 +50,7 @@ def test_a_result_that_is_not_as_the_manifest_says_is_told() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", IN_CI)
 def test_a_client_trains_and_every_token_is_trained_once(name: str, tmp_path: Any) -> None:
     client = CLIENTS[name]
