@@ -2,7 +2,8 @@
 
 No package is installed here: an installer unpacks it into a folder of its own, one file is taken, and nothing of it is
 ever imported. `vocabularies.json` says which file of which version, its SHA-256, how it cuts text, and which tokens the
-model's tokenizer has beside it; ``plain`` are those that are not called special there. What is made stays in
+model's tokenizer has beside it; ``plain`` are those that are not called special there. Each template that goes with it
+has the beginnings of a reply that the vocabulary would merge with the end of the prompt. What is made stays in
 ``.venv-vocabularies``.
 """
 
@@ -76,7 +77,8 @@ def _backend(name: str) -> Any:
 
     known = VOCABULARIES[name]
     KEPT.mkdir(exist_ok=True)
-    told = hashlib.sha256(json.dumps([CONVERSION, known], sort_keys=True).encode()).hexdigest()[:16]
+    says = [CONVERSION, {key: value for key, value in known.items() if key != "templates"}]
+    told = hashlib.sha256(json.dumps(says, sort_keys=True).encode()).hexdigest()[:16]
     made = KEPT / f"{told}.json"
     with (KEPT / "lock").open("w") as lock:  # several test processes begin at once
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -62,6 +62,10 @@ PIECES = [
 TEXTS = st.lists(st.sampled_from(PIECES) | st.text(max_size=5), min_size=1, max_size=12).map("".join)
 
 
+BEGINNINGS = ["", " ", "\n", "\n\n", "\r\n", "\t", "12", "十", "🙂", "\u0301", "]", "'s", "{", "_", "[", "<", "=", "-"]
+"""How replies begin that may merge with the end of a prompt."""
+
+
 @cache
 def codec(template: str) -> ChatCodec:
     return ChatCodec(tokenizer(template))
@@ -154,6 +158,22 @@ def test_stop_tokens_are_single_ids_of_the_real_vocabulary(name: str) -> None:
     assert list(made.template.stop_token_ids) == expected
     assert set(expected) <= set(real.added_tokens_decoder) - {real.unk_token_id}
     assert real.eos_token_id in made.stop_token_ids
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_where_a_reply_would_merge_with_its_prompt_it_does_not(name: str) -> None:
+    """Then the whole text is cut otherwise than the model was asked, and made it: what was recorded stays."""
+    agent = Agent(name)
+    asked = [{"role": "user", "content": "Hi"}]
+    encoded = agent.encode(asked, None)
+    ids, encode = encoded.prompt_ids, agent.template.encode
+    text = tokenizer(name).apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
+    merging = [begin for begin in BEGINNINGS if encode(f"{text}{begin}four")[: len(ids)] != ids]
+    assert merging == VOCABULARIES[OF[name]]["templates"][name]
+    for begin in merging:
+        reply = agent.say(encoded, encode(f"{begin}four"), ends=False)
+        following = agent.encode([*asked, reply, *asked], None)  # which looks at what the prompt begins with
+        assert following.continues == len(agent.generations) - 1
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
