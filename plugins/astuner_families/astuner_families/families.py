@@ -306,8 +306,8 @@ SHORT = 9
 
 def short_ids(messages: Sequence[Message]) -> list[Message]:
     """``messages`` whose calls have ids of nine letters or digits, and whose results name their tool, as v2's must."""
-    called = {c.get("id"): c["function"]["name"] for m in messages for c in m.get("tool_calls") or ()}
-    results = ({"name": called.get(m.get("tool_call_id"), "tool"), **m} if m["role"] == "tool" else m for m in messages)
+    names = {call.get("id"): {"name": call["function"]["name"]} for m in messages for call in m.get("tool_calls") or ()}
+    results = ({**names.get(m.get("tool_call_id"), {}), **m} if m["role"] == "tool" else m for m in messages)
     return [_with_short_ids(message) for message in results]
 
 
