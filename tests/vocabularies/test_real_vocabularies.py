@@ -276,8 +276,18 @@ EMPTY_THOUGHTS = {
 
 
 def normal(template: str, text: str) -> str:
-    """``text`` as the tokenizer has it: Qwen's normalise it."""
+    """``text`` as the tokenizer has it: Qwen's normalise it, and SmolLM2's knows not every byte."""
+    real = tokenizer(template)
+    if OF[template] == "SmolLM2":
+        return str(real.decode(real.encode(text)))
     return unicodedata.normalize("NFC", text) if VOCABULARIES[OF[template]].get("normalizer") else text
+
+
+EMPTY_THOUGHTS = {
+    "qwen3": [("<think>\n\n</think>\n\n",)],
+    "qwen3.5": [("<think>\n\n</think>\n\n",), ("<think>\n", "\n</think>\n\n")],
+}
+"""As the template writes it, and where the prompt has opened it: the ends of lines do not merge over that border."""
 
 
 CALL_END = {"gpt-oss": "<|call|>", "glm-4.5": "<|observation|>"}
