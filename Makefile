@@ -184,4 +184,4 @@ bench: $(VENV)/.test  ## benchmarks: ratios measured in one run, against peers a
 	$(BIN)/python -m benchmarks
 
 clean:  ## remove the environments and caches (runs are kept)
-	rm -rf $(VENV) $(FRAMEWORKS) $(AGENTSCOPE107) $(APPWORLD) $(VERL) $(TRINITY) $(CLIENTS) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(FRAMEWORKS) $(AGENTSCOPE107) $(APPWORLD) $(VERL) $(TRINITY) $(CLIENTS) .venv-vocabularies .pytest_cache .mypy_cache .ruff_cache

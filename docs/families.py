@@ -23,6 +23,9 @@ TEMPLATES = {
     "gemma-3": "Gemma 3",
 }
 """What people call the templates that are test data, in the order of the page."""
+VOCABULARIES = FACTS.parents[4] / "tests/vocabularies/vocabularies.json"
+OLDER = {f"mistral-{version}": f"Mistral {version}" for version in ("v1", "v2", "v3", "v7")}
+"""Templates that are tested with their vocabularies alone."""
 
 
 def families() -> str:
@@ -42,4 +45,17 @@ def families() -> str:
         cells = (title, facts["family"], calls, reasoning, "always" if facts["incremental"] else "not always")
         rows.append(f"| {' | '.join(cells)} |")
     head = "| chat template of | family | tool calls | reasoning | a reply can be continued |\n|---|---|---|---|---|\n"
+    return head + "\n".join(rows) + "\n"
+
+
+def vocabularies() -> str:
+    """The vocabulary that each template is tested with, and which beginnings of a reply merge with the prompt there."""
+    rows = []
+    for name, known in json.loads(VOCABULARIES.read_text(encoding="utf-8")).items():
+        for template, merging in known["templates"].items():
+            title = {**TEMPLATES, **OLDER}[template]
+            begins = ", ".join(f"`{json.dumps(begin)[1:-1]}`" for begin in merging) or "never"
+            rows.append(f"| {title} | {name} | {known['package']} {known['version']} | {begins} |")
+    head = "| chat template of | vocabulary | out of the package | merges with a reply that begins with |\n"
+    head += "|---|---|---|---|\n"
     return head + "\n".join(rows) + "\n"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import yaml
-from families import families
+from families import families, vocabularies
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = {"astuner-core", *(folder.name.replace("_", "-") for folder in (ROOT / "plugins").iterdir())}
@@ -347,6 +347,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "provider": provider,
     "trinity keys": partial(engine_keys, "astuner_trinity", "Trinity"),
     "trinity refuses": partial(engine_refused, "astuner_trinity"),
+    "vocabularies": vocabularies,
     "verl keys": partial(engine_keys, "astuner_verl", "VERL"),
     "verl refuses": partial(engine_refused, "astuner_verl"),
 }

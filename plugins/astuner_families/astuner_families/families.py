@@ -305,8 +305,10 @@ SHORT = 9
 
 
 def short_ids(messages: Sequence[Message]) -> list[Message]:
-    """``messages`` whose calls have ids of nine letters or digits."""
-    return [_with_short_ids(message) for message in messages]
+    """``messages`` whose calls have ids of nine letters or digits, and whose results name their tool, as v2's must."""
+    names = {call.get("id"): {"name": call["function"]["name"]} for m in messages for call in m.get("tool_calls") or ()}
+    results = ({**names.get(m.get("tool_call_id"), {}), **m} if m["role"] == "tool" else m for m in messages)
+    return [_with_short_ids(message) for message in results]
 
 
 def _with_short_ids(message: Message) -> Message:

@@ -23,6 +23,7 @@ from astuner.contracts.messages import normalise
 from astuner.contracts.types import BRANCH_REASONS, FinishReason, Generation
 from astuner.plugins.loader import load_plugins
 from astuner.testing import make_tokenizer
+from astuner_families.families import short_ids
 from astuner_models.serving import TEMPLATES
 from tests.table import table
 
@@ -343,6 +344,12 @@ def test_the_id_that_a_mistral_model_gave_its_call_is_the_one_its_result_names()
     assert '"call_id": "VvvODy9mT"' in agent.added(agent.encode([ASK, reply, result(reply)], TOOLS))
     again = agent.say(agent.encode([MORE], TOOLS), said, "</s>")  # models repeat their ids; ours are unique
     assert again["tool_calls"][0]["id"] != reply["tool_calls"][0]["id"]
+
+
+def test_results_name_their_tool_since_mistrals_v2_refuses_those_that_do_not() -> None:
+    reply = {"role": "assistant", "content": "", "tool_calls": [call(label="a")]}
+    heard = [{"role": "tool", "tool_call_id": label, "content": "4"} for label in ("a", "b")]
+    assert [message.get("name") for message in short_ids([reply, *heard])] == [None, "calc", None]
 
 
 def test_parallel_calls_from_elsewhere_are_made_one_by_one_where_a_family_makes_one_at_a_time() -> None:
