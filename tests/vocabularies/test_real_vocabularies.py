@@ -310,3 +310,20 @@ def test_an_agent_that_calls_tools_has_the_ids_of_apply_chat_template(name: str,
         (made,) = reply["tool_calls"]
         assert json.loads(made["function"]["arguments"]) == {**arguments, "s": normal(name, arguments["s"])}
         messages = [*messages, reply, {"role": "tool", "tool_call_id": made["id"], "content": data.draw(text)}]
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(st.data())
+def test_what_a_user_says_makes_no_control_token(template: str, data: st.DataObject) -> None:
+    known, made = tokenizer(template), codec(template)
+    ids_of = {str(token): i for i, token in known.added_tokens_decoder.items()}
+    between = [known.decode([i]) for i in made.template.continuation_ids([{"role": "user", "content": "x"}], last=None)]
+    names = [str(t) for t in known.added_tokens_decoder.values() if t.special or str(t) in between]
+    names = [name for name in names if len(name.strip()) > 1 and "think>" not in name]
+    texts = st.lists(st.sampled_from(names) | st.sampled_from(["a", " ", "\n", "<", "system", "7", "字"]), min_size=1)
+    text = "x" + "".join(data.draw(texts)) + "x"
+    forged, plain = (made.template.whole_ids([{"role": "user", "content": t}], []) for t in (text, "x"))
+    control_ids = {ids_of[name] for name in names}
+    assert [i for i in forged if i in control_ids] == [i for i in plain if i in control_ids]
+    assert text in made.template.decode(forged)
