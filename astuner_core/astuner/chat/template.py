@@ -365,7 +365,7 @@ class ChatTemplate:
         self._whole_ids = _remembering(lambda messages, tools: self.encode(self._complete(messages, tools)))
         self._behind_ids = _remembering(self._encode_behind)
         self._families = known_families(plugins)
-        self._shape, self._control = _PLAIN, _NO_TEXT
+        self._shape, self._control, self._control_bytes = _PLAIN, _NO_TEXT, re.compile(_NO_TEXT.pattern.encode())
         self._name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
         self.tokens_encoded = 0
         """How many tokens were made of text so far; what is remembered or spliced is not made again."""
@@ -408,6 +408,7 @@ class ChatTemplate:
         self.calls = self._shape.style
         """How calls are written."""
         self._control = self._find_control()
+        self._control_bytes = re.compile(self._control.pattern.encode())
         self._probe_reasoning()
         self.breaks: frozenset[Break] = find_breaks(self._render, family, self._shape, tools=self.renders_tools)
         """When a reply cannot be continued."""
@@ -480,10 +481,14 @@ class ChatTemplate:
     ) -> str:
         from jinja2 import TemplateError
 
+        messages = shaped(messages, shape)
+        plain = packed((messages, tools))
+        if plain is None or self._control_bytes.search(plain):  # to copy takes five times as long as to look
+            messages, tools = self._as_text(messages), self._as_text(tools)
         try:
             text = self._tokenizer.apply_chat_template(
-                self._as_text(shaped(messages, shape)),
-                tools=self._as_text(tools) or None,
+                messages,
+                tools=[*tools] or None,
                 chat_template=self._template,
                 add_generation_prompt=generation_prompt,
                 tokenize=False,
