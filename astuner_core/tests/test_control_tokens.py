@@ -155,3 +155,9 @@ def test_a_tokenizer_that_puts_spaces_before_words_puts_none_into_a_name(scheme:
     assert "".join(t for t in cut if t != "<unk>").count("<|im_end|>") == 2
     assert "▁".join(["a", "<|im_end|>", "b"]) in "".join(cut)
     assert cut.count("<|im_end|>") == [backend.id_to_token(i) for i in harmless].count("<|im_end|>") == 1
+
+
+def test_a_name_that_stands_there_a_thousand_times_is_text(codec: ChatCodec) -> None:
+    ids = codec.template.whole_ids([{"role": "user", "content": NAME * 1000}], [])
+    assert control(codec, ids) == control(codec, codec.template.whole_ids([{"role": "user", "content": "x"}], []))
+    assert NAME * 1000 in codec.template.decode(ids)

@@ -30,7 +30,7 @@ import marshal
 import re
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
@@ -73,7 +73,6 @@ MARK, THOUGHT = (f"astuner-stand-in-{what}-{secrets.token_hex(8)}" for what in (
 """Random, so that no message holds them by chance or on purpose: what stands in front of the mark is cut off."""
 CUT = f"astuner-cut-{secrets.token_hex(8)}"
 """Stands in a rendering where a text is cut, so that what is written in a message makes no control token."""
-_NO_TEXT = re.compile("(?!)")
 PROBE = "astuner_probe"
 TOOL = {
     "type": "function",
@@ -365,7 +364,8 @@ class ChatTemplate:
         self._whole_ids = _remembering(lambda messages, tools: self.encode(self._complete(messages, tools)))
         self._behind_ids = _remembering(self._encode_behind)
         self._families = known_families(plugins)
-        self._shape, self._control, self._control_bytes = _PLAIN, _NO_TEXT, re.compile(_NO_TEXT.pattern.encode())
+        self._shape = _PLAIN
+        self._keep_as_text(())
         self._name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
         self.tokens_encoded = 0
         """How many tokens were made of text so far; what is remembered or spliced is not made again."""
@@ -407,8 +407,7 @@ class ChatTemplate:
         self._shape = found or shape_without_calls(self._render)
         self.calls = self._shape.style
         """How calls are written."""
-        self._control = self._find_control()
-        self._control_bytes = re.compile(self._control.pattern.encode())
+        self._keep_as_text(self._find_control())
         self._probe_reasoning()
         self.breaks: frozenset[Break] = find_breaks(self._render, family, self._shape, tools=self.renders_tools)
         """When a reply cannot be continued."""
@@ -430,7 +429,11 @@ class ChatTemplate:
         self.drops_reasoning: bool = self.reasons and THOUGHT not in self.render([USER, thoughtful, USER])
         """Whether the template leaves earlier reasoning out once the user speaks again (Qwen3's does)."""
 
-    def _find_control(self) -> re.Pattern[str]:
+    def _keep_as_text(self, names: Iterable[str]) -> None:
+        pattern = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True)) or "(?!)"
+        self._control, self._control_bytes = re.compile(pattern), re.compile(pattern.encode())
+
+    def _find_control(self) -> set[str]:
         """The names of control tokens: special ones, and those that the template writes between messages.
 
         Tags of thoughts are none: prompts ask for them, and templates look for them in a message.
@@ -441,8 +444,7 @@ class ChatTemplate:
             between += self.continuation([RESULT])
         names = {str(token) for token in added if token.special or str(token) in between}
         names |= set(map(str, getattr(self._tokenizer, "all_special_tokens", ())))
-        names = {n for n in names if len(n.strip()) > 1} - {THINK, END_THINK}  # of one letter nothing can be cut
-        return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or _NO_TEXT.pattern)
+        return {n for n in names if len(n.strip()) > 1} - {THINK, END_THINK}  # of one letter nothing can be cut
 
     def names_control(self, message: Message) -> bool:
         """Whether a message (normalised) holds the name of a control token, which is encoded as text."""
@@ -636,7 +638,7 @@ class ChatTemplate:
         first, *others = text.split(CUT)
         ids = self._encode(first)
         for piece in others:
-            ids = [*ids, *self._encode_inside(piece)]
+            ids += self._encode_inside(piece)
         with self._lock:
             self.tokens_encoded += len(ids)
         return ids

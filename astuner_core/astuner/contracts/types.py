@@ -227,14 +227,12 @@ class Turn:
     """Whether it would train, but its reply reached nobody: the client that asked for it went away."""
     approximation: str = ""
     """What was overlooked to continue this turn, or one that its prompt holds (`rollout.merge_level: text`)."""
-    control_texts: int = 0
-    """Messages of ``request`` with the name of a control token in them, which stands in the prompt as text."""
     started: float | None = None
     """When the request came, in seconds since 1970; None where nobody wrote it down."""
     seconds: float | None = None
     """From the request to the reply."""
     notes: dict[str, int] = field(default_factory=dict)
-    """What an adapter passed over in the request, by metric; not kept in the episode log."""
+    """What was passed over in the request, or is in the prompt in another way, by metric; not in the episode log."""
 
     @property
     def has_predecessor(self) -> bool:

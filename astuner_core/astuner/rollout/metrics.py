@@ -51,8 +51,7 @@ def rollout_metrics(groups: Sequence[Group], settings: AstunerSection | None = N
         "merge/exact_frac": continued_share(scored),
         "merge/approximated_frac": mean([float(bool(t.approximation)) for t in turns]),
         "tokens/wasted_prompt": float(wasted_prompt(turns)),
-        "rollout/control_texts": float(sum(t.control_texts for t in turns)),
-        **_branches(turns),
+        **_counted(turns),
         **_per_role(scored),
         **(_limits(episodes, settings) if settings else {}),
     }
@@ -77,8 +76,8 @@ def _limits(episodes: Sequence[Episode], settings: AstunerSection) -> Metrics:
     return found
 
 
-def _branches(turns: Sequence[Turn]) -> Metrics:
-    """How many turns started a branch, for each reason that occurred; and what was passed over in requests."""
+def _counted(turns: Sequence[Turn]) -> Metrics:
+    """What occurred at some turns only: those that started a branch, by reason, and what is noted of their requests."""
     counts = Counter(f"merge/branches/{t.branch_reason}" for t in turns if t.branch_reason)
     for turn in turns:
         counts.update(turn.notes)

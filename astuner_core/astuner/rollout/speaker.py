@@ -157,9 +157,9 @@ class PolicySpeaker:
             policy=self._policy,
             trained=self._trained,
             approximation=encoded.approximation,
-            control_texts=encoded.control_texts,
             started=began,
             seconds=time.perf_counter() - since,
+            notes={"rollout/control_texts": encoded.control_texts} if encoded.control_texts else {},
         )
         self._episode.recorder.add(turn)
         return turn, stop, tools

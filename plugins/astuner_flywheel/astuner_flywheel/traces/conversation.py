@@ -35,6 +35,8 @@ TABLES: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("tables.yaml").
 LONGEST_TEXT = 100_000
 """Characters of a correction or a comment."""
 LONGEST_ID = 512
+LATEST = 1e18
+"""Seconds since 1970: JSON has whole numbers of thousands of digits, which no float holds."""
 IDS = ("response_id", "trace_id", "conversation_id")
 """What names an answer, closest first."""
 FIELDS = (*IDS, "rating", "thumbs", "correction", "comment", "time")
@@ -108,7 +110,7 @@ def read_given(row: Mapping[str, Any]) -> Given:
         raise BadFeedback("response_id", "or trace_id or conversation_id must say which answer this is about")
     feedback = read_feedback({name: row[name] for name in row if name not in IDS and name != "time"})
     time = row.get("time")
-    if time is not None and (isinstance(time, bool) or not isinstance(time, (int, float)) or not abs(time) < 1e18):
+    if time is not None and (isinstance(time, bool) or not isinstance(time, (int, float)) or not abs(time) < LATEST):
         raise BadFeedback("time", "must be a number of seconds since 1970")
     return Given(feedback=feedback, **ids, time=float(time or 0.0))
 

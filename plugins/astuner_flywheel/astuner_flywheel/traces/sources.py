@@ -40,6 +40,7 @@ from astuner.contracts.errors import DataError
 from astuner_flywheel.receiver.store import APPLICATION, VERSION, Decoded, NotOtlp, Store, from_json
 from astuner_flywheel.traces.conventions import understood
 from astuner_flywheel.traces.conversation import (
+    LATEST,
     TABLES,
     BadFeedback,
     Conversation,
@@ -257,7 +258,7 @@ def _named(row: Mapping[str, Any], name: str) -> str:
 
 
 def _seconds(value: Any) -> float | None:
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e18:
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < LATEST:
         return float(value)
     return None
 

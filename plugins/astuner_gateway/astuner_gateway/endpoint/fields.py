@@ -52,7 +52,8 @@ _TABLES: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("not_honoured.
 def not_honoured(table: str) -> dict[str, Field]:
     """The fields of a table in ``not_honoured.yaml``, by name."""
     told = _TABLES[table]
-    refused = {name: Field(harmless=tuple(f.get("passes", ())), why=f["why"]) for name, f in told["refused"].items()}
+    given = told.get("refused", {})
+    refused = {name: Field(harmless=tuple(f.get("passes", ())), why=f["why"]) for name, f in given.items()}
     return {**dict.fromkeys(told.get("labels", "").split(), LABEL), **refused}
 
 
