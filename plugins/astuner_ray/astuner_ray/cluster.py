@@ -47,6 +47,7 @@ PLACEMENT_TIMEOUT = 30.0
 """Seconds that a reservation may wait. Ray makes one at once where there is room, and waits for ever where there is
 none."""
 _GENERAL = re.compile(r"ASTUNER_|HF_|HUGGING_FACE_|(https?|all|no)_proxy$", re.IGNORECASE)
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _FOLDER = "astuner-ray-"
 _LONGEST_FOLDER = 40
 """Ray appends ``/session_<time>_<pid>/sockets/plasma_store``, 67 characters; a socket's path has at most 107."""
@@ -109,8 +110,8 @@ def connected(
     :param namespace: where named actors are looked up; None: one that nobody else has.
     :param set_up: a function, ``module.name``, that each worker calls before anything else.
     :raises MissingDependency: Ray is not installed.
-    :raises RunError: the cluster does not answer, has too few nodes, GPUs or CPUs, has no room for what is reserved
-        within the block, or the experiment's folder is too large.
+    :raises RunError: the cluster does not answer, has too few nodes, GPUs or CPUs, or the experiment's folder is too
+        large; within the block, there is no room for what is reserved, or a process died whose answer was waited for.
     """
     try:
         import ray
@@ -155,7 +156,11 @@ def connected(
         cluster.require(gpus=gpus, cpus=cpus)
         _wait_until_free(ray, cluster, gpus=gpus, cpus=cpus)
         debugger: type[DebuggerPart] | None = find_optional_part(config.plugins, "debugger")
-        with debugger.hearing_workers() if debugger else contextlib.nullcontext(), _refusing_what_never_fits(cluster):
+        with (
+            debugger.hearing_workers() if debugger else contextlib.nullcontext(),
+            _named(log),
+            _refusing_what_never_fits(cluster),
+        ):
             yield cluster
 
 
@@ -164,9 +169,16 @@ def worker_environ(config: Config) -> dict[str, str]:
 
     ``ASTUNER_*``, ``HF_*``, proxies, what Hugging Face reads, and those that the config names with an ``…_env`` key.
     """
-    named = set(_named(config.as_dict()))
+    named = set(_variables(config.as_dict()))
     ours = ray_worker.VARIABLE
     return {n: v for n, v in os.environ.items() if (n in named or _GENERAL.match(n)) and n != ours}
+
+
+def last_words(error: Exception) -> str:
+    """A (Ray) error in one line: the last one, where the cause of a quoted traceback stands, or that of an exit."""
+    lines = [line.strip() for line in _COLOUR.sub("", str(error)).splitlines() if line.strip()]
+    exits = [line for line in lines if line.startswith(("The actor is dead because", "Worker exit"))]
+    return (exits or lines[-1:] or ["no message"])[0].partition(" Some common causes")[0][:300]
 
 
 def private_variables() -> dict[str, str]:
@@ -322,6 +334,23 @@ def _refusing_what_never_fits(cluster: Cluster) -> Iterator[None]:
         thread.join()
 
 
+@contextlib.contextmanager
+def _named(log: Path) -> Iterator[None]:
+    """The death of a process that an engine waits for, as an error that says whose, and how it goes on."""
+    from ray.exceptions import NodeDiedError, OutOfMemoryError, RayActorError, WorkerCrashedError
+
+    try:
+        yield
+    except (NodeDiedError, OutOfMemoryError, RayActorError, WorkerCrashedError) as e:
+        facts = dict(re.findall(r"^\s*(class_name|pid|ip): (\S+)$", str(e), re.MULTILINE))
+        who = facts.get("class_name", "a process of the run").rpartition(".")[2]
+        where = f" (pid {facts['pid']} on {facts.get('ip', 'another machine')})" if "pid" in facts else ""
+        raise RunError(
+            f"{who}{where} died: {last_words(e)} It crashed or was killed, most often for want of memory (type: dmesg); "
+            f"what is saved can be continued with --resume; see {log}"
+        ) from e
+
+
 def _spelled(resources: Mapping[str, float]) -> str:
     return " + ".join(f"{resources[name]:g} {name}" for name in ("GPU", "CPU") if resources.get(name))
 
@@ -357,13 +386,13 @@ def _with_variables(variables: Mapping[str, str], *, loopback: bool) -> Iterator
                 os.environ[name] = value
 
 
-def _named(value: Any, key: str = "") -> Iterator[str]:
+def _variables(value: Any, key: str = "") -> Iterator[str]:
     """The names of variables that a config's ``…_env`` keys hold."""
     if isinstance(value, Mapping):
         for name, below in value.items():
-            yield from _named(below, str(name))
+            yield from _variables(below, str(name))
     elif isinstance(value, (list, tuple)):
         for below in value:
-            yield from _named(below, key)
+            yield from _variables(below, key)
     elif key.endswith("_env") and isinstance(value, str) and value:
         yield value
