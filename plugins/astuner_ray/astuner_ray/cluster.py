@@ -346,7 +346,7 @@ def _named(log: Path) -> Iterator[None]:
         who = facts.get("class_name", "a process of the run").rpartition(".")[2]
         where = f" (pid {facts['pid']} on {facts.get('ip', 'another machine')})" if "pid" in facts else ""
         raise RunError(
-            f"{who}{where} died: {last_words(e)} It crashed or was killed, most often for want of memory (type: dmesg); "
+            f"{who}{where} died: {last_words(e)} It crashed or was killed, mostly for want of memory (type: dmesg); "
             f"what is saved can be continued with --resume; see {log}"
         ) from e
 
