@@ -107,13 +107,7 @@ def structured_tool(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 NO_CALLS: CallStyle = CallStyle("no tool calls", lambda text, tools: (text, [], []))
-CHATML = Family(
-    "ChatML",
-    "<|im_start|>assistant",
-    closes=("<|im_end|>",),
-    stops=("<|im_end|>",),
-    styles=(HERMES,),
-)
+CHATML = Family("ChatML", "<|im_start|>assistant", closes=("<|im_end|>",), stops=("<|im_end|>",), styles=(HERMES,))
 
 
 def known_families(manager: PluginManager | None = None) -> tuple[Family, ...]:

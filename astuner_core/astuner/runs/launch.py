@@ -276,7 +276,7 @@ def run(
             mistakes.raise_all()  # nothing is started for what is refused
         trains = trainer is None or trainer.capabilities.trains
         run_dir = RunDir(config.run_dir if trains else debug_folder(config.run_dir))
-        running = stack.enter_context(run_services(config, services, run_dir.path))
+        running = stack.enter_context(run_services(config, services, run_dir.path, dry_run=dry_run))
         mistakes.ask("", run_dir.check_usable)
         tasks = preflight.tasks(dry_run=dry_run)
         mistakes.raise_all()

@@ -66,8 +66,7 @@ class TrinityBackbone(Backbone):
 
             told = native.compose(facts, machine.settings).load(self.config.run_dir / "trinity")
             told.model.model_path = told.explorer.rollout_model.model_path = model = model_path or facts.model
-        with redirect.theirs(), self._cluster(told, machine, redirect.log) as cluster:
-            cluster.require_gpus(told.cluster.node_num * told.cluster.gpu_per_node)
+        with redirect.theirs(), self._cluster(facts, told, machine, redirect.log):
             engine = start_engine(told, max_model_len=facts.max_model_len)
             with redirect.ours():
                 yield Served(
@@ -91,8 +90,7 @@ class TrinityBackbone(Backbone):
             told = composed.load(run.run_dir.path / "trinity")
         job = Path(told.checkpoint_job_dir)
         launch.rewind(job, done)
-        with redirect.theirs(), self._cluster(told, machine, redirect.log) as cluster:
-            cluster.require_gpus(told.cluster.node_num * told.cluster.gpu_per_node)
+        with redirect.theirs(), self._cluster(facts, told, machine, redirect.log):
             launch.check_free(told)
             runners = told.explorer.runner_per_model * told.explorer.rollout_model.engine_num
             parts = Parts(
@@ -170,11 +168,14 @@ class TrinityBackbone(Backbone):
             done=lambda: f"{session.done} steps are trained; the run's folder is {folder}",
         )
 
-    def _cluster(self, told: Any, machine: Platform, log: Path) -> AbstractContextManager[Cluster]:
+    def _cluster(self, facts: Facts, told: Any, machine: Platform, log: Path) -> AbstractContextManager[Cluster]:
         """Ray, with what Trinity's own launcher sets in every process of a run."""
+        gpus, cpus = facts.reserved
         return connected(
             self.config,
             env=told.get_envs(),
+            gpus=gpus,
+            cpus=cpus,
             logical_gpus=machine.logical_gpus and told.cluster.gpu_per_node,
             log=log,
             namespace=told.ray_namespace,

@@ -168,6 +168,15 @@ class Facts(facts.Facts):
         return self.engines * self.engine_gpus + self.helper_gpus
 
     @property
+    def reserved(self) -> tuple[int, int]:
+        """GPUs and CPUs that this command's processes reserve with Ray: VERL has room for three workers on each of the
+        trainer's GPUs, an engine takes a CPU for each machine, and one is free for those that need it to start only."""
+        engines = self.rollout_gpus
+        if part_of(self.config):  # the trainer is the other command's
+            return engines, engines + 1
+        return self.world, 3 * self.training_gpus + engines + 1
+
+    @property
     def training_gpus(self) -> int:
         """GPUs of the trainer."""
         return 1 if self.mode == "colocate" else self.world - self.rollout_gpus

@@ -19,6 +19,9 @@ _HYBRID = "actor_rollout_ref.hybrid_engine"
 LENT = "ray_kwargs.ray_init.num_gpus"
 """VERL's key for the GPUs that Ray is told of; set by platforms that lend logical ones."""
 
+_CPUS_PER_GPU = 3
+"""VERL's ``ResourcePoolManager.max_colocate_count``; rollout servers alone take 2."""
+
 
 def chosen(native: DictConfig) -> bool:
     """Whether VERL's configuration asks for the mode."""
@@ -39,6 +42,20 @@ def training_gpus(native: DictConfig) -> int:
     """GPUs of a training run, of all machines."""
     trainer: int = native.trainer.nnodes * native.trainer.n_gpus_per_node
     return trainer + (_rollout_gpus(native) if chosen(native) else 0)
+
+
+def training_cpus(native: DictConfig) -> int:
+    """CPUs that VERL's processes reserve with Ray in a training run: its queue has one process for control and some
+    for storage, a GPU's workers have room for three, and one is free for those that need it to start only."""
+    backend = native.transfer_queue.backend
+    storage = backend.SimpleStorage.num_data_storage_units if backend.storage_backend == "SimpleStorage" else 0
+    return 1 + int(storage) + _CPUS_PER_GPU * training_gpus(native) + 1
+
+
+def serving_cpus(native: DictConfig) -> int:
+    """The same of rollout servers alone."""
+    nodes, gpus = serving_gpus(native)
+    return _CPUS_PER_GPU * nodes * gpus + 1
 
 
 def serving_gpus(native: DictConfig) -> tuple[int, int]:
