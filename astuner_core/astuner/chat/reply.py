@@ -186,10 +186,5 @@ def cut_at_stop(
     n = 1 + bisect_left(range(1, len(ids)), True, key=holds_stop)  # the more tokens, the more they hold
     text = decode(ids[:n])
     first = min((stop for stop in stops if stop in text), key=text.index)
-    cut = replace(
-        generation,
-        response_ids=ids[:n],
-        logprobs=generation.logprobs[:n],
-        finish_reason=FinishReason.STOP,
-    )
+    cut = replace(generation, response_ids=ids[:n], logprobs=generation.logprobs[:n], finish_reason=FinishReason.STOP)
     return cut, first
