@@ -21,6 +21,7 @@ from astuner.contracts.types import DEFAULT_POLICY
 from astuner_models.serving import load_tokenizer
 from astuner_ray import step_states
 from astuner_ray.cluster import ADDRESS_VARIABLE, Cluster, connected, worker_environ
+from astuner_ray.native.host import host_plan
 from astuner_ray.redirect import Redirect
 from astuner_trinity import native
 from astuner_trinity.facts import Facts, Platform, part_of, platform
@@ -46,9 +47,11 @@ class TrinityBackbone(Backbone):
 
     def plan(self) -> Mapping[str, str]:
         facts = Facts.of(self.config)
-        notes = native.compose(facts, platform().settings).notes
+        composed = native.compose(facts, platform().settings)
+        notes, runners = composed.notes, composed.values["explorer"]["runner_per_model"] * facts.engines
         parts = {"this command": _DOES[part]} if (part := part_of(self.config)) else {}
-        return {**parts, **facts.memory_plan(), **({"trinity": "; ".join(notes)} if notes else {})}
+        host = host_plan(facts.processes(runners), cpus=facts.reserved[1])
+        return {**parts, **facts.memory_plan(), **host, **({"trinity": "; ".join(notes)} if notes else {})}
 
     def native(self) -> Mapping[str, Any]:
         return native.compose(Facts.planned(self.config), platform().settings).as_dict()

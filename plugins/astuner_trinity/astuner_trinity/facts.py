@@ -213,6 +213,19 @@ class Facts(facts.Facts):
         wanted = math.ceil(rollout.max_env_worker / rollout.num_repeat / self.engines)
         return self._whole(RUNNERS, max(1, min(wanted, math.ceil(self.drawn / self.engines))))
 
+    def processes(self, runners: int) -> dict[str, int]:
+        """The actors of a run -> how many; vLLM's engines have processes of their own below them.
+
+        :param runners: Trinity's workflow runners, of all engines, each with a process in which episodes run.
+        """
+        return {
+            "training": self.training_gpus,
+            "rollout engines": self.engines,
+            "workflow runners": runners,
+            "running episodes": runners,
+            "of Trinity's others": 7,  # explorer, trainer, coordinator, synchronizer, queue, checkpoints; our mailbox
+        }
+
     @property
     def episodes_per_runner(self) -> int:
         """How many episodes run at once in each of these processes."""

@@ -20,6 +20,7 @@ from astuner_models.serving import load_tokenizer
 from astuner_ray import step_states
 from astuner_ray.cluster import Cluster, connected, worker_environ
 from astuner_ray.fleet import Fleet
+from astuner_ray.native.host import host_plan
 from astuner_ray.redirect import Redirect
 from astuner_verl import native, separate
 from astuner_verl.facts import Facts
@@ -38,8 +39,10 @@ class VerlBackbone(Backbone):
 
     def plan(self) -> Mapping[str, str]:
         facts = Facts.of(self.config)
-        notes = native.compose(facts, platform_settings()).notes
-        return {**facts.memory_plan(), **({"verl": "; ".join(notes)} if notes else {})}
+        composed = native.compose(facts, platform_settings())
+        told, notes = composed.config, composed.notes
+        host = host_plan(separate.processes(told), cpus=separate.training_cpus(told))
+        return {**facts.memory_plan(), **host, **({"verl": "; ".join(notes)} if notes else {})}
 
     def native(self) -> Mapping[str, Any]:
         return native.compose(Facts.planned(self.config), platform_settings()).as_dict()
