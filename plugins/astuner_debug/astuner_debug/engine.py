@@ -89,12 +89,13 @@ class OpenAICompletionsEngine(InferenceEngine):
             "max_tokens": max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": 0.0,  # what is not said, vLLM takes from the model's generation_config.json
+            "repetition_penalty": 1.0,
             "logprobs": 0,
             "return_token_ids": True,
             "stop_token_ids": list(sampling.stop_token_ids),
         }
-        if sampling.top_k > 0:
-            body["top_k"] = sampling.top_k
         if sampling.seed is not None:
             body["seed"] = sampling.seed
         if sampling.stop:
