@@ -118,14 +118,10 @@ class JsonlSink(LogSink):
         self._log = run_dir / "run.log"
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        numbers = {name: _rounded(value) for name, value in metrics.items()}
+        # Nine significant digits: more than float32 holds, and no 0.30000000000000004.
+        numbers = {name: float(f"{value:.9g}") for name, value in metrics.items()}
         append_jsonl(self._metrics, {"step": step, "time": round(time.time(), 3), **numbers})
 
     def note(self, text: str) -> None:
         with self._log.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
-
-
-def _rounded(value: float) -> float:
-    """Nine significant digits: more than float32 holds, and no 0.30000000000000004."""
-    return float(f"{value:.9g}")
