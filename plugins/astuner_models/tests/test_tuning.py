@@ -31,8 +31,8 @@ async def solve(task, model):
     return WorkflowOutput(response=reply.message["content"])
 
 
-async def how_long(task, response):
-    return JudgeOutput(reward=len(response) / 100 if task["answer"] else -1)
+async def letters(task, response):
+    return JudgeOutput(reward=sum(map(ord, response)) % 7 / 7 if task["answer"] else -1)
 """
 ROWS: list[dict[str, Any]] = [
     {"question": f"Tom has {n} boxes with 3 pens.", "answer": str(3 * n)} for n in range(2, 9)
@@ -71,15 +71,15 @@ def command(*words: str) -> None:
 def numbers(folder: Path) -> list[dict[str, Any]]:
     """The rows of a run without what takes time."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith(("time", "perf/", "rollout/time"))} for row in rows]
+    return [{k: v for k, v in row.items() if not k.startswith(("time", "throughput/", "rollout/seconds"))} for row in rows]
 
 
 def test_it_trains_what_the_command_trains_with_a_file_of_the_persons_own(agent: Any, tmp_path: Path) -> None:
-    result = tune(agent.solve, judge=agent.how_long, validation=ROWS[:2])
+    result = tune(agent.solve, judge=agent.letters, validation=ROWS[:2])
     assert result.run_dir == tmp_path / "launcher_record" / "solve"
     experiment: dict[str, Any] = {
         "model": {"path": "tiny-calculator"},
-        "task_judge": {"judge": "its_agent.py->how_long"},
+        "task_judge": {"judge": "its_agent.py->letters"},
     }
     experiment |= {"trainer_common": {"total_steps": 2, "save_freq": 1, "optim": {"lr": 1e-3}}}
     experiment |= {"data": {"train_batch_size": 2}}
@@ -97,7 +97,7 @@ def test_it_trains_what_the_command_trains_with_a_file_of_the_persons_own(agent:
 
 
 def test_a_run_is_watched_and_stopped_and_the_command_goes_on_with_it(agent: Any, tmp_path: Path) -> None:
-    tuning = tune(agent.solve, judge=agent.how_long, name="watched", wait=False)
+    tuning = tune(agent.solve, judge=agent.letters, name="watched", wait=False)
     seen = []
     for event in tuning.events():
         seen.append(event)
@@ -123,7 +123,7 @@ def test_a_function_of_a_notebook_trains_beside_its_event_loop_and_says_that_onl
         return await agent.solve(task, model)
 
     async def cell() -> Any:
-        return tune(typed, judge=agent.how_long)
+        return tune(typed, judge=agent.letters)
 
     with pytest.warns(UserWarning, match=r"^typed cannot be imported elsewhere: only this process can go on"):
         result = asyncio.run(cell())
@@ -135,7 +135,7 @@ def test_a_function_of_a_notebook_trains_beside_its_event_loop_and_says_that_onl
 
 
 def test_other_tasks_under_the_same_name_are_another_run(agent: Any, tmp_path: Path) -> None:
-    plan = tune(agent.solve, judge=agent.how_long, dry_run=True).plan
+    plan = tune(agent.solve, judge=agent.letters, dry_run=True).plan
     assert plan.lines["tasks"].startswith("7 to train on, none")
     tasks = [astuner.Task(task_id=str(n), main_query=row["question"], metadata=row) for n, row in enumerate(ROWS[:3])]
     assert tune(agent.solve, tasks=tasks, dry_run=True).plan.lines["tasks"].startswith("3 to train on")
