@@ -97,7 +97,7 @@ def tune(
     **options: Any,
 ) -> RunResult: ...
 @overload
-def tune(workflow: Any, *, wait: Literal[False], **options: Any) -> Tuning: ...
+def tune(workflow: Any, *, tasks: Any, model: str | Path, wait: Literal[False], **options: Any) -> Tuning: ...
 def tune(
     workflow: Any,
     *,
@@ -179,17 +179,17 @@ def _reference(code: Any, unnamed: list[str]) -> str:
         raise ConfigError(f"a workflow or judge is a class, a function or the name of one, not {type(code).__name__}")
     module, attribute = sys.modules[code.__module__], code.__qualname__
     if module.__name__.startswith("astuner_user_"):
-        raise ConfigError(f"{module.__file__} is imported by a run: put its astuner.tune(…) below if __name__ == …")
+        raise ConfigError(f"{module.__file__} is imported by a run: put its astuner.tune(…) below if __name__ == '__main__':")
     file = getattr(module, "__file__", None)
     if file is None or getattr(module, attribute, None) is not code:
         unnamed.append(code.__name__)
         setattr(sys.modules.setdefault(NOT_IN_A_FILE, ModuleType(NOT_IN_A_FILE)), code.__name__, code)
         return f"{NOT_IN_A_FILE}->{code.__name__}"
     if module.__package__ and module.__spec__:  # its file alone may import what is beside it in its package
-        sys.modules.setdefault(module.__spec__.name, module)
+        sys.modules[module.__spec__.name] = module
         return f"{module.__spec__.name}->{attribute}"
     path = Path(file).resolve()
-    sys.modules.setdefault(user_module(path), module)
+    sys.modules[user_module(path)] = module
     return f"{path}->{attribute}"
 
 

@@ -71,7 +71,9 @@ def command(*words: str) -> None:
 def numbers(folder: Path) -> list[dict[str, Any]]:
     """The rows of a run without what takes time."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith(("time", "throughput/", "rollout/seconds"))} for row in rows]
+    return [
+        {k: v for k, v in row.items() if not k.startswith(("time", "throughput/", "rollout/seconds"))} for row in rows
+    ]
 
 
 def test_it_trains_what_the_command_trains_with_a_file_of_the_persons_own(agent: Any, tmp_path: Path) -> None:
