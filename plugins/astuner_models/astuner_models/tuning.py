@@ -179,7 +179,7 @@ def _reference(code: Any, unnamed: list[str]) -> str:
         raise ConfigError(f"a workflow or judge is a class, a function or the name of one, not {type(code).__name__}")
     module, attribute = sys.modules[code.__module__], code.__qualname__
     if module.__name__.startswith("astuner_user_"):
-        raise ConfigError(f"{module.__file__} is imported by a run: put its astuner.tune(…) below if __name__ == '__main__':")
+        raise ConfigError(f"{module.__file__} is imported by a run: put tune(…) below if __name__ == '__main__':")
     file = getattr(module, "__file__", None)
     if file is None or getattr(module, attribute, None) is not code:
         unnamed.append(code.__name__)
