@@ -23,6 +23,7 @@ from astuner.contracts.errors import ConfigError
 from astuner.contracts.events import Event, Progressed, Subscriber
 from astuner.contracts.interrupt import Interrupt
 from astuner.contracts.places import Tree
+from astuner.contracts.secrets import redact
 from astuner.contracts.types import Task
 
 if TYPE_CHECKING:
@@ -82,20 +83,7 @@ class Tuning(Subscriber):
 
 
 @overload
-def tune(
-    workflow: Any,
-    *,
-    judge: Any = None,
-    tasks: Any,
-    validation: Any = None,
-    model: str | Path,
-    backbone: str = "local",
-    name: str | None = None,
-    folder: str | Path = "launcher_record",
-    settings: Mapping[str, Any] | None = None,
-    wait: Literal[True] = True,
-    **options: Any,
-) -> RunResult: ...
+def tune(workflow: Any, *, tasks: Any, model: str | Path, wait: Literal[True] = True, **options: Any) -> RunResult: ...
 @overload
 def tune(workflow: Any, *, tasks: Any, model: str | Path, wait: Literal[False], **options: Any) -> Tuning: ...
 def tune(
@@ -150,9 +138,16 @@ def tune(
             below = {part: below}
         tree = tree.merged(Tree(below))
     file = place / f"{name}.yaml"
-    RunDir.write_atomically(file, "# astuner.tune wrote this.\n" + yaml.safe_dump(tree.data, sort_keys=False))
+    which = f"{', '.join(unnamed)} cannot be imported elsewhere"
+    expressions = {key: value for key, value in tree.leaves() if "${" in str(value)}
+    if redact(tree.data, expressions) != tree.data:
+        raise ConfigError("settings: a secret would be written to a file; set a variable, and write ${oc.env:VARIABLE}")
+    try:
+        text = yaml.safe_dump(tree.data, sort_keys=False, allow_unicode=True)
+    except yaml.YAMLError as e:
+        raise ConfigError(f"settings cannot be written as YAML: {e}") from None
+    RunDir.write_atomically(file, f"# astuner.tune wrote this{f'; {which}' if unnamed else ''}.\n{text}")
     if unnamed:
-        which = f"{', '.join(unnamed)} cannot be imported elsewhere"
         how = "write it at the top of a .py file, and give astuner.tune its function, or FILE.py->NAME"
         if not find_backbone(load_config(file))[0].capabilities.in_process:
             raise ConfigError(f"{which}, as the workers of the backbone {backbone!r} have to: {how}")
@@ -161,12 +156,13 @@ def tune(
         return run(file, **options)
     tuning = Tuning()
     tuning._start(file, options)
-    while wait:  # beside the event loop that runs in this thread, a notebook's
-        try:
-            return tuning.result()
-        except KeyboardInterrupt:
-            tuning.stop()
-    return tuning
+    if not wait:
+        return tuning
+    try:  # beside the event loop that runs in this thread, a notebook's
+        return tuning.result()
+    except KeyboardInterrupt:
+        tuning.stop()
+        return tuning.result()
 
 
 def _reference(code: Any, unnamed: list[str]) -> str:

@@ -151,5 +151,14 @@ def test_what_is_wrong_is_said_with_what_to_write(agent: Any) -> None:
             tune(partial(agent.solve))
         with pytest.raises(ConfigError, match=r"task 0 of training is no JSON: .*set"):
             tune(agent.solve, tasks=[{"question": "?", "tags": {1}}])
+        with pytest.raises(ConfigError, match=r"^settings cannot be written as YAML: .*Path"):
+            tune(agent.solve, settings={"astuner.model.chat_template": Path("a.jinja")})
+        for written, what in (
+            ("sk-1234567890", "a secret would be written to a file"),
+            ("${oc.env:NOT_SET}", "NOT_SET"),
+        ):
+            with pytest.raises(ConfigError, match=what):
+                tune(agent.solve, settings={"astuner.helper_models.big": {"api_key": written}})
+        assert not any(b"sk-123" in file.read_bytes() for file in Path().rglob("*.yaml"))
         with pytest.raises(ConfigError, match="the task reader 'huggingface' brings what is validated on"):
             tune(agent.solve, tasks="huggingface", validation=ROWS)
