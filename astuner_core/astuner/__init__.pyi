@@ -76,6 +76,7 @@ from astuner.plugins.registry import missing_modules as missing_modules
 from astuner.plugins.user_code import find_user_file as find_user_file
 from astuner.plugins.user_code import import_user_code as import_user_code
 from astuner.plugins.user_code import raised_at as raised_at
+from astuner.plugins.user_code import user_module as user_module
 from astuner.rollout.credit import estimate_advantages as estimate_advantages
 from astuner.rollout.credit import find_loss as find_loss
 from astuner.rollout.credit import token_loss as token_loss
@@ -150,6 +151,8 @@ from astuner_models.serving import make_codec as make_codec
 from astuner_models.serving import policy_folder as policy_folder
 from astuner_models.serving import serve as serve
 from astuner_models.serving import serve_policies as serve_policies
+from astuner_models.tuning import Tuning as Tuning
+from astuner_models.tuning import tune as tune
 
 __version__: str
 API_VERSION: str

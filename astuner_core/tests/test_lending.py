@@ -4,7 +4,7 @@ import pytest
 
 from astuner.contracts.errors import ConfigError, RunError
 from astuner.runs import launch
-from astuner.runs.run_dir import RunDir, lent_folder
+from astuner.runs.run_dir import RunDir
 from astuner.testing import FakeBackbone
 from tests.table import table
 
@@ -44,14 +44,17 @@ def test_it_lends_until_the_run_ends_and_never_touches_its_folder(file, capsys):
     assert not result.run_dir.exists()
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.splitlines() == ["a note", f"lends, and writes to {lent_folder(result.run_dir).resolve()}"]
+    assert said.err.splitlines() == ["a note", f"lends, and writes to {result.run_dir.resolve()}.lent"]
 
 
 def test_a_run_that_is_under_way_does_not_lock_it_out_and_a_second_lender_does(file):
     folder = launch.run(file, ["astuner.experiment_dir=runs"]).run_dir
     with RunDir(folder).locked():
         launch.run(file, ["astuner.experiment_dir=runs"])
-    with RunDir(lent_folder(folder)).locked(), pytest.raises(RunError, match="is in use by another run"):
+    with (
+        RunDir(folder.with_name(f"{folder.name}.lent")).locked(),
+        pytest.raises(RunError, match="is in use by another run"),
+    ):
         launch.run(file, ["astuner.experiment_dir=runs"])
 
 

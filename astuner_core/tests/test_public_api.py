@@ -26,16 +26,16 @@ NAMES = (
     "LockTaken LogSink LoraSection ModelSection ModelTuner Models NoVerdict Offer Optim OutOfTime Plugin PluginError "
     "PluginManager PluginStatus PolicyModel PolicySpeaker Preflight Provider RecordedProcess RolloutPool Run RunDir "
     "STRUCTURED_TOOL Said Sample Service Serving StepResult StepRollout StopReason TOKEN_VARIABLE Task TaskReader "
-    "TimeLimits TrainerCommon Workflow WorkflowOutput WorkflowTask __version__ append_jsonl ask_group_judge ask_judge "
-    "astuner_home bp build_judge build_samples check_section check_unlocked debug_folder "
+    "TimeLimits TrainerCommon Tuning Workflow WorkflowOutput WorkflowTask __version__ append_jsonl ask_group_judge "
+    "ask_judge astuner_home bp build_judge build_samples check_section check_unlocked debug_folder "
     "describe_failure describe_field end_loop estimate_advantages evaluate evaluate_groups field_at find_backbone "
     "find_checkpoint find_loss find_offer find_optional_part find_part find_provider find_user_file forget_process "
     "honoured_by hookimpl hub_downloads hub_problem import_target import_user_code in_daemon_thread is_code "
     "is_folder_name is_same_process key_models key_spellings load_config load_plugins load_tokenizer lock_file "
     "log_file make_codec make_judge missing_modules one_model planned_steps policy_folder process_start_time "
     "raised_at read_config read_jsonl read_tasks record_process recorded_process recorded_processes require_model run "
-    "run_service run_services sampling_for section_of serve serve_policies token_loss unfinished upwards walk_fields "
-    "write_jsonl"
+    "run_service run_services sampling_for section_of serve serve_policies token_loss tune unfinished upwards "
+    "user_module walk_fields write_jsonl"
 )
 
 FIELDS = {
@@ -219,7 +219,11 @@ FUNCTIONS = {
     "astuner.require_model": "(path)",
     "astuner.run": (
         "(path, overrides=(), *, backbone=None, resume='auto', dry_run=False, services=(), disabled_plugins=(), "
-        "debug_tags=(), debug_listen=False)"
+        "debug_tags=(), debug_listen=False, listeners=(), interrupt=None)"
+    ),
+    "astuner.tune": (
+        "(workflow, *, judge=None, tasks, validation=None, model, backbone='local', name=None, "
+        "folder='launcher_record', settings=None, wait=True, **options)"
     ),
     "astuner.run_service": "(service, what, url, log)",
     "astuner.run_services": "(config, names, run_dir=None, *, dry_run=False)",

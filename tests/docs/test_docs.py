@@ -522,6 +522,21 @@ def test_the_quick_start_trains_and_every_metric_is_documented(tmp_path: Path, m
         assert path.name.partition("-0")[0] in page, f"the quick start does not say what {path.name} is"
 
 
+@pytest.mark.slow
+def test_the_quick_start_trains_from_python(tmp_path: Path) -> None:
+    from astuner_local.tiny.make import main as make
+
+    files_of(ROOT / "docs" / "quickstart.md", tmp_path)
+    make(["--tasks-out", str(tmp_path / "math_agent" / "data")])
+    command = [sys.executable, "math_agent/train.py"]
+    ended = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert "validation success after" in ended.stdout
+    assert "cannot be imported" not in ended.stderr
+    again = ["run", "launcher_record/from_python.experiment/from_python.yaml", "--resume"]
+    ended = subprocess.run([sys.executable, "-m", "astuner", *again], cwd=tmp_path, capture_output=True, text=True)
+    assert "continuing the run in" in ended.stderr
+
+
 def test_the_quick_start_trains_what_the_demo_trains(tmp_path: Path) -> None:
     """Whose recipe is measured over many seeds, in benchmarks/learning.md."""
     from astuner import load_config

@@ -120,7 +120,8 @@ class JsonlSink(LogSink):
         self._log = run_dir / "run.log"
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        numbers = {name: _rounded(value) for name, value in metrics.items()}
+        # Nine significant digits: more than float32 holds, and no 0.30000000000000004.
+        numbers = {name: float(f"{value:.9g}") for name, value in metrics.items()}
         append_jsonl(self._metrics, {"step": step, "time": round(time.time(), 3), **numbers})
 
     def note(self, text: str) -> None:
@@ -134,8 +135,3 @@ class JsonlSink(LogSink):
         if isinstance(event, RunEnded) and event.error is not None:  # on the terminal it is the last line anyway
             self.note(f"the run stopped: {told(event.error)}")
         super().handle(event)
-
-
-def _rounded(value: float) -> float:
-    """Nine significant digits: more than float32 holds, and no 0.30000000000000004."""
-    return float(f"{value:.9g}")

@@ -68,7 +68,11 @@ class Interrupt:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
             raise StoppedAtOnce
-        self.requested = True
         os.write(2, b"\nstopping in order, what is finished is saved; Ctrl-C again stops at once\n")
+        self.request()
+
+    def request(self) -> None:
+        """As the first Ctrl-C, from any thread."""
+        self.requested = True
         if self._now is not None:
             self._now()

@@ -82,12 +82,8 @@ class GroupJudge(Judge):
     async def judge(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> JudgeOutput:
         """Judge one attempt as a group of one."""
         attempts = (Attempt(workflow_task=workflow_task, output=output),)
-        if inspect.iscoroutinefunction(self.judge_group):
-            returned: Any = await self.judge_group(attempts)
-        else:
-            returned = await asyncio.to_thread(self.judge_group, attempts)
-            returned = await returned if inspect.isawaitable(returned) else returned
-        (verdict,) = returned
+        returned: Any = await asyncio.to_thread(self.judge_group, attempts)
+        (verdict,) = await returned if inspect.isawaitable(returned) else returned
         if isinstance(verdict, JudgeFailed):
             raise verdict
         assert isinstance(verdict, JudgeOutput)

@@ -36,8 +36,8 @@ CONTRACTS = {
 }
 """The class that everything of a kind is a subclass of.
 
-Not here: a part has a class for each name (`astuner.contracts.parts.PARTS`); a workflow may be a plain function and a
-judge may have ``compute_reward`` instead, which `astuner.rollout.parts` checks; output checks, losses and advantage
+Not here: a part has a class for each name (`astuner.contracts.parts.PARTS`); workflow and judge may be functions, and
+a judge may have ``compute_reward`` instead, as `astuner.rollout.parts` checks; output checks, losses and advantage
 estimators are functions, as `astuner.rollout.parts` and `astuner.rollout.credit` see to; what a sentinel rule is, says
 `astuner_report`; a command is a
 `typer.Typer`, a diagnosis a function.

@@ -52,7 +52,7 @@ def import_user_code(reference: str, base_dir: Path | None = None) -> Any:
         return getattr(module, attribute)
     except AttributeError:
         file = getattr(module, "__file__", None) or where
-        own = _defined_in(module)
+        own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
         known = close_name(attribute, own) or (f"; it defines {', '.join(own)}" if own else "")
         raise UnknownName(f"{file} has no {attribute!r}{known}") from None
 
@@ -64,6 +64,11 @@ def find_user_file(reference: str, base_dir: Path | None = None) -> Path | None:
     if where.endswith(".py"):
         return next((path for path in _candidates(where, folders) if os.path.isfile(path)), None)
     return next((file for folder in folders if (file := _module_file(folder, where)) is not None), None)
+
+
+def user_module(path: Path) -> str:
+    """What the module is called that a file of the user's own (an absolute path) is imported as."""
+    return f"astuner_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
 
 
 def raised_at(error: BaseException, *, caller: str = "") -> str:
@@ -99,11 +104,6 @@ def _at(frame: traceback.FrameSummary) -> str:
     return f"{frame.filename}:{frame.lineno} in {frame.name}"
 
 
-def _defined_in(module: ModuleType) -> list[str]:
-    """What a module defines itself; not what it imports."""
-    return [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-
-
 def _from_file(where: str, folders: list[Path], reference: str) -> ModuleType:
     tried = _candidates(where, folders)
     path = next((p for p in tried if os.path.isfile(p)), None)
@@ -111,7 +111,7 @@ def _from_file(where: str, folders: list[Path], reference: str) -> ModuleType:
         beside = [file.name for folder in tried for file in folder.parent.glob("*.py")]
         looked = " or ".join(map(str, tried))
         raise UnknownName(f"{reference!r}: no such file: {looked}{close_name(Path(where).name, beside)}")
-    name = f"astuner_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    name = user_module(path)
     if (loaded := sys.modules.get(name)) is not None:
         return loaded
     return _execute(importlib.util.spec_from_file_location(name, path), path, path.parent, reference)

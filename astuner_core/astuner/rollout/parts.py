@@ -13,15 +13,16 @@ import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from astuner.contracts.building import BuildContext, Built
 from astuner.contracts.errors import AmbiguousName, AstunerError, ConfigError, JudgeFailed, PluginError, UnknownName
 from astuner.contracts.interrupt import let_the_person_stop
-from astuner.contracts.judge import GroupJudge
+from astuner.contracts.judge import GroupJudge, Judge
 from astuner.contracts.output_check import Check, OutputView
+from astuner.contracts.types import Task
 from astuner.plugins import registry
 from astuner.plugins.loader import PluginManager, load_plugins
 from astuner.plugins.registry import is_code
@@ -88,8 +89,11 @@ def build_judge(config: Config) -> Any:
 
 
 def make_judge(reference: str, section: Any, context: BuildContext) -> Any:
-    """As `build`, of a judge; its methods are looked at too."""
+    """As `build`, of a judge, its methods looked at; or of agentscope.tuner's ``(task, response) -> JudgeOutput``."""
     target = context.config.resolve("judge", reference)
+    if inspect.isfunction(target) and [*inspect.signature(target).parameters][:2] == ["task", "response"]:
+        ask = wraps(target)(lambda workflow_task, output: target(_row(workflow_task.task), output.response))
+        return type(target.__name__, (Judge,), {"judge": staticmethod(ask)})()
     if isinstance(target, type):
         _check_judge(target)  # before it is made, for Python refuses what is abstract in words of its own
     judge = _made("judge", reference, target, section, context)
@@ -194,12 +198,15 @@ class _FunctionWorkflow:
         self.function = function
 
     async def execute(self, workflow_task: Any, model_tuner: Any) -> Any:
-        task = workflow_task.task
-        row = {"task_id": task.task_id, **task.metadata}
-        if task.env_type:  # what its environment says first is in no row
-            row = {"main_query": task.main_query, "init_messages": list(task.init_messages), **row}
-        returned = self.function(row, model_tuner)
+        returned = self.function(_row(workflow_task.task), model_tuner)
         return await returned if inspect.isawaitable(returned) else returned
+
+
+def _row(task: Task) -> dict[str, Any]:
+    row = {"task_id": task.task_id, **task.metadata}
+    if task.env_type:  # what its environment says first is in no row
+        row = {"main_query": task.main_query, "init_messages": list(task.init_messages), **row}
+    return row
 
 
 KEY = "astuner.rollout.compute_madness_checklist"

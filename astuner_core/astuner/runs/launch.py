@@ -23,7 +23,7 @@ from astuner.config.checking import TABLES
 from astuner.config.schema import MOST
 from astuner.contracts.backbone import Backbone
 from astuner.contracts.errors import ConfigError, RunError
-from astuner.contracts.events import RunPlanned
+from astuner.contracts.events import RunPlanned, Subscriber
 from astuner.contracts.interrupt import Interrupt
 from astuner.contracts.parts import DebuggerPart, HelperModelsPart
 from astuner.contracts.places import Tree
@@ -35,13 +35,12 @@ from astuner.rollout.models import AgentRegistry
 from astuner.rollout.parts import source_of
 from astuner.runs.preflight import Preflight
 from astuner.runs.run import TrainingRun
-from astuner.runs.run_dir import RunDir, debug_folder, lent_folder
+from astuner.runs.run_dir import RunDir, debug_folder
 from astuner.runs.services import run_services
 from astuner.runs.tasks import TaskSet, planned_steps
 from astuner.support.processes import recorded_process
 
 if TYPE_CHECKING:
-    from astuner.config import Config
     from astuner.config.schema import AgentSection, ModelSection
     from astuner.runs.run import RunWriter
 
@@ -164,7 +163,8 @@ def finish(run: RunWriter, *, trains: bool) -> RunResult:
         last: dict[str, Any] = next((row for row in reversed(rows) if kind in row), {})
         newest.update({k: v for k, v in last.items() if k not in ("step", "time")})
     lines = _before_and_after(rows)
-    lines["episodes"] = _endings(ledger.counts)
+    endings = [f"{count} {name}" for name, count in sorted(ledger.counts.items()) if count]
+    lines["episodes"] = ", ".join(endings) or "none"
     facts: dict[str, Any] = {}
     verdict = ""
     for said in run.ended():
@@ -230,10 +230,6 @@ def _success(row: Mapping[str, Any]) -> str:
     return f"{row['val/success']:.1%}  (95 %: {low:.1%} to {high:.1%}; {counted(row)}; step {row['step']})"
 
 
-def _endings(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()) if count) or "none"
-
-
 Resume = Literal["auto", "must", "never"]
 
 
@@ -248,6 +244,8 @@ def run(
     disabled_plugins: Sequence[str] = (),
     debug_tags: Sequence[str] = (),
     debug_listen: bool = False,
+    listeners: Sequence[Subscriber] = (),
+    interrupt: Interrupt | None = None,
 ) -> RunResult:
     """Train, or with the `debug` backbone try out, the experiment in ``path``.
 
@@ -257,6 +255,8 @@ def run(
         whatever is in the run folder; ``never`` starts over. An earlier run's folder is kept under another name.
     :param debug_tags: where to stop: ``bp("TAG")`` in an agent's code; see `astuner.runs.breakpoints`.
     :param debug_listen: wait there for a debugger, though the run has a terminal.
+    :param listeners: are told what happens, besides those that plugins and the experiment name.
+    :param interrupt: by which another thread stops the run.
     :raises ConfigError: the file or an override is wrong (all mistakes at once), or this backbone would ignore keys.
     :raises Interrupted: Ctrl-C; everything finished is saved.
     :raises RunError: the run cannot go on, or not begin: what it wants from the hub cannot be had.
@@ -290,8 +290,8 @@ def run(
         plan = make_plan(config, trains, preflight.plan, run_dir.path, tasks)
         if dry_run:
             return RunResult(run_dir=run_dir.path, plan=plan, text=str(plan))
-        sinks = [make() for make in preflight.make_sinks]
-        interrupt = Interrupt()
+        sinks = [*listeners, *(make() for make in preflight.make_sinks)]
+        interrupt = interrupt or Interrupt()
         stack.enter_context(interrupt.listening())
         stack.enter_context(run_dir.locked())
         stack.enter_context(recorded_process(os.getpid(), f"astuner run {path}", run_dir.path))
@@ -338,7 +338,7 @@ def _lend(trainer: Backbone, notes: Sequence[str], command: str, resume: Resume,
             "--resume and --no-resume are for the command that has the run; this one lends a part to it: leave them out"
         )
     config = trainer.config
-    folder = RunDir(lent_folder(config.run_dir))
+    folder = RunDir(config.run_dir.with_name(f"{config.run_dir.name}.lent"))  # that run's own is not touched
     with contextlib.ExitStack() as stack:
         running = stack.enter_context(run_services(config, services))
         interrupt = Interrupt()

@@ -167,8 +167,3 @@ class RunDir:
 def debug_folder(folder: Path) -> Path:
     """Where a trial without training writes, so that it never touches the training run's folder."""
     return folder.with_name(f"{folder.name}.debug")
-
-
-def lent_folder(folder: Path) -> Path:
-    """Where a command writes that lends a part to the run of another, so that it never touches that run's folder."""
-    return folder.with_name(f"{folder.name}.lent")

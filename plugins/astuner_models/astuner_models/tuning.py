@@ -1,0 +1,218 @@
+"""A run that is started from Python: `tune` writes the experiment file that its arguments mean, and runs that."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+import json
+import sys
+import threading
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from queue import SimpleQueue
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import yaml
+
+from astuner import RunDir, find_backbone, find_user_file, is_code, load_config, run, user_module
+from astuner.contracts.errors import ConfigError
+from astuner.contracts.events import Event, Progressed, Subscriber
+from astuner.contracts.interrupt import Interrupt
+from astuner.contracts.places import Tree
+from astuner.contracts.secrets import redact
+from astuner.contracts.types import Task
+
+if TYPE_CHECKING:
+    from astuner.runs.launch import RunResult
+
+NOT_IN_A_FILE = "not_in_a_file"
+"""The module of what has no import path: it is in this process alone."""
+
+
+class Tuning(Subscriber):
+    """A run in a thread of this process. It ends with the process, and goes on when it is started again."""
+
+    progress: Progressed | None = None
+    """How far the step or validation is that runs; None before the first."""
+
+    def __init__(self) -> None:
+        self._result: Future[RunResult] = Future()
+        self._queues: list[SimpleQueue[Event | None]] = []
+        self._interrupt = Interrupt()
+
+    def _start(self, file: Path, options: Mapping[str, Any]) -> None:
+        def work() -> None:
+            try:
+                self._result.set_result(run(file, **options, listeners=[self], interrupt=self._interrupt))
+            except BaseException as e:  # it is raised by `result`
+                self._result.set_exception(e)
+            for queue in self._queues:
+                queue.put(None)
+
+        threading.Thread(target=work, name="astuner.tune", daemon=True).start()
+
+    def handle(self, event: Event) -> None:
+        if isinstance(event, Progressed):
+            self.progress = event
+        for queue in self._queues:
+            queue.put(event)
+
+    def events(self) -> Iterator[Event]:
+        """What happens from now on (`astuner.contracts.events`), until the run is over."""
+        queue: SimpleQueue[Event | None] = SimpleQueue()
+        self._queues.append(queue)
+        if self._result.done():
+            queue.put(None)
+        return iter(queue.get, None)
+
+    def stop(self) -> None:
+        """As Ctrl-C: what is finished is saved, and `result` raises `astuner.contracts.errors.Interrupted`."""
+        self._interrupt.request()
+
+    def result(self, timeout: float | None = None) -> RunResult:
+        """Wait for the end; raises what the run raises.
+
+        :param timeout: seconds.
+        :raises concurrent.futures.TimeoutError: it is not over by then, and goes on.
+        """
+        return self._result.result(timeout)
+
+
+@overload
+def tune(workflow: Any, *, tasks: Any, model: str | Path, wait: Literal[True] = True, **options: Any) -> RunResult: ...
+@overload
+def tune(workflow: Any, *, tasks: Any, model: str | Path, wait: Literal[False], **options: Any) -> Tuning: ...
+def tune(
+    workflow: Any,
+    *,
+    judge: Any = None,
+    tasks: Any,
+    validation: Any = None,
+    model: str | Path,
+    backbone: str = "local",
+    name: str | None = None,
+    folder: str | Path = "launcher_record",
+    settings: Mapping[str, Any] | None = None,
+    wait: bool = True,
+    **options: Any,
+) -> RunResult | Tuning:
+    """Train ``model`` inside ``workflow``: what ``astuner run`` does with ``FOLDER/NAME.experiment/NAME.yaml``.
+
+    That file is written first, so the command goes on with the run where this one stopped, as the same call does.
+
+    :param workflow: a class or a function ``(task, model)``, or what ``rollout.workflow`` may say.
+    :param judge: a class or a function ``(task, response)`` that gives a `JudgeOutput`, or what ``task_judge.judge``
+        may say; None: the workflow gives it.
+    :param tasks: tasks or rows as dicts, which are written beside the file; a JSON Lines file; or a reader's name,
+        whose section is in ``settings``.
+    :param validation: tasks or a file to validate on, for tasks that are tasks or a file.
+    :param name: of the run folder in ``folder``; by default the workflow's own name.
+    :param settings: further keys of the file, dotted or nested: ``{"astuner.trainer_common.total_steps": 20}``.
+    :param wait: False: return at once what the run can be watched and stopped by.
+    :param options: of `astuner.run`: ``resume``, ``dry_run``, ``services``.
+    :raises ConfigError: as `astuner.run`; or code without an import path for a backbone whose workers would import it.
+    """
+    unnamed: list[str] = []
+    code = _reference(workflow, unnamed)
+    name = name or code.replace("->", ":").rpartition(":")[2].rpartition("/")[2]
+    home = Path(folder).expanduser().absolute()
+    place = home / f"{name}.experiment"
+    place.mkdir(parents=True, exist_ok=True)
+    section: dict[str, Any] = {
+        "experiment_dir": str(home),
+        "experiment_name": name,
+        "backbone": backbone,
+        "model": {"path": str(Path(model).absolute()) if Path(model).is_dir() else str(model)},
+        "task_reader": _reader(tasks, validation, place),
+        "rollout": {"workflow": code},
+        **({} if judge is None else {"task_judge": {"judge": _reference(judge, unnamed)}}),
+    }
+    tree = Tree({"astuner": section})
+    for key, value in (settings or {}).items():
+        below: Any = value
+        for part in reversed(key.split(".")):
+            below = {part: below}
+        tree = tree.merged(Tree(below))
+    file = place / f"{name}.yaml"
+    which = f"{', '.join(unnamed)} cannot be imported elsewhere"
+    expressions = {key: value for key, value in tree.leaves() if "${" in str(value)}
+    if redact(tree.data, expressions) != tree.data:
+        raise ConfigError("settings: a secret would be written to a file; set a variable, and write ${oc.env:VARIABLE}")
+    try:
+        text = yaml.safe_dump(tree.data, sort_keys=False, allow_unicode=True)
+    except yaml.YAMLError as e:
+        raise ConfigError(f"settings cannot be written as YAML: {e}") from None
+    RunDir.write_atomically(file, f"# astuner.tune wrote this{f'; {which}' if unnamed else ''}.\n{text}")
+    if unnamed:
+        how = "write it at the top of a .py file, and give astuner.tune its function, or FILE.py->NAME"
+        if not find_backbone(load_config(file))[0].capabilities.in_process:
+            raise ConfigError(f"{which}, as the workers of the backbone {backbone!r} have to: {how}")
+        warnings.warn(f"{which}: only this process can go on with the run; for astuner run, {how}", stacklevel=2)
+    if wait and asyncio._get_running_loop() is None:
+        return run(file, **options)
+    tuning = Tuning()
+    tuning._start(file, options)
+    if not wait:
+        return tuning
+    try:  # beside the event loop that runs in this thread, a notebook's
+        return tuning.result()
+    except KeyboardInterrupt:
+        tuning.stop()
+        return tuning.result()
+
+
+def _reference(code: Any, unnamed: list[str]) -> str:
+    """The text by which an experiment means ``code``, here this very object; adds to ``unnamed`` what only is here."""
+    if isinstance(code, str):
+        where, _, attribute = code.replace("->", ":").rpartition(":")
+        own = find_user_file(code, Path.cwd()) if is_code(code) and where.endswith(".py") else None
+        return f"{own}->{attribute}" if own else code
+    if not isinstance(code, type) and not inspect.isfunction(code):
+        raise ConfigError(f"a workflow or judge is a class, a function or the name of one, not {type(code).__name__}")
+    module, attribute = sys.modules[code.__module__], code.__qualname__
+    if module.__name__.startswith("astuner_user_"):
+        raise ConfigError(f"{module.__file__} is imported by a run: put tune(…) below if __name__ == '__main__':")
+    file = getattr(module, "__file__", None)
+    if file is None or getattr(module, attribute, None) is not code:
+        unnamed.append(code.__name__)
+        setattr(sys.modules.setdefault(NOT_IN_A_FILE, ModuleType(NOT_IN_A_FILE)), code.__name__, code)
+        return f"{NOT_IN_A_FILE}->{code.__name__}"
+    if module.__package__ and module.__spec__:  # its file alone may import what is beside it in its package
+        sys.modules[module.__spec__.name] = module
+        return f"{module.__spec__.name}->{attribute}"
+    path = Path(file).resolve()
+    sys.modules[user_module(path)] = module
+    return f"{path}->{attribute}"
+
+
+def _reader(tasks: Any, validation: Any, place: Path) -> dict[str, Any]:
+    if isinstance(tasks, str) and not tasks.endswith(".jsonl") and not Path(tasks).is_file():
+        if validation is not None:
+            raise ConfigError(f"the task reader {tasks!r} brings what is validated on: leave validation=… out")
+        return {"type": tasks}
+    splits = {"training": tasks, "validation": validation}
+    files = {split: {"file_path": _file(given, split, place)} for split, given in splits.items() if given is not None}
+    return {"type": "jsonl", "jsonl": files}
+
+
+def _file(tasks: str | Path | Iterable[Task | Mapping[str, Any]], split: str, place: Path) -> str:
+    """The absolute path; of tasks, that of a file named by what is in it, since others are another experiment."""
+    if isinstance(tasks, (str, Path)):
+        return str(Path(tasks).expanduser().absolute())
+    lines = ""
+    for number, task in enumerate(tasks):
+        row = task
+        if isinstance(task, Task):
+            own = {"task_id": task.task_id, "main_query": task.main_query, "env_type": task.env_type}
+            row = {**task.metadata, **own, "init_messages": list(map(dict, task.init_messages))}
+        try:
+            lines += json.dumps(row, ensure_ascii=False) + "\n"
+        except (TypeError, ValueError) as e:
+            raise ConfigError(f"task {number} of {split} is no JSON: {e}") from None
+    file = place / f"{split}-{hashlib.sha256(lines.encode()).hexdigest()[:8]}.jsonl"
+    RunDir.write_atomically(file, lines)
+    return str(file)
