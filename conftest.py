@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-OF_ENGINES = {"transfer_queue": "verl", "trinity": "trinity", "llama_cpp": "llama_cpp"}
+OF_ENGINES = {"transfer_queue": "verl", "trinity": "trinity", "llama_cpp": "llama_cpp", "vllm": "vllm"}
 """A module that only an engine's environment has -> the folder of the tests that run there, by make test-<engine>."""
 collect_ignore = [f"tests/{folder}" for module, folder in OF_ENGINES.items() if not importlib.util.find_spec(module)]
 if importlib.util.find_spec("hypothesis"):  # not in those environments
@@ -28,7 +28,7 @@ if importlib.util.find_spec("hypothesis"):  # not in those environments
     hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; what is started here inherits it
     signal.signal(signal.SIGINT, signal.default_int_handler)
-SLOW_FOLDERS = tuple(f"tests/{name}" for name in ("frameworks", "llama_cpp", "packaging", "trinity", "verl"))
+SLOW_FOLDERS = tuple(f"tests/{name}" for name in ("frameworks", "llama_cpp", "packaging", "trinity", "verl", "vllm"))
 SLOW_FIXTURES = {"appworld_python"}
 SLOW_NEEDS = {"appworld", "chromium"}
 """What needs an environment of its own is slow whatever it takes; the rest says so itself, by ``mark.slow``."""

@@ -522,3 +522,11 @@ def test_without_the_package_of_the_default_backbone_only_a_run_is_refused(tmp_p
         find_backbone(config)
     with pytest.raises(ConfigError, match=r"yaml:4:3: astuner.backbone: no backbone is called 'debug'"):
         fake_config(tmp_path, "  backbone: debug", disabled_plugins=["debug"])
+
+
+def test_a_frequency_may_be_never(tmp_path: Path) -> None:
+    text = "  trainer_common: {total_steps: 5, test_freq: never, save_freq: -1}\n"
+    common = fake_config(tmp_path, text).astuner.trainer_common
+    assert min(common.test_freq, common.save_freq) > 10**6
+    with pytest.raises(ConfigError, match=r"test_freq should be at least 1, got -2"):
+        fake_config(tmp_path, "  trainer_common: {test_freq: -2}\n")

@@ -226,7 +226,7 @@ FUNCTIONS = {
         "folder='launcher_record', settings=None, wait=True, **options)"
     ),
     "astuner.run_service": "(service, what, url, log)",
-    "astuner.run_services": "(config, names, run_dir=None)",
+    "astuner.run_services": "(config, names, run_dir=None, *, dry_run=False)",
     "astuner.sampling_for": "(config, split)",
     "astuner.serve": "(path, overrides=(), *, backbone=None, checkpoint='best', services=(), disabled_plugins=())",
     "astuner.serve_policies": "(backbone, config, checkpoint=None)",

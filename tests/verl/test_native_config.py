@@ -206,6 +206,12 @@ def test_a_key_of_ours_reaches_verl(key: str, overrides: list[str], expected: An
     assert value(as_it_is(), key) != expected, "the case shows nothing: this is what VERL has anyway"
 
 
+def test_ray_is_told_of_as_many_cpus_as_verl_reserves() -> None:
+    counted = {gpus: separate.training_cpus(told(gpus=gpus).config) for gpus in (1, 2, 4, 8)}
+    assert counted == {1: 13, 2: 16, 4: 22, 8: 34}  # 1 + 8 for its queue, 3 a GPU, 1 to start with
+    assert separate.serving_cpus(told(gpus=2).config) == 7
+
+
 def test_every_row_and_every_key_of_a_row_has_a_case() -> None:
     shown = {(key, o.partition("=")[0]) for key, overrides, _ in CASES for o in overrides}
     wanted = {(row.native, f"astuner.{ours}") for row in ROWS for ours in row.ours}

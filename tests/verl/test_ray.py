@@ -151,6 +151,50 @@ def test_a_run_has_a_ray_of_its_own_although_another_one_runs_here(experiment, s
     assert service.is_ready(), "a guest ends nothing"
 
 
+PLACED = """
+import sys
+from pathlib import Path
+import ray
+from astuner.config import load_config
+from astuner.contracts.errors import RunError
+from astuner_ray.cluster import connected
+from verl.single_controller.ray.base import ResourcePoolManager
+
+class Queue:
+    def ready(self): return True
+
+def main(file, gpus, counted):  # what VERL does before its first step, with its own pool
+    config = load_config(file)
+    try:
+        with connected(config, gpus=gpus, cpus=counted, logical_gpus=gpus, log=Path("log")):
+            queue = [ray.remote(num_cpus=1)(Queue).remote() for _ in range(9)]
+            ray.get([one.ready.remote() for one in queue])
+            pools = ResourcePoolManager(resource_pool_spec={"all": [gpus]}, mapping={})
+            pools.create_resource_pool()
+            pools.resource_pool_dict["all"].get_placement_groups()
+            print("placed", flush=True)
+    except RunError as e:
+        print("refused:", e, flush=True)
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("counted", "expected"),
+    [(34, "placed"), (30, "refused: after 30 s Ray has no room for what the run reserves (STRICT_PACK: 1 GPU + 3 CPU")],
+)
+def test_what_verl_reserves_is_placed_or_refused(experiment, counted, expected):
+    """Of a machine with eight GPUs, as Ray counts them; fewer CPUs, and its queue leaves no room for them."""
+    folder = experiment.parents[1]
+    (folder / "placed.py").write_text(PLACED)
+    environ = {n: v for n, v in os.environ.items() if not n.startswith("RAY_")}
+    command = [sys.executable, "placed.py", str(experiment), "8", str(counted)]
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=240, check=False)
+    assert any(line.startswith(expected) for line in done.stdout.splitlines()), done.stdout + done.stderr[-3000:]
+
+
 def test_nothing_is_left_of_a_run_that_is_killed(experiment):
     code, saw = drive(experiment, "killed")
     assert code == -signal.SIGKILL

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from astuner.contracts.errors import told
+from astuner.contracts.events import Event, RunEnded
 from astuner.contracts.log_sink import LogSink
 from astuner.contracts.updated import SOLVED, no_signal
 from astuner.rollout.metrics import counted
@@ -125,3 +127,11 @@ class JsonlSink(LogSink):
     def note(self, text: str) -> None:
         with self._log.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+
+    def wants(self, event: Event) -> bool:
+        return isinstance(event, RunEnded) or super().wants(event)
+
+    def handle(self, event: Event) -> None:
+        if isinstance(event, RunEnded) and event.error is not None:  # on the terminal it is the last line anyway
+            self.note(f"the run stopped: {told(event.error)}")
+        super().handle(event)

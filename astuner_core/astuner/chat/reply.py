@@ -107,13 +107,7 @@ def structured_tool(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 NO_CALLS: CallStyle = CallStyle("no tool calls", lambda text, tools: (text, [], []))
-CHATML = Family(
-    "ChatML",
-    "<|im_start|>assistant",
-    closes=("<|im_end|>",),
-    stops=("<|im_end|>",),
-    styles=(HERMES,),
-)
+CHATML = Family("ChatML", "<|im_start|>assistant", closes=("<|im_end|>",), stops=("<|im_end|>",), styles=(HERMES,))
 
 
 def known_families(manager: PluginManager | None = None) -> tuple[Family, ...]:
@@ -192,10 +186,5 @@ def cut_at_stop(
     n = 1 + bisect_left(range(1, len(ids)), True, key=holds_stop)  # the more tokens, the more they hold
     text = decode(ids[:n])
     first = min((stop for stop in stops if stop in text), key=text.index)
-    cut = replace(
-        generation,
-        response_ids=ids[:n],
-        logprobs=generation.logprobs[:n],
-        finish_reason=FinishReason.STOP,
-    )
+    cut = replace(generation, response_ids=ids[:n], logprobs=generation.logprobs[:n], finish_reason=FinishReason.STOP)
     return cut, first

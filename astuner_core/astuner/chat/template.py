@@ -361,7 +361,9 @@ class ChatTemplate:
         self._template = chat_template
         self._lock, self._one_long = threading.Lock(), threading.Lock()
         self._swallows = any(token.lstrip for token in getattr(tokenizer, "added_tokens_decoder", {}).values())
-        self._whole_ids = _remembering(lambda messages, tools: self.encode(self._complete(messages, tools)))
+        self.whole_ids = _remembering(lambda messages, tools: self.encode(self._complete(messages, tools)))
+        """Token ids of whole messages (normalised) with tools; `UnsupportedRequest` where the template refuses them or
+        leaves one out. Remembered: all attempts of a group begin with the same ones."""
         self._behind_ids = _remembering(self._encode_behind)
         self._families = known_families(plugins)
         self._shape = _PLAIN
@@ -496,11 +498,7 @@ class ChatTemplate:
                 tokenize=False,
                 **self._kwargs,
             )
-        except (
-            TemplateError,
-            TypeError,
-            AttributeError,
-        ) as e:  # the latter two: the template met what it does not expect
+        except (TemplateError, TypeError, AttributeError) as e:  # the latter two: it met what it does not expect
             raise UnsupportedRequest(f"the chat template does not take these messages: {type(e).__name__}: {e}") from e
         assert isinstance(text, str)  # tokenize=False
         return text
@@ -552,13 +550,6 @@ class ChatTemplate:
                 raise ContextOverflow(f"its prompt has more than {n} tokens, and the context only {most}")
             size *= 2
         return text
-
-    def whole_ids(self, messages: Sequence[Message], tools: Tools) -> list[int]:
-        """Token ids of a whole conversation. Remembered: all attempts of a group begin with the same one.
-
-        :raises UnsupportedRequest: the template refuses the messages, or leaves one of them out.
-        """
-        return self._whole_ids(messages, tools)
 
     def _complete(self, messages: Sequence[Message], tools: Tools) -> str:
         """`render`, if all is there: no model is to be trained for what it never saw.

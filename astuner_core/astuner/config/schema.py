@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, StringConstraints, create_model
+from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, create_model
 from pydantic.fields import FieldInfo
 
 import astuner
@@ -27,6 +27,8 @@ MOST = 10**9
 """What is counted, waited for or multiplied into a loss ends here, for engines keep it in 32 bits."""
 AT_ONCE = 100_000
 """What is in memory at once ends here: groups of a step, episodes of a group, adapters' ranks, GPUs."""
+Every = Annotated[int, BeforeValidator(lambda n: MOST if n in (-1, "never") else n), Field(ge=1, le=MOST)]
+"""Steps from one to the next; -1 (VERL's word for it) or ``never``: at the end alone."""
 Share = Annotated[float, Field(ge=0, lt=1)]
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
@@ -292,8 +294,8 @@ class TrainerCommon(Section):
     """Passes over the training tasks."""
     total_steps: int | None = Field(None, ge=1, le=MOST)
     """Steps of the run, over as many epochs as that takes; with `total_epochs` written too, the smaller of the two."""
-    save_freq: int = Field(50, ge=1, le=MOST)
-    """Checkpoint every n steps; the last step is always saved."""
+    save_freq: Every = 50
+    """Checkpoint every n steps, or `never`; the last step is always saved."""
     resume_freq: int = Field(1, ge=1, le=MOST)
     """Every n steps, replace the state that `--resume` continues from; raise it where saving is slow."""
     save_episodes: int = Field(16, ge=-1, le=MOST)
@@ -302,8 +304,8 @@ class TrainerCommon(Section):
     """Write every episode with its tokens and logprobs, compactly: the episode log, which `astuner export` reads."""
     max_checkpoints: int | None = Field(3, ge=1, le=MOST)
     """Keep the newest n checkpoints, and the one that did best in its validation; None keeps all."""
-    test_freq: int = Field(50, ge=1, le=MOST)
-    """Validate every n steps."""
+    test_freq: Every = 50
+    """Validate every n steps, or `never`; after the last step always."""
     val_before_train: bool = True
     """Validate before the first step too, so that there is a before and an after."""
     val_pass_n: int = Field(1, ge=1, le=AT_ONCE)

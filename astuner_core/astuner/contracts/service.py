@@ -15,6 +15,8 @@ from astuner.contracts.building import Built
 class Service(Built, ABC):
     """Starts a server, knows when it answers, and stops it again."""
 
+    is_planned_with: bool = True
+    """Whether ``--dry-run`` needs it: what only trains is not started for a plan."""
     run_dir: Path | None = None
     """The folder of the run that it stands beside, which may not be there yet; set before `start`."""
 

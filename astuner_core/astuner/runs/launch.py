@@ -20,6 +20,7 @@ import yaml
 
 from astuner.config import Config
 from astuner.config.checking import TABLES
+from astuner.config.schema import MOST
 from astuner.contracts.backbone import Backbone
 from astuner.contracts.errors import ConfigError, RunError
 from astuner.contracts.events import RunPlanned, Subscriber
@@ -96,7 +97,7 @@ def make_plan(config: Config, trains: bool, of_backbone: Mapping[str, str], run_
             f"step{'s' * (updates > 1)} each = {steps * updates} in all",
             "learning": f"{common.algorithm.loss} loss, {common.algorithm.adv_estimator} advantages, "
             f"{common.algorithm.loss_agg_mode}, {common.optim.optimizer} lr {common.optim.lr:g}",
-            "saved": f"every {common.save_freq} steps, validated every {common.test_freq}",
+            "saved": f"{_every(common.save_freq)}, validated {_every(common.test_freq)}",
         }
     lines |= of_backbone
     lines["run folder"] = str(run_dir)
@@ -204,6 +205,10 @@ def told_if_cut_short(run: RunWriter) -> Iterator[None]:
         raise
 
 
+def _every(steps: int) -> str:
+    return "at the end" if steps == MOST else f"every {steps} steps"
+
+
 def _models(checkpoints: Sequence[Path]) -> str:
     """The folders of a checkpoint that hold a model: one, or one for each policy."""
     folders = [p.parent for checkpoint in checkpoints for p in sorted(checkpoint.glob("**/config.json"))]
@@ -276,7 +281,7 @@ def run(
             mistakes.raise_all()  # nothing is started for what is refused
         trains = trainer is None or trainer.capabilities.trains
         run_dir = RunDir(config.run_dir if trains else debug_folder(config.run_dir))
-        running = stack.enter_context(run_services(config, services, run_dir.path))
+        running = stack.enter_context(run_services(config, services, run_dir.path, dry_run=dry_run))
         mistakes.ask("", run_dir.check_usable)
         tasks = preflight.tasks(dry_run=dry_run)
         mistakes.raise_all()
@@ -326,13 +331,7 @@ def _command(path: str | Path, overrides: Sequence[str], backbone: str | None, s
     return ["astuner", "run", str(path), *overrides, *(["--backbone", backbone] if backbone else []), *named]
 
 
-def _lend(
-    trainer: Backbone,
-    notes: Sequence[str],
-    command: str,
-    resume: Resume,
-    services: Sequence[str],
-) -> RunResult:
+def _lend(trainer: Backbone, notes: Sequence[str], command: str, resume: Resume, services: Sequence[str]) -> RunResult:
     """Lend a part to another command's run: no tasks, no books, no lock of the run folder."""
     if resume != "auto":
         raise ConfigError(

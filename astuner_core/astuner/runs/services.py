@@ -53,7 +53,9 @@ def check(manager: PluginManager, names: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def run_services(config: Config, names: Sequence[str], run_dir: Path | None = None) -> Iterator[tuple[str, ...]]:
+def run_services(
+    config: Config, names: Sequence[str], run_dir: Path | None = None, *, dry_run: bool = False
+) -> Iterator[tuple[str, ...]]:
     """Run services until the block ends; SIGTERM counts as Ctrl-C meanwhile.
 
     Their variables (`Service.environ`) hold in this process for as long.
@@ -68,6 +70,8 @@ def run_services(config: Config, names: Sequence[str], run_dir: Path | None = No
         if names:
             stack.enter_context(handled([signal.SIGTERM], _end))
         for what, service in _made(context, names):
+            if dry_run and not service.is_planned_with:
+                continue
             service.run_dir = context.run_dir
             log = log_file(what)
             stack.enter_context(run_service(service, what, config.astuner.env_service.url, log))

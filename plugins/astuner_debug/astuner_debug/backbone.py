@@ -78,8 +78,9 @@ class DebugBackbone(Backbone):
         tokenizer = load_tokenizer(model)
         if start:
             log = debug_folder(self.config.run_dir) / "vllm.log"
-            longest = self.config.astuner.rollout.max_model_len
-            with running_vllm(model, settings, max_model_len=longest, log=log, interrupted=self._interrupted) as engine:
+            a, stop = self.config.astuner, self._interrupted
+            longest, dtype = a.rollout.max_model_len, a.model.dtype
+            with running_vllm(model, settings, max_model_len=longest, dtype=dtype, log=log, interrupted=stop) as engine:
                 yield Served(engine=engine, tokenizer=tokenizer, name=engine.model)
         else:
             key = os.environ.get(settings.api_key_env, "")

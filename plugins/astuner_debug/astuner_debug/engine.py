@@ -64,7 +64,8 @@ class OpenAICompletionsEngine(InferenceEngine):
             )
         self.model, _, self.max_model_len = named or served[0]
         self.note = ""
-        """That the only model is called something else: it may be the same one, and may be one with other tokens."""
+        """What the user should know: that the only model is called something else, so that it may be one with other
+        tokens; that log-probabilities are not of the distribution that was sampled from."""
         if paths and named is None:
             self.note = (
                 f"the server at {base_url} serves {self.model!r} and astuner.model.path is {paths[0]!r}: if these are "
@@ -88,12 +89,13 @@ class OpenAICompletionsEngine(InferenceEngine):
             "max_tokens": max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "min_p": 0.0,  # what is not said, vLLM takes from the model's generation_config.json
+            "repetition_penalty": 1.0,
             "logprobs": 0,
             "return_token_ids": True,
             "stop_token_ids": list(sampling.stop_token_ids),
         }
-        if sampling.top_k > 0:
-            body["top_k"] = sampling.top_k
         if sampling.seed is not None:
             body["seed"] = sampling.seed
         if sampling.stop:
@@ -107,14 +109,17 @@ class OpenAICompletionsEngine(InferenceEngine):
         return answer
 
     def _check_token_ids(self) -> None:
-        try:
-            answer = self._complete([0], SamplingParams(max_tokens=1, temperature=0.0), 1)
-            _generation([0], answer)
+        try:  # of the likeliest token alone, whose probability is 1 where log-probabilities are what they should be
+            made = _generation([0], self._complete([0], SamplingParams(max_tokens=1, top_k=1), 1))
         except ModelFailed as e:
             raise RunError(
                 f"the server at {self._client.base_url} cannot give token ids ({e}); training data needs the ids it "
                 "really produced: use vLLM 0.10.2 or newer (--backbone debug needs none, by astuner.debug.engine=local)"
             ) from e
+        if any(one < -1e-3 for one in made.logprobs):
+            raw = f"the server at {self._client.base_url} gives log-probabilities from before temperature, top_k "
+            raw += "and top_p, which is wrong where one is set: start vLLM with --logprobs-mode processed_logprobs"
+            self.note = f"{self.note}; {raw}" if self.note else raw
 
 
 def _generation(prompt_ids: Sequence[int], answer: dict[str, Any]) -> Generation:
@@ -139,6 +144,7 @@ def running_vllm(
     settings: DebugSection,
     *,
     max_model_len: int | None,
+    dtype: str = "auto",
     log: Path,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> Iterator[OpenAICompletionsEngine]:
@@ -159,6 +165,7 @@ def running_vllm(
     command = [
         program, "serve", model, "--host", "127.0.0.1", "--port", str(settings.debug_vllm_port),
         "--seed", str(settings.debug_vllm_seed), "--tensor-parallel-size", str(settings.debug_tensor_parallel_size),
+        "--dtype", dtype, "--logprobs-mode", "processed_logprobs",
     ]  # fmt: skip
     if max_model_len is not None:
         command += ["--max-model-len", str(max_model_len)]

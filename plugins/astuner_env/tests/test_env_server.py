@@ -243,6 +243,11 @@ def test_a_registered_service(place: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert MADE[-1].stopped == 0
     assert os.environ["TRACKER"] == "before"
     assert (len(MADE), MADE[-1].asked, MADE[-1].stopped) == (1, 3, 1)
+    with run_services(config, ["tracker"], dry_run=True):
+        assert len(MADE) == 2
+    monkeypatch.setattr(Tracker, "is_planned_with", False)
+    with run_services(config, ["tracker"], dry_run=True) as lines:
+        assert (len(MADE), lines) == (2, ())
 
 
 @pytest.mark.usefixtures("plugins")

@@ -48,6 +48,7 @@ class Server:
         loaded = load_model(ModelSection(path="tiny-calculator"), path=locate_model("tiny-calculator"))
         self.engine = LocalEngine(loaded.model, tokenizer_eos_ids=loaded.eos_token_ids, max_model_len=256)
         self.with_ids = True
+        self.raw_logprobs = False
         self.models: list[dict[str, Any]] = [{"id": "tiny", "max_model_len": 256}]
         self.requests: list[dict[str, Any]] = []
         server = self
@@ -78,7 +79,10 @@ class Server:
 
     def complete(self, body: dict[str, Any]) -> dict[str, Any]:
         sampling = SamplingParams(
-            max_tokens=body["max_tokens"], temperature=body["temperature"], stop_token_ids=tuple(body["stop_token_ids"])
+            max_tokens=body["max_tokens"],
+            temperature=body["temperature"],
+            top_k=-1 if self.raw_logprobs else body.get("top_k", -1),
+            stop_token_ids=tuple(body["stop_token_ids"]),
         )
         made = asyncio.run(self.engine.generate(body["prompt"], sampling))
         choice: dict[str, Any] = {
@@ -198,6 +202,17 @@ def test_a_server_whose_model_is_called_something_else_is_told(server: Server) -
         connected("tiny")
 
 
+def test_log_probabilities_from_before_the_sampling_are_said(server: Server) -> None:
+    assert OpenAICompletionsEngine(server.url, api_key=KEY, paths=["tiny"]).note == ""
+    server.raw_logprobs = True
+    note = OpenAICompletionsEngine(server.url, api_key=KEY, paths=["tiny"]).note
+    assert "before temperature" in note
+    assert "--logprobs-mode processed_logprobs" in note
+    both = OpenAICompletionsEngine(server.url, api_key=KEY, paths=["other"]).note
+    assert both.endswith(f"; {note}")
+    assert "serves 'tiny' and astuner.model.path is 'other'" in both
+
+
 def test_a_url_with_a_password_is_refused_without_showing_it() -> None:
     with pytest.raises(RunError, match=r"astuner\.debug\.base_url") as e:
         OpenAICompletionsEngine("http://ada:s3cret@127.0.0.1:9/v1")
@@ -262,11 +277,14 @@ def test_a_vllm_is_started_on_loopback_with_a_secret_key_and_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = stand_in(tmp_path, monkeypatch)
-    episodes = debug(tmp_path, "astuner.debug.engine=vllm", f"astuner.debug.debug_vllm_port={free_port()}")
+    told = f"astuner.debug.debug_vllm_port={free_port()}", "astuner.model.dtype=bfloat16"
+    episodes = debug(tmp_path, "astuner.debug.engine=vllm", *told)
     assert all(e["turns"] for e in episodes)
     pid, command, key_is_visible = json.loads(record.read_text())
     assert not key_is_visible
     assert "--max-model-len" in command
+    assert command[command.index("--dtype") + 1] == "bfloat16"  # vLLM's own choice for float32 is another
+    assert command[command.index("--logprobs-mode") + 1] == "processed_logprobs"
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     assert list((tmp_path / "home" / "processes").glob("*.json")) == []

@@ -39,12 +39,15 @@ ADDRESS_VARIABLE = "RAY_ADDRESS"
 _LOOPBACK_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's own switch for "no cluster, so 127.0.0.1", meant for macOS; without it, Ray turns 127.0.0.1 into the machine's
 outer address."""
-LOGICAL_CPUS = 12
-"""What an instance of its own says it has at least: Ray counts them to place actors, and engines ask for a few for each
-GPU; on a machine with fewer, their actors would wait for ever instead of sharing what there is."""
 NODES_TIMEOUT = 600.0
 """Seconds to wait until a cluster has as many nodes as the experiment asks for."""
+FREE_TIMEOUT = 20.0
+"""Seconds to wait for what another run has just given back."""
+PLACEMENT_TIMEOUT = 30.0
+"""Seconds that a reservation may wait. Ray makes one at once where there is room, and waits for ever where there is
+none."""
 _GENERAL = re.compile(r"ASTUNER_|HF_|HUGGING_FACE_|(https?|all|no)_proxy$", re.IGNORECASE)
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _FOLDER = "astuner-ray-"
 _LONGEST_FOLDER = 40
 """Ray appends ``/session_<time>_<pid>/sockets/plasma_store``, 67 characters; a socket's path has at most 107."""
@@ -68,12 +71,18 @@ class Cluster:
         size = f"{self.nodes} node{'s' * (self.nodes != 1)}, {self.cpus} CPUs, {self.gpus} GPUs"
         return f"{'a Ray of its own' if self.own else f'the Ray cluster at {self.address}'}: {size}"
 
-    def require_gpus(self, needed: int) -> None:
+    def require(self, *, gpus: int, cpus: int) -> None:
         """:raises RunError: it has fewer than the run needs."""
-        if self.gpus < needed:
+        if self.gpus < gpus:
             raise RunError(
-                f"the run needs {needed} GPUs, and {self}; write astuner.trainer_common.n_gpus_per_node and nnodes as "
+                f"the run needs {gpus} GPUs, and {self}; write astuner.trainer_common.n_gpus_per_node and nnodes as "
                 "the cluster has them, or type `astuner doctor`"
+            )
+        if self.cpus < cpus:
+            raise RunError(
+                f"the run needs {cpus} CPUs, and {self}. Ray counts them to place processes and keeps none for them, "
+                "so a machine may say that it has more: ray stop, then "
+                f"ray start --head --num-cpus={cpus} (or as many on all machines together)"
             )
 
 
@@ -82,6 +91,8 @@ def connected(
     config: Config,
     *,
     env: Mapping[str, str] | None = None,
+    gpus: int = 0,
+    cpus: int = 0,
     logical_gpus: int | None = None,
     log: Path,
     namespace: str | None = None,
@@ -91,12 +102,16 @@ def connected(
 
     :param env: switches that every worker starts with (``VERL_*`` and the like); what looks like a secret is left out,
         for `worker_environ` has it.
+    :param gpus: those that the run's processes reserve, of all machines.
+    :param cpus: likewise. An instance of its own says that it has as many: Ray counts them to place processes, and
+        where it counts too few they would wait for ever instead of sharing what there is.
     :param logical_gpus: how many GPUs an instance of its own says it has, whatever the machine has; None: as many.
     :param log: where this process's output goes meanwhile; messages name it.
     :param namespace: where named actors are looked up; None: one that nobody else has.
     :param set_up: a function, ``module.name``, that each worker calls before anything else.
     :raises MissingDependency: Ray is not installed.
-    :raises RunError: the cluster does not answer, has too few nodes or GPUs, or the experiment's folder is too large.
+    :raises RunError: the cluster does not answer, has too few nodes, GPUs or CPUs, or the experiment's folder is too
+        large; within the block, there is no room for what is reserved, or a process died whose answer was waited for.
     """
     try:
         import ray
@@ -128,7 +143,7 @@ def connected(
             with _explained("Ray could not be started", log, _SLOW):
                 ray.init(
                     address="local",  # never one that happens to run on this machine
-                    num_cpus=max(os.cpu_count() or 1, _cpus_for(logical_gpus)),
+                    num_cpus=max(os.cpu_count() or 1, cpus),
                     num_gpus=logical_gpus,
                     include_dashboard=False,
                     object_store_memory=object_store_bytes(),
@@ -138,20 +153,15 @@ def connected(
                     _temp_dir=str(folder),
                 )
         cluster = _look(ray, own=own)
-        if logical_gpus and (cluster.gpus < logical_gpus or cluster.cpus < _cpus_for(logical_gpus)):
-            raise RunError(
-                f"the run needs {logical_gpus} GPUs and {_cpus_for(logical_gpus)} CPUs of {cluster}; where there are "
-                "fewer, a cluster can be told that there are as many: "
-                f"ray start --head --num-gpus={logical_gpus} --num-cpus={_cpus_for(logical_gpus)}"
-            )
+        cluster.require(gpus=gpus, cpus=cpus)
+        _wait_until_free(ray, cluster, gpus=gpus, cpus=cpus)
         debugger: type[DebuggerPart] | None = find_optional_part(config.plugins, "debugger")
-        with debugger.hearing_workers() if debugger else contextlib.nullcontext():
+        with (
+            debugger.hearing_workers() if debugger else contextlib.nullcontext(),
+            _named(log),
+            _refusing_what_never_fits(cluster),
+        ):
             yield cluster
-
-
-def _cpus_for(logical_gpus: int | None) -> int:
-    """How many CPUs Ray is to count, so that no process of a run waits for one."""
-    return LOGICAL_CPUS + 4 * (logical_gpus or 0)
 
 
 def worker_environ(config: Config) -> dict[str, str]:
@@ -159,9 +169,16 @@ def worker_environ(config: Config) -> dict[str, str]:
 
     ``ASTUNER_*``, ``HF_*``, proxies, what Hugging Face reads, and those that the config names with an ``…_env`` key.
     """
-    named = set(_named(config.as_dict()))
+    named = set(_variables(config.as_dict()))
     ours = ray_worker.VARIABLE
     return {n: v for n, v in os.environ.items() if (n in named or _GENERAL.match(n)) and n != ours}
+
+
+def last_words(error: Exception) -> str:
+    """A (Ray) error in one line: the last one, where the cause of a quoted traceback stands, or that of an exit."""
+    lines = [line.strip() for line in _COLOUR.sub("", str(error)).splitlines() if line.strip()]
+    exits = [line for line in lines if line.startswith(("The actor is dead because", "Worker exit"))]
+    return (exits or lines[-1:] or ["no message"])[0].partition(" Some common causes")[0][:300]
 
 
 def private_variables() -> dict[str, str]:
@@ -267,6 +284,77 @@ def _look(ray: Any, *, own: bool) -> Cluster:
     )
 
 
+def _wait_until_free(ray: Any, cluster: Cluster, *, gpus: int, cpus: int) -> None:
+    deadline = time.monotonic() + FREE_TIMEOUT
+    while (free := ray.available_resources()).get("GPU", 0) < gpus or free.get("CPU", 0) < cpus:
+        if time.monotonic() > deadline:
+            raise RunError(
+                f"the run needs {gpus} GPUs and {cpus} CPUs, and of {cluster} {free.get('GPU', 0):g} GPUs and "
+                f"{free.get('CPU', 0):g} CPUs are free: others hold the rest; wait for them to end (type: ray status)"
+            )
+        time.sleep(1.0)
+
+
+@contextlib.contextmanager
+def _refusing_what_never_fits(cluster: Cluster) -> Iterator[None]:
+    """Take back what this process's job reserves and Ray cannot place: whoever waits for it gets an error, and the
+    person the cause."""
+    import ray
+    from ray.util import placement_group_table, remove_placement_group
+    from ray.util.placement_group import PlacementGroup
+
+    job, waiting, refused, over = ray.get_runtime_context().get_job_id(), {}, [], threading.Event()  # type: ignore[var-annotated]
+
+    def watch() -> None:
+        while not over.wait(2.0):
+            for label, group in placement_group_table().items():
+                since = waiting.setdefault(label, time.monotonic()) if group["state"] == "PENDING" else None
+                if since is None or not label.endswith(job) or time.monotonic() - since < PLACEMENT_TIMEOUT:
+                    continue
+                wanted = ", ".join(map(_spelled, group["bundles"].values()))
+                there = "; ".join(_spelled(node["Resources"]) for node in ray.nodes() if node["Alive"])
+                refused.append(
+                    f"after {PLACEMENT_TIMEOUT:g} s Ray has no room for what the run reserves ({group['strategy']}: "
+                    f"{wanted}); {cluster} (machines: {there}). Either others hold some of it (type: ray status), or "
+                    "no machine has enough for what must be together; write astuner.trainer_common.n_gpus_per_node "
+                    "and nnodes as the cluster has them"
+                )
+                remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(label))))
+
+    thread = threading.Thread(target=watch, name="astuner-placement", daemon=True)
+    thread.start()
+    try:
+        yield
+    except Exception as e:
+        if refused:
+            raise RunError(refused[0]) from e
+        raise
+    finally:
+        over.set()
+        thread.join()
+
+
+@contextlib.contextmanager
+def _named(log: Path) -> Iterator[None]:
+    """The death of a process that an engine waits for, as an error that says whose, and how it goes on."""
+    from ray.exceptions import NodeDiedError, OutOfMemoryError, RayActorError, WorkerCrashedError
+
+    try:
+        yield
+    except (NodeDiedError, OutOfMemoryError, RayActorError, WorkerCrashedError) as e:
+        facts = dict(re.findall(r"^\s*(class_name|pid|ip): (\S+)$", str(e), re.MULTILINE))
+        who = facts.get("class_name", "a process of the run").rpartition(".")[2]
+        where = f" (pid {facts['pid']} on {facts.get('ip', 'another machine')})" if "pid" in facts else ""
+        raise RunError(
+            f"{who}{where} died: {last_words(e)} It crashed or was killed, mostly for want of memory (type: dmesg); "
+            f"what is saved can be continued with --resume; see {log}"
+        ) from e
+
+
+def _spelled(resources: Mapping[str, float]) -> str:
+    return " + ".join(f"{resources[name]:g} {name}" for name in ("GPU", "CPU") if resources.get(name))
+
+
 @contextlib.contextmanager
 def _explained(what: str, log: Path, advice: str) -> Iterator[None]:
     """Ray's many ways to say that it cannot start or connect, as one error: a node too slow is a plain `Exception`."""
@@ -298,13 +386,13 @@ def _with_variables(variables: Mapping[str, str], *, loopback: bool) -> Iterator
                 os.environ[name] = value
 
 
-def _named(value: Any, key: str = "") -> Iterator[str]:
+def _variables(value: Any, key: str = "") -> Iterator[str]:
     """The names of variables that a config's ``…_env`` keys hold."""
     if isinstance(value, Mapping):
         for name, below in value.items():
-            yield from _named(below, str(name))
+            yield from _variables(below, str(name))
     elif isinstance(value, (list, tuple)):
         for below in value:
-            yield from _named(below, key)
+            yield from _variables(below, key)
     elif key.endswith("_env") and isinstance(value, str) and value:
         yield value

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -19,11 +18,10 @@ from astuner.contracts.backbone import InferenceEngine
 from astuner.contracts.errors import RunError
 from astuner.contracts.types import Episode, SamplingParams, StopReason, WorkflowTask
 from astuner_models.serving import load_tokenizer, make_codec
-from astuner_ray.cluster import relocate
+from astuner_ray.cluster import last_words, relocate
 
 CLOSE_SECONDS = 10.0
 """What cancelled episodes have to come to their end; then their workers end with them."""
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 Connect: TypeAlias = "Callable[[], InferenceEngine]"
@@ -232,10 +230,3 @@ def _here() -> Any:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-
-
-def last_words(error: Exception) -> str:
-    """A (Ray) error in one line: the last one, where the cause of a quoted traceback stands, or that of an exit."""
-    lines = [line.strip() for line in _COLOUR.sub("", str(error)).splitlines() if line.strip()]
-    exits = [line for line in lines if line.startswith(("The actor is dead because", "Worker exit"))]
-    return (exits or lines[-1:] or ["no message"])[0][:300]

@@ -26,11 +26,16 @@ from astuner_ray.node import RayNode, answers, listens
 JOIN_TIMEOUT = 600.0
 """Seconds for a machine to wait for the head."""
 _HEAD = ("--head", "--disable-usage-stats", "--include-dashboard=false")
+_COUNTED_CPUS = 64
+"""What a cluster for one run on this machine says it has at least: Ray only counts them, to place processes, and eight
+GPUs' take 34."""
 _WITH_TOKEN = {"RAY_AUTH_MODE": "token"}
 
 
 class _NodeService(Service):
     """Whose cluster may have a node that was started here."""
+
+    is_planned_with = False
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
@@ -76,7 +81,8 @@ class RayService(_NodeService):
         self._address, self._folder, self._variables = "", private_folder(), private_variables()
         self._node = RayNode(
             [
-                *_HEAD, "--port=0", f"--ray-client-server-port={_free_port()}",
+                *_HEAD, f"--num-cpus={max(os.cpu_count() or 1, _COUNTED_CPUS)}",
+                "--port=0", f"--ray-client-server-port={_free_port()}",
                 "--dashboard-agent-listen-port=0", "--min-worker-port=0", "--max-worker-port=0",
                 f"--object-store-memory={object_store_bytes()}", f"--temp-dir={self._folder}",
             ],

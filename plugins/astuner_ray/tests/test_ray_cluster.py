@@ -205,3 +205,12 @@ def test_the_seeds_spelling_means_these_services():
     assert words == ["run", "x.yaml", "--with", "ray", "--with", "ray-cluster"]
     found = [find_provider(load_plugins(), "service", name).target for name in (words[3], words[5])]
     assert found == ["astuner_ray.service:RayService", "astuner_ray.service:RayClusterService"]
+
+
+def test_a_cluster_with_too_few_says_what_to_type():
+    cluster = ray_cluster.Cluster(address="host:6379", nodes=2, cpus=32, gpus=16, own=False)
+    cluster.require(gpus=16, cpus=32)
+    with pytest.raises(RunError, match=r"needs 17 GPUs, and the Ray cluster at host:6379: 2 nodes, .*n_gpus_per_node"):
+        cluster.require(gpus=17, cpus=32)
+    with pytest.raises(RunError, match=r"needs 58 CPUs, and .* 32 CPUs, .*ray start --head --num-cpus=58"):
+        cluster.require(gpus=16, cpus=58)

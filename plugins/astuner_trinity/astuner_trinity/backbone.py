@@ -21,6 +21,7 @@ from astuner.contracts.types import DEFAULT_POLICY
 from astuner_models.serving import load_tokenizer
 from astuner_ray import step_states
 from astuner_ray.cluster import ADDRESS_VARIABLE, Cluster, connected, worker_environ
+from astuner_ray.native.host import host_plan
 from astuner_ray.redirect import Redirect
 from astuner_trinity import native
 from astuner_trinity.facts import Facts, Platform, part_of, platform
@@ -46,9 +47,11 @@ class TrinityBackbone(Backbone):
 
     def plan(self) -> Mapping[str, str]:
         facts = Facts.of(self.config)
-        notes = native.compose(facts, platform().settings).notes
+        composed = native.compose(facts, platform().settings)
+        notes, runners = composed.notes, composed.values["explorer"]["runner_per_model"] * facts.engines
         parts = {"this command": _DOES[part]} if (part := part_of(self.config)) else {}
-        return {**parts, **facts.memory_plan(), **({"trinity": "; ".join(notes)} if notes else {})}
+        host = host_plan(facts.processes(runners), cpus=facts.reserved[1])
+        return {**parts, **facts.memory_plan(), **host, **({"trinity": "; ".join(notes)} if notes else {})}
 
     def native(self) -> Mapping[str, Any]:
         return native.compose(Facts.planned(self.config), platform().settings).as_dict()
@@ -66,8 +69,7 @@ class TrinityBackbone(Backbone):
 
             told = native.compose(facts, machine.settings).load(self.config.run_dir / "trinity")
             told.model.model_path = told.explorer.rollout_model.model_path = model = model_path or facts.model
-        with redirect.theirs(), self._cluster(told, machine, redirect.log) as cluster:
-            cluster.require_gpus(told.cluster.node_num * told.cluster.gpu_per_node)
+        with redirect.theirs(), self._cluster(facts, told, machine, redirect.log):
             engine = start_engine(told, max_model_len=facts.max_model_len)
             with redirect.ours():
                 yield Served(
@@ -91,8 +93,7 @@ class TrinityBackbone(Backbone):
             told = composed.load(run.run_dir.path / "trinity")
         job = Path(told.checkpoint_job_dir)
         launch.rewind(job, done)
-        with redirect.theirs(), self._cluster(told, machine, redirect.log) as cluster:
-            cluster.require_gpus(told.cluster.node_num * told.cluster.gpu_per_node)
+        with redirect.theirs(), self._cluster(facts, told, machine, redirect.log):
             launch.check_free(told)
             runners = told.explorer.runner_per_model * told.explorer.rollout_model.engine_num
             parts = Parts(
@@ -170,11 +171,14 @@ class TrinityBackbone(Backbone):
             done=lambda: f"{session.done} steps are trained; the run's folder is {folder}",
         )
 
-    def _cluster(self, told: Any, machine: Platform, log: Path) -> AbstractContextManager[Cluster]:
+    def _cluster(self, facts: Facts, told: Any, machine: Platform, log: Path) -> AbstractContextManager[Cluster]:
         """Ray, with what Trinity's own launcher sets in every process of a run."""
+        gpus, cpus = facts.reserved
         return connected(
             self.config,
             env=told.get_envs(),
+            gpus=gpus,
+            cpus=cpus,
             logical_gpus=machine.logical_gpus and told.cluster.gpu_per_node,
             log=log,
             namespace=told.ray_namespace,

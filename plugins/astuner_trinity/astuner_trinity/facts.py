@@ -168,6 +168,15 @@ class Facts(facts.Facts):
         return self.engines * self.engine_gpus + self.helper_gpus
 
     @property
+    def reserved(self) -> tuple[int, int]:
+        """GPUs and CPUs that this command's processes reserve with Ray: VERL has room for three workers on each of the
+        trainer's GPUs, an engine takes a CPU for each machine, and one is free for those that need it to start only."""
+        engines = self.rollout_gpus
+        if part_of(self.config):  # the trainer is the other command's
+            return engines, engines + 1
+        return self.world, 3 * self.training_gpus + engines + 1
+
+    @property
     def training_gpus(self) -> int:
         """GPUs of the trainer."""
         return 1 if self.mode == "colocate" else self.world - self.rollout_gpus
@@ -203,6 +212,19 @@ class Facts(facts.Facts):
         rollout = self.a.rollout
         wanted = math.ceil(rollout.max_env_worker / rollout.num_repeat / self.engines)
         return self._whole(RUNNERS, max(1, min(wanted, math.ceil(self.drawn / self.engines))))
+
+    def processes(self, runners: int) -> dict[str, int]:
+        """The actors of a run -> how many; vLLM's engines have processes of their own below them.
+
+        :param runners: Trinity's workflow runners, of all engines, each with a process in which episodes run.
+        """
+        return {
+            "training": self.training_gpus,
+            "rollout engines": self.engines,
+            "workflow runners": runners,
+            "running episodes": runners,
+            "of Trinity's others": 7,  # explorer, trainer, coordinator, synchronizer, queue, checkpoints; our mailbox
+        }
 
     @property
     def episodes_per_runner(self) -> int:

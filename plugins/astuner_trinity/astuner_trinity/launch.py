@@ -23,7 +23,7 @@ from trinity.manager.synchronizer import Synchronizer
 from astuner.contracts.errors import AstunerError, RunError
 from astuner.contracts.events import Note
 from astuner.contracts.run import Run
-from astuner_ray.fleet import last_words
+from astuner_ray.cluster import last_words
 from astuner_ray.redirect import Redirect
 from astuner_trinity import mailbox
 from astuner_trinity.lending import Borrower, Lent

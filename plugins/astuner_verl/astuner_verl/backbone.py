@@ -20,6 +20,7 @@ from astuner_models.serving import load_tokenizer
 from astuner_ray import step_states
 from astuner_ray.cluster import Cluster, connected, worker_environ
 from astuner_ray.fleet import Fleet
+from astuner_ray.native.host import host_plan
 from astuner_ray.redirect import Redirect
 from astuner_verl import native, separate
 from astuner_verl.facts import Facts
@@ -38,8 +39,10 @@ class VerlBackbone(Backbone):
 
     def plan(self) -> Mapping[str, str]:
         facts = Facts.of(self.config)
-        notes = native.compose(facts, platform_settings()).notes
-        return {**facts.memory_plan(), **({"verl": "; ".join(notes)} if notes else {})}
+        composed = native.compose(facts, platform_settings())
+        told, notes = composed.config, composed.notes
+        host = host_plan(separate.processes(told), cpus=separate.training_cpus(told))
+        return {**facts.memory_plan(), **host, **({"verl": "; ".join(notes)} if notes else {})}
 
     def native(self) -> Mapping[str, Any]:
         return native.compose(Facts.planned(self.config), platform_settings()).as_dict()
@@ -59,8 +62,7 @@ class VerlBackbone(Backbone):
 
             _ready(composed)
         nodes, gpus = separate.serving_gpus(told)
-        with self._cluster(told, redirect.log) as cluster:
-            cluster.require_gpus(nodes * gpus)
+        with self._cluster(told, redirect.log, gpus=nodes * gpus, cpus=separate.serving_cpus(told)):
             rollout = told.actor_rollout_ref.rollout
             rollout.nnodes, rollout.n_gpus_per_node = nodes, gpus
             rollout.load_format = "auto"  # the weights come from the model's folder, not from a trainer
@@ -90,8 +92,7 @@ class VerlBackbone(Backbone):
 
             _ready(composed)
         needed = separate.training_gpus(told)
-        with self._cluster(told, redirect.log) as cluster:
-            cluster.require_gpus(needed)
+        with self._cluster(told, redirect.log, gpus=needed, cpus=separate.training_cpus(told)) as cluster:
             if not facts.is_written("trainer_common.n_gpus_per_node") and cluster.gpus > max(
                 needed, facts.gpus * cluster.nodes
             ):
@@ -121,13 +122,13 @@ class VerlBackbone(Backbone):
                 run.publish(StepEnded(step=done, metrics=unlogged))
             session.run(fleet)
 
-    def _cluster(self, told: DictConfig, log: Path) -> AbstractContextManager[Cluster]:
+    def _cluster(self, told: DictConfig, log: Path, *, gpus: int, cpus: int) -> AbstractContextManager[Cluster]:
         """Ray, with what verl's own launcher sets in every process of a run."""
         from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
         env = {**get_ppo_ray_runtime_env(told)["env_vars"], "TRANSFER_QUEUE_ENABLE": "1"}
         logical_gpus = OmegaConf.select(told, separate.LENT)  # a platform without GPUs lends some
-        return connected(self.config, env=env, logical_gpus=logical_gpus, log=log)
+        return connected(self.config, env=env, gpus=gpus, cpus=cpus, logical_gpus=logical_gpus, log=log)
 
 
 def _engine(told: DictConfig, facts: Facts, client: Any) -> Callable[[], InferenceEngine]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from astuner.contracts.backbone import InferenceEngine
 from astuner.contracts.errors import ContextOverflow, ModelFailed
 from astuner.contracts.types import FinishReason, Generation, SamplingParams
-from astuner_ray.fleet import last_words
+from astuner_ray.cluster import last_words
 
 if TYPE_CHECKING:
     from verl.workers.rollout.llm_server import LLMServerClient

@@ -1,0 +1,65 @@
+"""VERL with vLLM itself, on a CPU: ``make test-vllm`` has both in one environment; `tests/VLLM.md` tells more."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from ..checker.rules import check
+from ..fsdp.runs import MATH_AGENT, PLAIN, ROOT, running
+
+pytestmark = [
+    pytest.mark.engines,
+    pytest.mark.timeout(2400),
+    pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="vLLM is not here; type: make test-vllm"),
+]
+STEPS, SAVED = 20, 4
+ROLLOUT = "verl.actor_rollout_ref.rollout"
+VLLM = (
+    f"{ROLLOUT}.name=vllm",
+    f"{ROLLOUT}.load_format=auto",
+    f"{ROLLOUT}.enforce_eager=true",
+    f"{ROLLOUT}.+enable_sleep_mode=false",  # a CPU has no memory to lend to the trainer
+    f"{ROLLOUT}.max_num_seqs=16",
+    f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes=16",
+)
+ENVIRONMENT = {
+    "PYTHONPATH": str(ROOT / "tests" / "vllm" / "called_vllm"),
+    "VLLM_TARGET_DEVICE": "cpu",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+def test_it_trains_on_what_vllm_made_is_killed_and_goes_on(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    common = "astuner.trainer_common"
+    more = [
+        *PLAIN,
+        "astuner.data.train_batch_size=4",
+        "astuner.rollout.num_repeat=4",
+        "astuner.data.max_validation_tasks=16",
+    ]
+    more += [f"{common}.total_steps={STEPS}", f"{common}.save_freq={SAVED}", f"{common}.test_freq={STEPS}", *VLLM]
+    with running("verl", MATH_AGENT, tmp_path / "run", "--no-resume", *more) as first:
+        first.until(lambda: max(first.steps(), default=0) > SAVED)
+        first.killed()
+    with running("verl", MATH_AGENT, tmp_path / "run", "--resume", *more) as run:
+        assert run.ends() == 0, run.said()
+    first.is_gone()
+    steps = run.steps()
+    assert sorted(steps) == list(range(1, STEPS + 1))
+    certificate = run.certificate()
+    assert certificate["continued_exactly_share"] == certificate["tokens"]["trained_share"] == 1
+    worst = max(row["kl/mismatch_max"] for row in steps.values())
+    print(f"\nVERL, {STEPS} steps, float32: mismatch at most {worst:.2g} nats")
+    assert worst < 1e-3, "vLLM's weights are the trainer's at every step"
+    report = check(tmp_path / "run", tiny_model)
+    assert [str(problem) for problem in report.problems] == []
+    assert report.counts["log-probabilities computed again"] > 0
