@@ -102,6 +102,7 @@ class TrinityBackbone(Backbone):
                 model=facts.model,
                 max_model_len=facts.max_model_len,
                 max_parallel=-(-facts.a.rollout.max_env_worker // runners),
+                helper_names=facts.helper_names,
             )
             run.publish(TokenizersLoaded(load={DEFAULT_POLICY: partial(load_tokenizer, facts.model)}))
             session = Session(

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -98,8 +99,17 @@ class Facts(facts.Facts):
 
     @property
     def own(self) -> Mapping[str, Any]:
-        """Trinity's own keys that the person wrote, dotted; without a ``mode`` of `PARTS`."""
-        return {key: value for key, value in super().own.items() if not (key == "mode" and value in PARTS)}
+        """Trinity's own keys that the person wrote, dotted; without a ``mode`` of `PARTS`, and names of models."""
+        own = {key: value for key, value in super().own.items() if not (key == "mode" and value in PARTS)}
+        if isinstance(own.get(HELPERS), list):
+            own[HELPERS] = [_without_name(model) for model in own[HELPERS]]
+        return own
+
+    @property
+    def helper_names(self) -> Sequence[object]:
+        """What the auxiliary models are called, in their order; None: it has only its number."""
+        models = super().own.get(HELPERS)
+        return [model.get("name") for model in models if isinstance(model, dict)] if isinstance(models, list) else []
 
     @property
     def mode(self) -> str:
@@ -304,6 +314,10 @@ class Facts(facts.Facts):
             yield f"trinity.{HELPERS}", "should be a list with a section for each model"
         elif any(type(n) is not int or n < 1 for model in helpers for n in _sizes(model)):
             yield f"trinity.{HELPERS}", "should say engine_num and *_parallel_size as whole numbers from 1"
+        names = [name for name in self.helper_names if name is not None]
+        variables = [str(name).upper() for name in names]
+        if len(set(variables)) < len(names) or not all(re.fullmatch(r"[A-Z][A-Z0-9_]*", name) for name in variables):
+            yield f"trinity.{HELPERS}", f"should give each a name of its own, of letters, digits and _, got {names}"
 
     def _wrong_gpus(self) -> Iterator[tuple[str, str]]:
         count, engine, world = "astuner.trainer_common.n_gpus_per_node", self.engine_gpus, self.world
@@ -383,6 +397,23 @@ def part_of(config: Config) -> str:
     """Which of two commands of one run this is, of `PARTS`; empty: the only one."""
     mode = written(config, Facts.BACKBONE).get("mode")
     return str(mode) if mode in PARTS else ""
+
+
+def helper_environ(servers: Sequence[tuple[str, str]], names: Sequence[object]) -> dict[str, str]:
+    """The variables by which judges find the auxiliary models: by number, and by name where one has a name.
+
+    :param servers: of each its URL and what it calls the model.
+    """
+    found = {}
+    for i, (url, model) in enumerate(servers):
+        named = [str(names[i]).upper()] if i < len(names) and names[i] is not None else []
+        for which in (str(i), *named):
+            found |= {f"ASTUNER_AUXILIARY_{which}_URL": url, f"ASTUNER_AUXILIARY_{which}_MODEL": model}
+    return found
+
+
+def _without_name(model: Any) -> Any:
+    return {key: value for key, value in model.items() if key != "name"} if isinstance(model, dict) else model
 
 
 def _sizes(model: dict[str, Any]) -> Iterator[Any]:

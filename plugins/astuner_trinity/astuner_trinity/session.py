@@ -62,6 +62,8 @@ class Parts:
     max_model_len: int
     max_parallel: int
     """Episodes at once in this runner."""
+    helper_names: Sequence[object] = ()
+    """Of the auxiliary models."""
 
 
 @dataclass(frozen=True)

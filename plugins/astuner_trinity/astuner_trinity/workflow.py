@@ -25,7 +25,7 @@ from trinity.common.workflows import Task, Workflow
 from astuner import Draw, Group, RolloutPool, build_samples, in_daemon_thread, sampling_for
 from astuner.contracts.types import Episode, Split, WorkflowTask
 from astuner_ray.fleet import Fleet
-from astuner_trinity import experiences, mailbox
+from astuner_trinity import experiences, facts, mailbox
 from astuner_trinity.engine import connect
 from astuner_trinity.session import Drawn, Parts, Session
 
@@ -99,12 +99,8 @@ async def _here(model: Any, auxiliary: list[Any]) -> tuple[Parts, Fleet]:
     async with _making:
         if _made is None:
             parts = await mailbox.ask(Session.get_parts)
-            environ = dict(parts.environ)
-            for i, judge in enumerate(auxiliary):
-                environ |= {
-                    f"ASTUNER_AUXILIARY_{i}_URL": f"{judge.api_address}/v1",
-                    f"ASTUNER_AUXILIARY_{i}_MODEL": judge.model_name,
-                }
+            servers = [(f"{judge.api_address}/v1", judge.model_name) for judge in auxiliary]
+            environ = {**parts.environ, **facts.helper_environ(servers, parts.helper_names)}
             engine = partial(connect, model.api_address, model.api_key, model.model, parts.max_model_len)
 
             def start() -> Fleet:  # waits for its worker

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import subprocess
 import sys
@@ -15,9 +16,11 @@ from typing import Any
 
 import pytest
 
+from astuner import load_config
 from astuner.contracts.types import FinishReason, SamplingParams
 from astuner_debug.engine import OpenAICompletionsEngine
 from astuner_trinity.engine import TrinityEngine
+from astuner_trinity.facts import Facts, helper_environ
 from tests.table import table
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -182,3 +185,33 @@ print(*[f"astuner.{key}" for key in TABLE.capabilities.instead], sep="\\n")
     keys = run(code).split()
     assert len(keys) > 200
     assert [key for key in keys if f"`{key}`" not in page] == []
+
+
+def test_an_auxiliary_model_is_found_by_its_name_and_its_number_and_trinity_is_not_told_the_name(
+    tmp_path: Path,
+) -> None:
+    def facts(*models: dict[str, Any]) -> Facts:
+        file = tmp_path / "named.yaml"
+        written = f"trinity: {{explorer: {{auxiliary_models: {json.dumps(models)}}}}}\n"
+        file.write_text(f"astuner: {{model: {{path: a/model}}, backbone: trinity}}\n{written}")
+        found = object.__new__(Facts)  # without looking for GPUs and a model
+        object.__setattr__(found, "config", load_config(file))
+        return found
+
+    named = facts({"name": "grader", "model_path": "a/judge"}, {"model_path": "b/judge", "engine_num": 2})
+    assert named.own["explorer.auxiliary_models"] == [
+        {"model_path": "a/judge"},
+        {"model_path": "b/judge", "engine_num": 2},
+    ]
+    found = helper_environ([("http://a/v1", "a/judge"), ("http://b/v1", "b/judge")], named.helper_names)
+    assert found == {
+        "ASTUNER_AUXILIARY_0_URL": "http://a/v1",
+        "ASTUNER_AUXILIARY_0_MODEL": "a/judge",
+        "ASTUNER_AUXILIARY_GRADER_URL": "http://a/v1",
+        "ASTUNER_AUXILIARY_GRADER_MODEL": "a/judge",
+        "ASTUNER_AUXILIARY_1_URL": "http://b/v1",
+        "ASTUNER_AUXILIARY_1_MODEL": "b/judge",
+    }
+    for names in (["grader", "Grader"], ["0"], ["a-b"], [7]):
+        wrong = dict(facts(*({"name": name, "model_path": "a/judge"} for name in names))._unreadable())
+        assert wrong["trinity.explorer.auxiliary_models"].startswith("should give each a name of its own")
