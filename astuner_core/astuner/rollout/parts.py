@@ -76,7 +76,7 @@ def source_of(config: Config, kind: str, reference: str) -> str:
     """What ``reference`` is and where it comes from, for the plan: a file, or a module."""
     target = config.resolve(kind, reference)
     if is_code(reference):
-        return f"{target.__name__} from {inspect.getsourcefile(target)}"
+        return f"{target.__name__} from {written_at(target).rpartition(':')[0] or 'this process'}"
     return f"{reference} ({target.__module__}.{target.__name__})"
 
 

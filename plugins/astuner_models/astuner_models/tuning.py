@@ -177,7 +177,7 @@ def _reference(code: Any, unnamed: list[str]) -> str:
     if module.__name__.startswith("astuner_user_"):
         raise ConfigError(f"{module.__file__} is imported by a run: put tune(…) below if __name__ == '__main__':")
     file = getattr(module, "__file__", None)
-    if file is None or getattr(module, attribute, None) is not code:
+    if not file or not Path(file).is_file() or getattr(module, attribute, None) is not code:  # a cell, or stdin's
         unnamed.append(code.__name__)
         setattr(sys.modules.setdefault(NOT_IN_A_FILE, ModuleType(NOT_IN_A_FILE)), code.__name__, code)
         return f"{NOT_IN_A_FILE}->{code.__name__}"

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from astuner.cli import main
 from astuner.contracts.errors import ConfigError, Interrupted
 from astuner.contracts.events import EpisodeEnded, StepEnded
 from astuner_local.backbone import LocalBackbone
+from tests.table import table
 
 AGENT = """
 from astuner import JudgeOutput, WorkflowOutput
@@ -134,6 +136,20 @@ def test_a_function_of_a_notebook_trains_beside_its_event_loop_and_says_that_onl
     monkeypatch.setattr(LocalBackbone, "capabilities", workers)
     with pytest.raises(ConfigError, match="as the workers of the backbone 'local' have to: write it at the top of a"):
         asyncio.run(cell())
+
+
+@table("file", [None, "<stdin>"])
+def test_a_class_of_a_notebook_or_of_what_is_piped_to_python_is_planned(
+    agent: Any, monkeypatch: pytest.MonkeyPatch, file: str | None
+) -> None:
+    cell = ModuleType("cell")
+    monkeypatch.setitem(sys.modules, "cell", cell)
+    cell.__dict__.update({"__file__": file} if file else {})
+    execute = "    async def execute(self, workflow_task, model_tuner): ...\n"
+    exec(f"import astuner\nclass Typed(astuner.Workflow):\n{execute}", vars(cell))
+    with pytest.warns(UserWarning, match=r"^Typed cannot be imported elsewhere"):
+        plan = tune(cell.Typed, judge=agent.letters, dry_run=True).plan
+    assert plan.lines["workflow"] == "Typed from this process"
 
 
 def test_other_tasks_under_the_same_name_are_another_run(agent: Any, tmp_path: Path) -> None:

@@ -404,7 +404,7 @@ def helper_environ(servers: Sequence[tuple[str, str]], names: Sequence[object]) 
 
     :param servers: of each its URL and what it calls the model.
     """
-    found = {}
+    found: dict[str, str] = {}
     for i, (url, model) in enumerate(servers):
         named = [str(names[i]).upper()] if i < len(names) and names[i] is not None else []
         for which in (str(i), *named):
