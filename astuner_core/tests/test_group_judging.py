@@ -14,9 +14,11 @@ from astuner.chat.codec import ChatCodec
 from astuner.contracts.errors import ConfigError, JudgeFailed
 from astuner.contracts.judge import Attempt, GroupJudge
 from astuner.contracts.types import Episode, JudgeOutput, Split, StopReason, Task, WorkflowOutput
+from astuner.rollout.judging import as_verdict
 from astuner.rollout.models import EpisodesHere, one_model, sampling_for
 from astuner.rollout.pool import Group, RolloutPool
 from astuner.rollout.runner import EpisodeRunner
+from astuner.rollout.threads import Misbehaved
 from astuner.runs.run import TrainingRun
 from astuner.runs.run_dir import RunDir
 from astuner.runs.tasks import read_tasks
@@ -379,3 +381,15 @@ def test_check_judge_finds_what_is_wrong_with_a_group_judge(judge: GroupJudge, s
 
 def test_check_judge_takes_failures_in_place_of_verdicts() -> None:
     assert [str(v) for v in check_judge(Fails(), workflow_task(), outputs("a", "b"))] == ["no", "no"]
+
+
+def test_a_judge_may_say_a_number_or_whether_it_is_right() -> None:
+    said = {answer: as_verdict(answer) for answer in (0.25, 3, False)}
+    assert [(verdict.reward, verdict.is_success) for verdict in said.values()] == [
+        (0.25, None),
+        (3.0, None),
+        (0.0, False),
+    ]
+    assert (as_verdict(True).reward, as_verdict(True).is_success) == (1.0, True)
+    with pytest.raises(Misbehaved, match="returned nan"):
+        as_verdict(float("nan"))

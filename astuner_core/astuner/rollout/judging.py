@@ -72,12 +72,14 @@ def checked(read: Callable[[Any], T], answer: Any, by: Any) -> T:
 
 
 def as_verdict(answer: Any) -> JudgeOutput:
-    """Accept our `JudgeOutput`, one shaped like it, or the seeds' ``(raw_reward, is_success)``."""
+    """Accept our `JudgeOutput`, one shaped like it, a bare reward, True or False, or the seeds' pair."""
     if isinstance(answer, JudgeOutput):
         said = _verdict(answer.rewards or answer.reward, answer.is_success, _as_metrics(answer.metrics))
         return replace(said, reward=answer.reward)
     if isinstance(answer, tuple) and len(answer) == 2:
         return _verdict(answer[0], answer[1], {})
+    if isinstance(answer, bool) or is_reward(answer):
+        return _verdict(float(answer), answer if isinstance(answer, bool) else None, {})
     if hasattr(answer, "reward"):
         return _verdict(answer.reward, None, _as_metrics(getattr(answer, "metrics", None) or {}))
     raise Misbehaved(f"returned {shown(answer)}; it must return a JudgeOutput")
