@@ -303,11 +303,18 @@ def _refusing_what_never_fits(cluster: Cluster) -> Iterator[None]:
     from ray.util import placement_group_table, remove_placement_group
     from ray.util.placement_group import PlacementGroup
 
-    job, waiting, refused, over = ray.get_runtime_context().get_job_id(), {}, [], threading.Event()  # type: ignore[var-annotated]
+    job: str = ray.get_runtime_context().get_job_id()  # the end of each label of its
+    waiting: dict[str, float] = {}
+    refused: list[str] = []
+    over = threading.Event()
 
     def watch() -> None:
         while not over.wait(2.0):
-            for label, group in placement_group_table().items():
+            try:
+                table = placement_group_table()
+            except Exception:  # Ray is gone, which ends the run by itself
+                return
+            for label, group in table.items():
                 since = waiting.setdefault(label, time.monotonic()) if group["state"] == "PENDING" else None
                 if since is None or not label.endswith(job) or time.monotonic() - since < PLACEMENT_TIMEOUT:
                     continue
@@ -336,15 +343,18 @@ def _refusing_what_never_fits(cluster: Cluster) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _named(log: Path) -> Iterator[None]:
-    """The death of a process that an engine waits for, as an error that says whose, and how it goes on."""
+    """A process that an engine waits for died, or could not start: an error that says whose, and how it goes on."""
     from ray.exceptions import NodeDiedError, OutOfMemoryError, RayActorError, WorkerCrashedError
 
     try:
         yield
     except (NodeDiedError, OutOfMemoryError, RayActorError, WorkerCrashedError) as e:
         facts = dict(re.findall(r"^\s*(class_name|pid|ip): (\S+)$", str(e), re.MULTILINE))
-        who = facts.get("class_name", "a process of the run").rpartition(".")[2]
+        making = re.search(r"ray::(\w+)\.__init__", str(e))
+        who = facts.get("class_name", making[1] if making else "a process of the run").rpartition(".")[2]
         where = f" (pid {facts['pid']} on {facts.get('ip', 'another machine')})" if "pid" in facts else ""
+        if isinstance(e, RayActorError) and e.actor_init_failed:
+            raise RunError(f"{who}{where} could not start: {last_words(e)}; see {log}") from e
         raise RunError(
             f"{who}{where} died: {last_words(e)} It crashed or was killed, mostly for want of memory (type: dmesg); "
             f"what is saved can be continued with --resume; see {log}"
