@@ -29,6 +29,7 @@ from ._traces import collecting, lines, prepared, reply, request, span
 
 RECORDED = Path(__file__).parent / "recorded"
 PROGRAM = Path(__file__).parent / "programs" / "traced_client.py"
+FRAMEWORKS = Path(__file__).parents[3] / ".venv-frameworks" / "bin" / "python"
 SYSTEM = {"role": "system", "content": "You add numbers."}
 
 
@@ -85,9 +86,22 @@ def adds(body: dict[str, Any]) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("sdk", ["openinference", "openllmetry", "langfuse"])
 def test_a_client_that_an_sdk_traces_becomes_tasks(tmp_path: Path, sdk: str) -> None:
+    check_traced(tmp_path, sdk, sys.executable)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sdk", ["logfire", "pydantic_ai"])
+def test_so_does_one_that_an_sdk_traces_in_an_environment_of_its_own(tmp_path: Path, sdk: str) -> None:
+    """logfire would be imported with every pydantic model here, by a plugin of pydantic's that it brings."""
+    if not FRAMEWORKS.exists():
+        pytest.skip(f"{FRAMEWORKS} is not there; `make .venv-frameworks/.done` builds it")
+    check_traced(tmp_path, sdk, str(FRAMEWORKS))
+
+
+def check_traced(tmp_path: Path, sdk: str, python: str) -> None:
     path = tmp_path / "traces.sqlite"
     with collecting(path) as collector, ScriptedModel(adds) as model:
-        told = [sys.executable, str(PROGRAM), sdk, model.base_url, collector.url, "2 + 3?", "10 + 4?"]
+        told = [python, str(PROGRAM), sdk, model.base_url, collector.url, "2 + 3?", "10 + 4?"]
         done = subprocess.run(told, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode == 0, done.stderr
     check_two_sums(prepared(path, turns="every").train)
