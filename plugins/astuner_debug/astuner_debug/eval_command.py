@@ -1,4 +1,4 @@
-"""``astuner eval FILE``: success on held-out tasks."""
+"""``astuner eval FILE``: success on the validation tasks."""
 
 from __future__ import annotations
 
