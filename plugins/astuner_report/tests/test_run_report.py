@@ -559,12 +559,12 @@ def test_a_run_that_is_cut_short_has_a_report_that_says_why(tmp_path: Path) -> N
         assert word in text
     assert "the engine &lt;died&gt;" not in run_dir.report_html.read_text()  # that was the start before
     assert not run_dir.summary.exists()  # so it can be continued
-    assert not run_dir.log.exists()
+    said = [line.split(" ", 2)[2] for line in run_dir.log.read_text().splitlines()]
+    assert said == ["the run stopped: RunError: the engine <died>", "the run stopped: Interrupted: stop"]
     run_dir.resolved.unlink()
     with pytest.raises(RunError, match="the first"), told_if_cut_short(books):
         raise RunError("the first")
-    (note,) = run_dir.log.read_text().splitlines()
-    assert "could not be written: FileNotFoundError" in note
+    assert "could not be written: FileNotFoundError" in run_dir.log.read_text()
     books.close()
 
 
