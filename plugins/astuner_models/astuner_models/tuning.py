@@ -36,6 +36,7 @@ NOT_IN_A_FILE = "not_in_a_file"
 class Tuning(Subscriber):
     """A run in a thread of this process. It ends with the process, and goes on when it is started again."""
 
+    direct = True
     progress: Progressed | None = None
     """How far the step or validation is that runs; None before the first."""
 
