@@ -349,7 +349,7 @@ def _named(log: Path) -> Iterator[None]:
     try:
         yield
     except (NodeDiedError, OutOfMemoryError, RayActorError, WorkerCrashedError) as e:
-        facts = dict(re.findall(r"^\s*(class_name|pid|ip): (\S+)$", str(e), re.MULTILINE))
+        facts: dict[str, str] = dict(re.findall(r"^\s*(class_name|pid|ip): (\S+)$", str(e), re.MULTILINE))
         making = re.search(r"ray::(\w+)\.__init__", str(e))
         who = facts.get("class_name", making[1] if making else "a process of the run").rpartition(".")[2]
         where = f" (pid {facts['pid']} on {facts.get('ip', 'another machine')})" if "pid" in facts else ""
