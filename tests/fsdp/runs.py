@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -70,6 +71,19 @@ class Run:
         """The run's own process, and all below it."""
         run = psutil.Process(self.process.pid)
         return [run, *run.children(recursive=True)]
+
+    def planned(self) -> str:
+        """See that the plan's processes and host memory are within a fifth of what the run takes now; the figures."""
+        for_them = re.search(r"processes +(\d+): (?s:.*?)host memory +about ([\d.]+) GiB", self.said())
+        assert for_them, self.said()
+        shares = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):  # one of a moment
+                shares.append(process.memory_full_info().pss)
+        plan, took = (int(for_them[1]), float(for_them[2])), (len(shares), sum(shares) / 2**30)
+        figures = f"processes {plan[0]} planned, {took[0]} there; {plan[1]:.1f} GiB planned, {took[1]:.2f} taken"
+        assert all(0.8 <= there / said <= 1.2 for said, there in zip(plan, took, strict=True)), figures
+        return figures
 
     def killed(self) -> None:
         """Kill it as nothing can be prepared for, and see that no more of it goes on than Ray's two agents."""

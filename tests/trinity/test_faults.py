@@ -35,7 +35,7 @@ def test_an_agent_that_cannot_be_imported_in_a_worker_stops_the_run_and_says_so(
         pytest.param("RunExplorer", "Trinity's explorer died", marks=pytest.mark.engines),
     ],
 )
-def test_a_part_that_dies_ends_the_run_which_can_be_continued(
+def test_a_run_takes_what_was_planned_and_a_part_that_dies_ends_it_so_that_it_can_be_continued(
     process: str, says: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("dies")
@@ -43,6 +43,7 @@ def test_a_part_that_dies_ends_the_run_which_can_be_continued(
     more = ["astuner.trainer_common.save_freq=1", "astuner.trainer_common.total_steps=200"]
     with running("trinity", file, folder / "run", "--no-resume", *more) as run:
         run.until(lambda: run.resumable_at() >= 2)
+        print(run.planned())
         titles = {p: " ".join(p.cmdline()) for p in run.processes()}
         (victim,) = [p for p, title in titles.items() if title.startswith("ray::") and process in title]
         victim.kill()

@@ -29,11 +29,14 @@ def test_an_agent_that_cannot_be_imported_in_a_worker_stops_the_run_and_says_so(
     faults.check_says_what_cannot_be_imported(runs["broken"])
 
 
-def test_a_worker_that_dies_ends_the_run_named_in_its_log_too(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_run_takes_what_was_planned_and_a_worker_that_dies_ends_it_named_in_its_log_too(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
     folder = tmp_path_factory.mktemp("dies")
     file = faults.write(folder, steps=(("fine", "fine", "fine", "fine"),))
     with running("verl", file, folder / "run", "--no-resume", "astuner.trainer_common.total_steps=200") as run:
         run.until(lambda: "step    1/" in run.said())
+        print(run.planned())
         titles = {p: " ".join(p.cmdline()) for p in run.processes()}
         (victim,) = [p for p, title in titles.items() if title.startswith("ray::WorkerDict")]
         victim.kill()

@@ -25,7 +25,7 @@ from astuner.contracts.secrets import REMOVED, redact
 from astuner_ray.native import facts
 from astuner_ray.native.keys import EngineSection
 from astuner_ray.native.table import UNSET, Row
-from astuner_verl import native, separate
+from astuner_verl import native, reserved, separate
 from astuner_verl.native import Facts, Native, check, compose, platform_settings
 from astuner_verl.table import TABLE, VALUES
 
@@ -207,9 +207,9 @@ def test_a_key_of_ours_reaches_verl(key: str, overrides: list[str], expected: An
 
 
 def test_ray_is_told_of_as_many_cpus_as_verl_reserves() -> None:
-    counted = {gpus: separate.training_cpus(told(gpus=gpus).config) for gpus in (1, 2, 4, 8)}
+    counted = {gpus: reserved.training_cpus(told(gpus=gpus).config) for gpus in (1, 2, 4, 8)}
     assert counted == {1: 13, 2: 16, 4: 22, 8: 34}  # 1 + 8 for its queue, 3 a GPU, 1 to start with
-    assert separate.serving_cpus(told(gpus=2).config) == 7
+    assert reserved.serving_cpus(told(gpus=2).config) == 7
 
 
 def test_every_row_and_every_key_of_a_row_has_a_case() -> None:

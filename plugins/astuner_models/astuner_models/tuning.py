@@ -106,8 +106,8 @@ def tune(
     That file is written first, so the command goes on with the run where this one stopped, as the same call does.
 
     :param workflow: a class or a function ``(task, model)``, or what ``rollout.workflow`` may say.
-    :param judge: a class or a function ``(task, response)`` that gives a `JudgeOutput`, or what ``task_judge.judge``
-        may say; None: the workflow gives it.
+    :param judge: a class or a function ``(task, response)`` that gives a `JudgeOutput`, a number, or whether it is
+        right; or what ``task_judge.judge`` may say; None: the workflow gives it.
     :param tasks: tasks or rows as dicts, which are written beside the file; a JSON Lines file; or a reader's name,
         whose section is in ``settings``.
     :param validation: tasks or a file to validate on, for tasks that are tasks or a file.
@@ -119,7 +119,7 @@ def tune(
     """
     unnamed: list[str] = []
     code = _reference(workflow, unnamed)
-    name = name or code.replace("->", ":").rpartition(":")[2].rpartition("/")[2]
+    name = name or code.replace("->", ":").rpartition(":")[2].rpartition("/")[2].strip("<>")  # of a lambda
     home = Path(folder).expanduser().absolute()
     place = home / f"{name}.experiment"
     place.mkdir(parents=True, exist_ok=True)
@@ -179,9 +179,10 @@ def _reference(code: Any, unnamed: list[str]) -> str:
         raise ConfigError(f"{module.__file__} is imported by a run: put tune(…) below if __name__ == '__main__':")
     file = getattr(module, "__file__", None)
     if not file or not Path(file).is_file() or getattr(module, attribute, None) is not code:  # a cell, or stdin's
-        unnamed.append(code.__name__)
-        setattr(sys.modules.setdefault(NOT_IN_A_FILE, ModuleType(NOT_IN_A_FILE)), code.__name__, code)
-        return f"{NOT_IN_A_FILE}->{code.__name__}"
+        label = f"{code.__name__}_{len(unnamed)}" if code.__name__ in unnamed else code.__name__  # two lambdas
+        unnamed.append(label)
+        setattr(sys.modules.setdefault(NOT_IN_A_FILE, ModuleType(NOT_IN_A_FILE)), label, code)
+        return f"{NOT_IN_A_FILE}->{label}"
     if module.__package__ and module.__spec__:  # its file alone may import what is beside it in its package
         sys.modules[module.__spec__.name] = module
         return f"{module.__spec__.name}->{attribute}"
@@ -204,16 +205,17 @@ def _file(tasks: str | Path | Iterable[Task | Mapping[str, Any]], split: str, pl
     """The absolute path; of tasks, that of a file named by what is in it, since others are another experiment."""
     if isinstance(tasks, (str, Path)):
         return str(Path(tasks).expanduser().absolute())
-    lines = ""
+    lines = []
     for number, task in enumerate(tasks):
         row = task
         if isinstance(task, Task):
             own = {"task_id": task.task_id, "main_query": task.main_query, "env_type": task.env_type}
             row = {**task.metadata, **own, "init_messages": list(map(dict, task.init_messages))}
         try:
-            lines += json.dumps(row, ensure_ascii=False) + "\n"
+            lines.append(json.dumps(row, ensure_ascii=False) + "\n")
         except (TypeError, ValueError) as e:
             raise ConfigError(f"task {number} of {split} is no JSON: {e}") from None
-    file = place / f"{split}-{hashlib.sha256(lines.encode()).hexdigest()[:8]}.jsonl"
-    RunDir.write_atomically(file, lines)
+    text = "".join(lines)
+    file = place / f"{split}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.jsonl"
+    RunDir.write_atomically(file, text)
     return str(file)

@@ -178,3 +178,9 @@ def test_what_is_wrong_is_said_with_what_to_write(agent: Any) -> None:
         assert not any(b"sk-123" in file.read_bytes() for file in Path().rglob("*.yaml"))
         with pytest.raises(ConfigError, match="the task reader 'huggingface' brings what is validated on"):
             tune(agent.solve, tasks="huggingface", validation=ROWS)
+
+
+def test_two_functions_of_one_name_stay_two(agent: Any) -> None:
+    with pytest.warns(UserWarning, match=r"^<lambda>, <lambda>_1 cannot be imported elsewhere"):
+        result = tune(lambda task, model: agent.solve(task, model), judge=lambda task, response: len(response) > 3)
+    assert result.run_dir.name == "lambda"

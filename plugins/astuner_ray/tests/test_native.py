@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.places import Place
 from astuner_ray.native import gpu_memory
+from astuner_ray.native.host import host_plan
 from astuner_ray.native.keys import EngineSection, flat, get, nearest, place_of, put, refuse, spelled
 from astuner_ray.native.table import UNSET, Table
 from tests.table import table
@@ -124,3 +125,9 @@ def test_what_a_backbone_honours_is_what_it_tells_its_engine_and_what_it_acts_on
 
 def test_sizes_are_said_as_people_say_them():
     assert [gpu_memory.gib(size) for size in (36 * 2**20, 2**30 / 2, 1.25 * 2**34)] == ["36 MiB", "0.5 GiB", "20.0 GiB"]
+
+
+def test_the_plan_says_which_processes_there_are_and_what_they_take():
+    plan = host_plan({"training": 4, "serving": 2, "lent": 0}, cpus=22)
+    assert plan["processes"] == "15: this one, 4 training, 2 serving, 8 of Ray's; Ray is to count 22 CPUs"
+    assert plan["host memory"].startswith("about 2.9 GiB for them")

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -214,3 +215,16 @@ def test_a_cluster_with_too_few_says_what_to_type():
         cluster.require(gpus=17, cpus=32)
     with pytest.raises(RunError, match=r"needs 58 CPUs, and .* 32 CPUs, .*ray start --head --num-cpus=58"):
         cluster.require(gpus=16, cpus=58)
+
+
+def test_what_others_hold_is_waited_for_and_then_refused(monkeypatch):
+    monkeypatch.setattr(ray_cluster.time, "sleep", lambda seconds: None)
+    cluster = ray_cluster.Cluster(address="host:6379", nodes=1, cpus=32, gpus=8, own=False)
+    free = iter([{"CPU": 32.0}, {"CPU": 32.0, "GPU": 8.0}])
+    given_back = SimpleNamespace(available_resources=lambda: next(free))
+    ray_cluster._wait_until_free(given_back, cluster, gpus=8, cpus=32)
+    assert list(free) == []
+    monkeypatch.setattr(ray_cluster, "FREE_TIMEOUT", -1.0)
+    held = SimpleNamespace(available_resources=lambda: {"CPU": 3.0, "GPU": 1.0})
+    with pytest.raises(RunError, match=r"1 GPUs and 3 CPUs are free: others hold the rest; .*ray status"):
+        ray_cluster._wait_until_free(held, cluster, gpus=8, cpus=32)

@@ -22,7 +22,7 @@ from astuner_ray.cluster import Cluster, connected, worker_environ
 from astuner_ray.fleet import Fleet
 from astuner_ray.native.host import host_plan
 from astuner_ray.redirect import Redirect
-from astuner_verl import native, separate
+from astuner_verl import native, reserved, separate
 from astuner_verl.facts import Facts
 from astuner_verl.native import Native, platform_settings
 from astuner_verl.table import TABLE
@@ -41,7 +41,7 @@ class VerlBackbone(Backbone):
         facts = Facts.of(self.config)
         composed = native.compose(facts, platform_settings())
         told, notes = composed.config, composed.notes
-        host = host_plan(separate.processes(told), cpus=separate.training_cpus(told))
+        host = host_plan(reserved.processes(told), cpus=reserved.training_cpus(told))
         return {**facts.memory_plan(), **host, **({"verl": "; ".join(notes)} if notes else {})}
 
     def native(self) -> Mapping[str, Any]:
@@ -62,7 +62,7 @@ class VerlBackbone(Backbone):
 
             _ready(composed)
         nodes, gpus = separate.serving_gpus(told)
-        with self._cluster(told, redirect.log, gpus=nodes * gpus, cpus=separate.serving_cpus(told)):
+        with self._cluster(told, redirect.log, gpus=nodes * gpus, cpus=reserved.serving_cpus(told)):
             rollout = told.actor_rollout_ref.rollout
             rollout.nnodes, rollout.n_gpus_per_node = nodes, gpus
             rollout.load_format = "auto"  # the weights come from the model's folder, not from a trainer
@@ -92,7 +92,7 @@ class VerlBackbone(Backbone):
 
             _ready(composed)
         needed = separate.training_gpus(told)
-        with self._cluster(told, redirect.log, gpus=needed, cpus=separate.training_cpus(told)) as cluster:
+        with self._cluster(told, redirect.log, gpus=needed, cpus=reserved.training_cpus(told)) as cluster:
             if not facts.is_written("trainer_common.n_gpus_per_node") and cluster.gpus > max(
                 needed, facts.gpus * cluster.nodes
             ):

@@ -19,9 +19,6 @@ _HYBRID = "actor_rollout_ref.hybrid_engine"
 LENT = "ray_kwargs.ray_init.num_gpus"
 """VERL's key for the GPUs that Ray is told of; set by platforms that lend logical ones."""
 
-_CPUS_PER_GPU = 3
-"""VERL's ``ResourcePoolManager.max_colocate_count``; rollout servers alone take 2."""
-
 
 def chosen(native: DictConfig) -> bool:
     """Whether VERL's configuration asks for the mode."""
@@ -42,33 +39,6 @@ def training_gpus(native: DictConfig) -> int:
     """GPUs of a training run, of all machines."""
     trainer: int = native.trainer.nnodes * native.trainer.n_gpus_per_node
     return trainer + (_rollout_gpus(native) if chosen(native) else 0)
-
-
-def training_cpus(native: DictConfig) -> int:
-    """CPUs that VERL's processes reserve with Ray in a training run: its queue has one process for control and some
-    for storage, a GPU's workers have room for three, and one is free for those that need it to start only."""
-    return 1 + _storage_units(native) + _CPUS_PER_GPU * training_gpus(native) + 1
-
-
-def processes(native: DictConfig) -> dict[str, int]:
-    """The actors of a training run -> how many; vLLM's servers have processes of their own below them."""
-    rollout = native.actor_rollout_ref.rollout
-    engine = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
-    trainer = native.trainer.nnodes * native.trainer.n_gpus_per_node
-    generating = _rollout_gpus(native) if chosen(native) else trainer
-    return {
-        "training": trainer,
-        "serving rollouts": max(1, generating // engine),
-        "running episodes": rollout.agent.num_workers,
-        "of VERL's queue": 1 + _storage_units(native),
-        "of VERL's others": 1 + native.reward.num_workers + 1,  # who balances requests, judges nothing; our mailbox
-    }
-
-
-def serving_cpus(native: DictConfig) -> int:
-    """The same of rollout servers alone."""
-    nodes, gpus = serving_gpus(native)
-    return _CPUS_PER_GPU * nodes * gpus + 1
 
 
 def serving_gpus(native: DictConfig) -> tuple[int, int]:
@@ -112,11 +82,6 @@ def wrong(native: DictConfig) -> Iterator[tuple[str, str]]:
             f"is false, and VERL 0.9.1 sends the model without its adapters then in {MODE}, so that nothing learnt "
             "would be rolled out; write true",
         )
-
-
-def _storage_units(native: DictConfig) -> int:
-    backend = native.transfer_queue.backend
-    return int(backend.SimpleStorage.num_data_storage_units) if backend.storage_backend == "SimpleStorage" else 0
 
 
 def _rollout_gpus(native: DictConfig) -> int:
