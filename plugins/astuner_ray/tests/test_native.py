@@ -130,4 +130,4 @@ def test_sizes_are_said_as_people_say_them():
 def test_the_plan_says_which_processes_there_are_and_what_they_take():
     plan = host_plan({"training": 4, "serving": 2, "lent": 0}, cpus=22)
     assert plan["processes"] == "15: this one, 4 training, 2 serving, 8 of Ray's; Ray is to count 22 CPUs"
-    assert plan["host memory"].startswith("about 2.9 GiB for them")
+    assert plan["host memory"].startswith("about 2.7 GiB for them")

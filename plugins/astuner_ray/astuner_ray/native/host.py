@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from astuner_ray.native.gpu_memory import GIB, gib
 
-_PROCESS = 0.34 * GIB
+_PROCESS = 0.32 * GIB
 """Bytes of a process that has imported its engine, torch with it, as its share (PSS): 0.2 to 0.6 were measured."""
 _RAYS, _RAYS_BYTES = 8, 0.5 * GIB
 """Ray's own processes on one machine, and their bytes."""
