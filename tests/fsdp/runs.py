@@ -75,7 +75,7 @@ class Run:
     def planned(self) -> str:
         """See that the plan's processes and host memory are within a fifth of what the run takes now; the figures.
 
-        A page that neighbours have mapped as well, such as torch's code, counts less beside other tests: so less is there.
+        A page that neighbours have mapped as well, such as torch's code, counts less: beside other tests less is taken.
         """
         for_them = re.search(r"processes +(\d+): (?s:.*?)host memory +about ([\d.]+) GiB", self.said())
         assert for_them, self.said()
