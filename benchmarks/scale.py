@@ -97,7 +97,7 @@ class Term:
 
     what: str
     unit: str
-    """Of what one of the sizes costs."""
+    """Of what one of the sizes costs; MB/s: how many of them a second takes."""
     scale: float
     """Units in a second, or in a byte."""
     found: Mapping[float, float]
@@ -113,7 +113,8 @@ class Term:
 
     def row(self) -> tuple[str, ...]:
         small, large = min(self.found), max(self.found)
-        shown = [f"{self.found[n] / n * self.scale:.3g} {self.unit}" for n in (small, large)]
+        each = [self.found[n] / n for n in (small, large)]
+        shown = [f"{1 / one / 1e6 if self.unit == 'MB/s' else one * self.scale:,.3g} {self.unit}" for one in each]
         sizes = f"{small:,.0f} to {large:,.0f}"
         return self.what, sizes, *shown, f"{self.fit.power:.2f}", f"{self.fit.worst:.2f}x"
 
@@ -125,12 +126,12 @@ def _terms(folder: Path, quick: bool) -> dict[str, Term]:
         "log": Term("logging an episode, by episodes", "µs", 1e6, _log(folder, (64, 256, 1024, 4096), repeats)[0]),
         "bytes": Term("bytes of the log, by tokens", "B", 1.0, _log(folder, (64, 256, 1024, 4096), 1)[1]),
         "seat": Term("choosing a worker for each of 1,000 episodes, by workers", "ms", 1e3, _seats(repeats)),
-        "save": Term("a checkpoint, by bytes", "ns", 1e9, _save(folder, (8, 32, 128, 256), repeats)),
+        "save": Term("a checkpoint, by bytes", "MB/s", 1.0, _save(folder, (8, 32, 128, 256), repeats)),
     }
     if importlib.util.find_spec("ray"):
         taken, moved = _ray(repeats)
         terms["taken"] = Term("taking an episode from a Ray worker, by episodes", "µs", 1e6, taken)
-        terms["moved"] = Term("bytes put into Ray's store and got, by bytes", "ns", 1e9, moved)
+        terms["moved"] = Term("bytes put into Ray's store and got, by bytes", "MB/s", 1.0, moved)
     return terms
 
 

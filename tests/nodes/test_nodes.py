@@ -109,7 +109,7 @@ def test_trainer_rollouts_and_environments_on_three_machines_while_others_join_a
         (trainer,), (server,) = where["WorkerDict"], where["HFServer"]
         machines = {machine.address: machine for machine in three.added}
         assert {trainer, server} == set(machines), "on different machines, which are not the environments'"
-        assert set(where["EpisodeWorker"]) == {three.head.address, trainer, server}
+        assert set(where["EpisodeWorker"]) - {three.head.address}, "some where the experiment's folder is not"
 
         guest = three.add(gpus=0)
         run.until(lambda: "a machine has joined the cluster; episodes run there too" in run.said())
@@ -129,7 +129,8 @@ def test_trainer_rollouts_and_environments_on_three_machines_while_others_join_a
         assert run.ends() == 1, run.said()
         print(run.said()[-3000:])
     last = run.said().strip().splitlines()[-1]
-    assert trainer in last
+    assert f" on {trainer}) died: " in last
+    assert "Its machine is gone from the cluster (type: ray status)" in last
     saved, done = run.resumable_at(), trained(run)
 
     three.add(gpus=1)

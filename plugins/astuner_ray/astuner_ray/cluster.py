@@ -363,9 +363,12 @@ def _named(log: Path) -> Iterator[None]:
         where = f" (pid {facts['pid']} on {facts.get('ip', 'another machine')})" if "pid" in facts else ""
         if isinstance(e, RayActorError) and e.actor_init_failed:
             raise RunError(f"{who}{where} could not start: {last_words(e)}; see {log}") from e
+        cause = "It crashed or was killed, mostly for want of memory (type: dmesg)"
+        if isinstance(e, NodeDiedError) or "node has died" in str(e):
+            cause = "Its machine is gone from the cluster (type: ray status); start Ray there again, or on another"
         raise RunError(
-            f"{who}{where} died: {last_words(e)} It crashed or was killed, mostly for want of memory (type: dmesg); "
-            f"what is saved can be continued with --resume; see {log}"
+            f"{who}{where} died: {last_words(e).rstrip('.')}. {cause}; what is saved can be continued with --resume; "
+            f"see {log}"
         ) from e
 
 
