@@ -234,6 +234,10 @@ def _save(folder: Path, megabytes: Sequence[int], repeats: int) -> dict[float, f
 def _ray(repeats: int) -> tuple[dict[float, float], dict[float, float]]:
     """Episodes -> CPU seconds of the driver for asking a worker for each and getting it; bytes -> of put and get."""
     import numpy as np
+
+    from astuner_ray.cluster import private_variables
+
+    os.environ.update(private_variables())  # on loopback, and for nobody else
     import ray
 
     episode = make_episode(random.Random(0), "g", 0, EPISODE)
@@ -244,7 +248,13 @@ def _ray(repeats: int) -> tuple[dict[float, float], dict[float, float]]:
             return episode
 
     variables = {"PYTHONPATH": str(Path(__file__).parents[1])}
-    ray.init(num_cpus=2, include_dashboard=False, logging_level="warning", runtime_env={"env_vars": variables})
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        logging_level="warning",
+        runtime_env={"env_vars": variables},
+    )
     try:
         worker = ray.remote(Worker).options(max_concurrency=64).remote()
         ray.get(worker.run.remote(0))
