@@ -22,6 +22,7 @@ from astuner.config.checking import section_of
 from astuner.config.schema import AstunerSection
 from astuner.contracts.errors import ConfigError, RunError
 from astuner.contracts.secrets import REMOVED, redact
+from astuner_ray.native import compose as native_compose
 from astuner_ray.native import facts
 from astuner_ray.native.keys import EngineSection
 from astuner_ray.native.table import UNSET, Row
@@ -498,6 +499,16 @@ def test_what_the_platform_needs_wins_over_ours_and_is_said() -> None:
     assert value(composed, f"{ROLLOUT}.name") == "hf_cpu"
     assert composed.notes == (f"astuner.rollout.name: this platform needs {ROLLOUT}.name: hf_cpu instead of vllm",)
     assert told(platform=platform_settings()).notes == (), "what nobody wrote is replaced in silence"
+
+
+@pytest.mark.parametrize(("installed", "attention"), [(True, None), (False, "sdpa")])
+def test_a_gpu_without_flash_attention_takes_torchs_own(
+    installed: bool, attention: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native_compose, "find_spec", lambda name: installed or None)
+    model = told(platform=platform_settings({})).config.actor_rollout_ref.model
+    assert model.override_config.get("attn_implementation") == attention
+    assert model.use_remove_padding is installed
 
 
 def test_the_person_wins_over_the_platform() -> None:

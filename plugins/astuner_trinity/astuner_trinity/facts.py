@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from astuner import Config
 from astuner_ray.native import facts
 from astuner_ray.native.compose import platform as find_platform
+from astuner_ray.native.compose import without_flash_attention
 from astuner_ray.native.gpu_memory import gib, of_facts
 from astuner_ray.native.keys import written
 
@@ -62,10 +63,16 @@ _LIMIT = 3600
 _SLACK = 60
 """Seconds more than ASTuner's own limits: a group ends by those, with a reason, before Trinity ends it without."""
 
+WITHOUT_FLASH_ATTENTION = {
+    "trainer.trainer_config.model.override_config.attn_implementation": "sdpa",
+    "trainer.use_remove_padding": False,
+}
+"""What Trinity needs where flash-attn is not installed: torch's own attention, which wants padded rows."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Platform:
-    """A machine that Trinity itself does not know; as it stands, its GPUs."""
+    """What a machine asks of Trinity; as it stands, GPUs on which nothing is missing."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Trinity's dotted keys that it needs."""
@@ -76,11 +83,12 @@ class Platform:
 
 
 def platform(env: Mapping[str, str] = os.environ) -> Platform:
-    """The platform that ``TRINITY_PLATFORM`` names.
+    """The platform that ``TRINITY_PLATFORM`` names; GPUs where it names none.
 
     :raises ConfigError: nobody brings the one that it names.
     """
-    return Platform(**find_platform(Facts.BACKBONE, engine_has_others=False, env=env))
+    on_gpus = {"settings": without_flash_attention(WITHOUT_FLASH_ATTENTION)}
+    return Platform(**find_platform(Facts.BACKBONE, engine_has_others=False, on_gpus=on_gpus, env=env))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -162,8 +162,14 @@ except ConfigError as e:
     assert says in run(code, TRINITY_PLATFORM=name)
 
 
-def test_where_no_platform_is_named_there_are_gpus() -> None:
-    code = "from astuner_trinity.facts import Platform, platform\nprint(platform() == platform({}) == Platform())"
+@table(("installed", "settings"), [(True, "{}"), (False, "WITHOUT_FLASH_ATTENTION")])
+def test_where_no_platform_is_named_there_are_gpus(installed: bool, settings: str) -> None:
+    code = f"""
+from astuner_ray.native import compose
+from astuner_trinity.facts import WITHOUT_FLASH_ATTENTION, Platform, platform
+compose.find_spec = lambda name: {installed} or None
+print(platform() == platform({{}}) == Platform(settings={settings}))
+"""
     assert run(code).strip() == "True"
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from astuner.contracts.errors import ConfigError, MissingDependency
 from astuner.contracts.places import Place
-from astuner_ray.native.compose import HAS_KEYS, checked, layered, platform
+from astuner_ray.native.compose import HAS_KEYS, checked, layered, platform, without_flash_attention
 from astuner_ray.native.keys import place_of, spelled
 from astuner_verl import separate
 from astuner_verl.facts import Facts
@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 __all__ = ["Facts", "Native", "check", "compose", "defaults", "platform_settings"]
 
 SECTION = "verl"
+WITHOUT_FLASH_ATTENTION = {
+    "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
+    "actor_rollout_ref.model.use_remove_padding": False,
+}
+"""What VERL needs where flash-attn is not installed: torch's own attention, which wants padded rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +58,12 @@ class Native:
 
 
 def platform_settings(env: Mapping[str, str] = os.environ) -> Mapping[str, Any]:
-    """VERL's keys that this machine needs, as ``VERL_PLATFORM`` names it: dotted, a leading ``+`` adds one.
+    """VERL's keys that this machine needs, a GPU's or as ``VERL_PLATFORM`` says: dotted, a leading ``+`` adds one.
 
     :raises ConfigError: the CPU is asked for, and the package that brings it is not installed.
     """
-    return platform("verl", engine_has_others=True, env=env)
+    on_gpus = without_flash_attention(WITHOUT_FLASH_ATTENTION)
+    return platform("verl", engine_has_others=True, on_gpus=on_gpus, env=env)
 
 
 def compose(facts: Facts, machine: Mapping[str, Any]) -> Native:
