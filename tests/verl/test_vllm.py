@@ -31,7 +31,8 @@ VLLM = (
 )
 OF_ANOTHER = (
     f"astuner.model.path={OTHER}",
-    "astuner.rollout.max_model_len=512",
+    "astuner.model.chat_template=hermes",  # SmolLM2's own shows no tools
+    "astuner.rollout.max_model_len=1024",
     "astuner.rollout.max_response_length_in_one_turn=24",
     "astuner.rollout.multi_turn.max_steps=2",
     "astuner.trainer_common.entropy_coeff=0.001",  # trains all, also where no answer is better than another
