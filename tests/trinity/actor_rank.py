@@ -146,7 +146,7 @@ def filling(experiences: int) -> list[Any]:
     """What `CreditOperator` fills a batch up with."""
     from astuner_trinity.experiences import nothing
 
-    return [nothing() for _ in range(-experiences % PAD_TO)]
+    return [nothing(step=1) for _ in range(-experiences % PAD_TO)]
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ..fsdp import learning
+from ..fsdp import learning, rounding
 from ..fsdp.runs import ROOT, Run, position, running
 
 pytestmark = pytest.mark.timeout(2400)
@@ -130,3 +130,8 @@ def test_the_workers_act_in_an_environment_that_the_run_started_beside_several_e
     assert run.failures() == []
     said = (tmp_path / "run/trinity/trinity.log").read_text()
     assert said.count("is served at") == 2, "two engines"
+
+
+@pytest.mark.engines
+def test_what_bfloat16_makes_of_rollouts_is_small_and_corrected(tmp_path: Path) -> None:
+    rounding.check_rounding_is_corrected("trinity", tmp_path)

@@ -225,15 +225,23 @@ CASES: list[tuple[str, list[str], Any]] = [
     (f"{LOSS}.settings.algorithm.clip_ratio_high", a("trainer_common.algorithm.clip_ratio_high=0.28"), 0.28),
     (
         f"{LOSS}.settings.algorithm.rollout_is",
-        a("trainer_common.algorithm.rollout_is=token-truncate"),
-        "token-truncate",
+        a("trainer_common.algorithm.rollout_is=token-mask"),
+        "token-mask",
     ),
     (f"{LOSS}.settings.algorithm.rollout_is_threshold", a("trainer_common.algorithm.rollout_is_threshold=3"), 3.0),
     (f"{LOSS}.settings.use_kl_loss", a("trainer_common.use_kl_loss=true"), True),
     (f"{LOSS}.settings.kl_loss_coef", a("trainer_common.kl_loss_coef=0.02"), 0.02),
     (f"{LOSS}.settings.kl_loss_type", a("trainer_common.kl_loss_type=k2"), "k2"),
     ("algorithm.entropy_loss_fn_args", a("trainer_common.entropy_coeff=0.02"), {"entropy_coef": 0.02}),
-    ("algorithm.bypass_old_logprobs", a("trainer_common.algorithm.rollout_is=token-truncate"), False),
+    (
+        "algorithm.bypass_old_logprobs",
+        a(
+            "trainer_common.algorithm.rollout_is=token-mask",
+            "trainer_common.mini_batch_num=2",
+            "trainer_common.ppo_epochs=3",
+        ),
+        False,
+    ),
 ]
 """Trinity's key, what a person writes, and what Trinity must then have there."""
 
@@ -683,6 +691,23 @@ def test_what_the_platform_needs_wins_over_ours_and_is_said() -> None:
         ),
     }
     assert told(machine=MACHINE).notes == (), "what nobody wrote is replaced in silence"
+
+
+def test_a_cpu_rounds_where_a_type_is_written_and_what_that_makes_of_rollouts_is_corrected() -> None:
+    types = [f"{part}.fsdp_config.mixed_precision.param_dtype" for part in (ACTOR, REF)] + [f"{ENGINE}.dtype"]
+    usual = told(machine=platform().settings)
+    assert [value(usual.values, key) for key in types] == ["fp32", "fp32", "float32"]
+    rounded = told(a("model.dtype=bfloat16", "trainer_common.ppo_epochs=2"), machine=platform().settings)
+    assert [value(rounded.values, key) for key in types] == ["bf16", "bf16", "bfloat16"]
+    one_step = told()  # of each batch has the old log-probabilities itself
+    found = [
+        (value(of.values, f"{LOSS}.settings.algorithm.rollout_is"), value(of.values, "algorithm.bypass_old_logprobs"))
+        for of in (usual, rounded, one_step)
+    ]
+    assert found == [("none", True), ("token-truncate", False), ("token-truncate", True)]
+    assert value(
+        told(a("trainer_common.algorithm.rollout_is=none")).values, f"{LOSS}.settings.algorithm.rollout_is"
+    ) == ("none")
 
 
 def test_the_person_wins_over_the_platform() -> None:

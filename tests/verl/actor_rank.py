@@ -113,6 +113,7 @@ class Actor(actor.Actor):
         from verl.utils import tensordict_utils as tu
         from verl.utils.metric import reduce_metrics
 
+        from astuner_ray.native.table import old_need_no_pass
         from astuner_verl.loss import make_loss
 
         settings, rows = case["settings"], self.rows(case["samples"])
@@ -121,7 +122,7 @@ class Actor(actor.Actor):
             rows["ref_log_prob"] = self.logprobs(rows)
         self.reset(settings.optim.lr)
         mine = self.logprobs(rows)
-        rows["old_log_probs"] = rows["rollout_log_probs"] if settings.algorithm.rollout_is == "none" else mine
+        rows["old_log_probs"] = rows["rollout_log_probs"] if old_need_no_pass(settings) else mine
         rewards = self.credit(rows, case)
         self.worker.actor.set_loss_fn(pickle.loads(pickle.dumps(make_loss(settings))))
         count = len(rows) * self.world

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ..fsdp import learning
+from ..fsdp import learning, rounding
 from ..fsdp.runs import MATH_AGENT, PLAIN, ROOT, Run, position, running
 
 pytestmark = pytest.mark.timeout(2400)
@@ -166,3 +166,8 @@ def test_the_workers_act_in_an_environment_that_the_run_started(tmp_path: Path) 
         assert run.ends() == 0, run.said()
     assert run.steps()[1]["num_turns/mean"] > 1
     assert run.failures() == []
+
+
+@pytest.mark.engines
+def test_what_bfloat16_makes_of_rollouts_is_small_and_corrected(tmp_path: Path) -> None:
+    rounding.check_rounding_is_corrected("verl", tmp_path)

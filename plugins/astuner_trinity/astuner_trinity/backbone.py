@@ -22,6 +22,7 @@ from astuner_models.serving import load_tokenizer
 from astuner_ray import step_states
 from astuner_ray.cluster import ADDRESS_VARIABLE, Cluster, connected, worker_environ
 from astuner_ray.native.host import host_plan
+from astuner_ray.native.table import correction_plan
 from astuner_ray.redirect import Redirect
 from astuner_trinity import native
 from astuner_trinity.facts import Facts, Platform, part_of, platform
@@ -50,7 +51,7 @@ class TrinityBackbone(Backbone):
         composed = native.compose(facts, platform().settings)
         notes, runners = composed.notes, composed.values["explorer"]["runner_per_model"] * facts.engines
         parts = {"this command": _DOES[part]} if (part := part_of(self.config)) else {}
-        host = host_plan(facts.processes(runners), cpus=facts.reserved[1])
+        host = {**host_plan(facts.processes(runners), cpus=facts.reserved[1]), **correction_plan(composed.common)}
         return {**parts, **facts.memory_plan(), **host, **({"trinity": "; ".join(notes)} if notes else {})}
 
     def native(self) -> Mapping[str, Any]:

@@ -32,8 +32,9 @@ def _tasks(facts: Facts) -> Any:
     return [{"name": "train", "storage_type": _READER, "path": "train", "default_workflow_type": _WORKFLOW}]
 
 
-def _settings(facts: Facts) -> Any:
-    return {"settings": facts.a.trainer_common.model_dump(mode="json", include={*TrainerCommon.model_fields})}
+def loss_settings(common: TrainerCommon) -> dict[str, Any]:
+    """What `TokenLoss` is told."""
+    return {"settings": common.model_dump(mode="json", include={*TrainerCommon.model_fields})}
 
 
 VALUES: Mapping[str, Callable[[Facts], Any]] = {
@@ -51,9 +52,9 @@ VALUES: Mapping[str, Callable[[Facts], Any]] = {
     f"{VERL}.actor.optim.override_optimizer_config": table.optimizer,
     "algorithm.advantage_fn_args": lambda f: {"multiple": f.data_parallel * f.a.trainer_common.mini_batch_num},
     "algorithm.algorithm_type": lambda f: f"{_ALGORITHM}{'WithReference' * f.a.trainer_common.use_kl_loss}",
-    "algorithm.policy_loss_fn_args": _settings,
+    "algorithm.policy_loss_fn_args": lambda f: loss_settings(f.a.trainer_common),
     "algorithm.entropy_loss_fn_args": lambda f: {"entropy_coef": f.a.trainer_common.entropy_coeff},
-    "algorithm.bypass_old_logprobs": table.rollouts_are_old,
+    "algorithm.bypass_old_logprobs": lambda f: table.old_need_no_pass(f.a.trainer_common),
     f"{TASKS}.tasksets": _tasks,
     f"{EXPERIENCES}.capacity": lambda f: (
         f.sync_offset + f.sync_interval if f.max_staleness is None else f.max_staleness + 1

@@ -16,7 +16,7 @@ from typing import Any, Final
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.secrets import is_secret
 from astuner_ray.native.facts import Facts
-from astuner_ray.native.keys import nearest, refuse
+from astuner_ray.native.keys import nearest, refuse, spelled
 from astuner_ray.native.table import UNSET, Table
 
 HAS_KEYS: Final = object()
@@ -43,9 +43,13 @@ def layered(
     for row in table.rows:
         if (value := row.value(facts)) is not UNSET:
             decided[put(row.native, value)] = row.ours
-    for key, value in platform:
-        before, name = get(key), put(key, value)
+    for marked, value in platform:
+        key = marked.removeprefix("?")
+        name = spelled(key).replace("+", "")
         asked = [f"astuner.{ours}" for ours in decided.get(name, ()) if facts.is_written(ours)]
+        if asked and key != marked:
+            continue
+        before, name = get(key), put(key, value)
         if asked and before != value:
             notes.append(f"{' and '.join(asked)}: this platform needs {name}: {value} instead of {before}")
         decided.setdefault(name, ())
@@ -131,7 +135,8 @@ def platform(
     """What the machine asks of an engine, beside the experiment: little on GPUs, much on a CPU.
 
     A platform is an entry point of the group ``astuner_<backbone>.platforms``, named as ``<BACKBONE>_PLATFORM`` names
-    it: a function without arguments, whose answer this is.
+    it: a function without arguments, whose answer this is; keys with a leading
+    ``?`` give way to what a person wrote.
 
     :param engine_has_others: whether a name that nobody registers there is the engine's own matter, as VERL knows some
         platforms itself and other packages bring it more.
