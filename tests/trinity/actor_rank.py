@@ -60,7 +60,8 @@ class Actor(actor.Actor):
         mine = self.logprobs(trainer, share)
         metrics = asyncio.run(trainer.train_step(share))
         names = {name.removeprefix("actor/"): float(v) for name, v in metrics.items() if name.startswith("actor/")}
-        return {"logprobs": mine, "metrics": names, "gradients": self.gradients}
+        sent = dict(self.engine.get_per_tensor_param()[0]) if trainer.ref_in_actor else {}
+        return {"logprobs": mine, "metrics": names, "gradients": self.gradients, "sent": sent}
 
     def share(self, experiences: Sequence[Any]) -> list[Any]:
         """This rank's part of a batch, after the way to the trainer."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ..fsdp import parity
 from ..fsdp.parity import LORA_CASES
@@ -78,3 +80,15 @@ def test_with_adapters_too(name: str, world: int, adapted: Any, samples: Any, th
     case = LORA_CASES[name]
     also = ["entropy"] if case.entropy_coeff else []
     parity.check_update(theirs[world][0][name], adapted, samples[name], case, also=also)
+    sent = theirs[world][0][name]["sent"]
+    if not case.optim.lr:  # nothing has moved: engines get the model with the adapters in it
+        merged = copy.deepcopy(adapted).merge_and_unload().state_dict()
+        assert sent.keys() == merged.keys()
+        assert all(torch.allclose(sent[name], weight, atol=1e-6) for name, weight in merged.items())
+
+
+def test_adapters_have_to_be_merged_here() -> None:
+    """When this fails, verl does it itself: write its ``model.lora.merge``, and remove `astuner_trinity.merged`."""
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
+
+    assert not hasattr(FSDPEngine, "_merged_lora_per_tensor_param")
