@@ -139,7 +139,7 @@ def test_adapters_train_reach_the_engine_and_are_killed_and_go_on(tmp_path: Path
     (tmp_path / "tasks.jsonl").write_text("".join(f'{{"question": "What is {n} + 1?"}}\n' for n in range(8)))
     more = [
         "astuner.model.lora={rank: 4, alpha: 8}",
-        "astuner.trainer_common.test_freq=-1",
+        "astuner.trainer_common.test_freq=never",
         "astuner.trainer_common.save_freq=2",
         "astuner.trainer_common.use_kl_loss=true",
         "astuner.trainer_common.kl_loss_coef=0.01",

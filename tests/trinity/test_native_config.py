@@ -620,7 +620,7 @@ def test_keys_are_nested_or_dotted(tmp_path: Path) -> None:
         ),
         (
             "trinity:\n  model.lora_configs: [{lora_rank: 8}]\n",
-            "trinity.model.lora_configs",
+            "mine.yaml:7:3: trinity.model.lora_configs is set by ASTuner: write astuner.model.lora",
         ),
         (
             f"trinity:\n  {ACTOR}.optim.lr: 1.0\n",
