@@ -136,6 +136,14 @@ CASES: list[tuple[str, list[str], Any]] = [
         a("trainer_common.activation_checkpointing=false"),
         False,
     ),
+    ("model.lora_configs.0.lora_rank", a("model.lora.rank=16"), 16),
+    ("model.lora_configs.0.lora_alpha", a("model.lora.rank=16", "model.lora.alpha=64"), 64),
+    (
+        "model.lora_configs.0.target_modules",
+        a("model.lora.rank=16", "model.lora.target_modules=[q_proj, v_proj]"),
+        r"(.*\.)?(q_proj|v_proj)",
+    ),
+    (f"{VERL}.model.external_lib", a("model.lora.rank=16"), "astuner_trinity.merged"),
     ("model.max_model_len", a("rollout.max_model_len=12000"), 12000),
     ("model.max_model_len", a("rollout.max_model_len=null", "data.max_prompt_length=2000"), 12000),
     ("model.max_model_len", a("rollout.max_model_len=null", "data.max_response_length=4000"), 7000),
@@ -620,7 +628,7 @@ def test_keys_are_nested_or_dotted(tmp_path: Path) -> None:
         ),
         (
             "trinity:\n  model.lora_configs: [{lora_rank: 8}]\n",
-            "trinity.model.lora_configs is set by ASTuner: the engines' servers of Trinity 0.6.0 speak with the base",
+            "mine.yaml:7:3: trinity.model.lora_configs is set by ASTuner: write astuner.model.lora",
         ),
         (
             f"trinity:\n  {ACTOR}.optim.lr: 1.0\n",
@@ -677,6 +685,11 @@ MACHINE = {
     "synchronizer.sync_method": "memory",
 }
 """What a machine without GPUs might need."""
+
+
+def test_adapters_never_travel_apart_from_the_model() -> None:
+    assert told(a("model.lora.rank=8")).values["synchronizer"]["sync_method"] == "nccl"
+    assert told(a("model.lora.rank=8"), machine=MACHINE).values["synchronizer"]["sync_method"] == "checkpoint"
 
 
 def test_what_the_platform_needs_wins_over_ours_and_is_said() -> None:
@@ -753,6 +766,15 @@ def test_a_platform_lends_gpus() -> None:
         (
             a("rollout.oversample=1.5"),
             "astuner.rollout.oversample is 1.5, and while rollouts and training take turns Trinity waits for all",
+        ),
+        (a("model.lora.rank=8", "model.lora.alpha=1.5"), "astuner.model.lora.alpha is 1.5, and verl takes whole"),
+        (
+            [*a("model.lora.rank=8"), "trinity.synchronizer.sync_method=memory"],
+            "trinity.synchronizer.sync_method is memory, by which Trinity sends the model and its adapters apart",
+        ),
+        (
+            [*a("model.lora.rank=8"), f"trinity.{VERL}.model.external_lib=mine"],
+            "external_lib is 'mine', and with astuner.model.lora it is astuner_trinity.merged",
         ),
         (["trinity.mode=serve"], "trinity.mode is 'serve'; `astuner run --with feedback` serves users"),
         (["trinity.mode=bench"], "trinity.mode is 'bench'; `astuner eval` measures checkpoints; write one of both"),

@@ -34,6 +34,10 @@ RUNNERS = "explorer.runner_per_model"
 STALENESS = "algorithm.sample_strategy_args.max_staleness"
 INFLIGHT = "explorer.max_inflight_batches"
 OFFSET = "synchronizer.sync_offset"
+SYNC = "synchronizer.sync_method"
+MERGING = f"{VERL}.model.external_lib"
+MERGED = "astuner_trinity.merged"
+"""What VERL imports, so that engines get the weights with the adapters in them."""
 WHOLE = {
     RUNNERS: 1,
     STALENESS: 0,
@@ -283,6 +287,7 @@ class Facts(facts.Facts):
             yield from unreadable
             return
         yield from self._wrong_gpus()
+        yield from self._wrong_adapters()
         if too_few := self.sequence_fits(self.micro_batch_tokens):
             said = self.own.get("trainer.max_token_len_per_gpu") is not None
             tokens = "trinity.trainer.max_token_len_per_gpu" if said else "astuner.trainer_common.micro_batch_tokens"
@@ -326,6 +331,25 @@ class Facts(facts.Facts):
         variables = [str(name).upper() for name in names]
         if len(set(variables)) < len(names) or not all(re.fullmatch(r"[A-Z][A-Z0-9_]*", name) for name in variables):
             yield f"trinity.{HELPERS}", f"should give each a name of its own, of letters, digits and _, got {names}"
+
+    def _wrong_adapters(self) -> Iterator[tuple[str, str]]:
+        lora = self.a.model.lora
+        if not lora.rank:
+            return
+        if not float(lora.alpha).is_integer():
+            yield "astuner.model.lora.alpha", f"is {lora.alpha:g}, and verl takes whole numbers"
+        if str(self.own.get(SYNC)).lower() == "memory":
+            yield (
+                f"trinity.{SYNC}",
+                "is memory, by which Trinity sends the model and its adapters apart, and engines take whole weights; "
+                "write nccl or checkpoint, or leave it out",
+            )
+        if self.own.get(MERGING) not in (None, MERGED):
+            yield (
+                f"trinity.{MERGING}",
+                f"is {self.own[MERGING]!r}, and with astuner.model.lora it is {MERGED}, or engines would get the "
+                "weights without the adapters; leave it out, or train all weights",
+            )
 
     def _wrong_gpus(self) -> Iterator[tuple[str, str]]:
         count, engine, world = "astuner.trainer_common.n_gpus_per_node", self.engine_gpus, self.world

@@ -29,7 +29,7 @@ from astuner.contracts.secrets import redact
 from astuner_ray.native import table
 from astuner_ray.native.compose import HAS_KEYS, checked, layered
 from astuner_ray.native.keys import flat, get, put
-from astuner_trinity.facts import ENGINE, VERL, Facts
+from astuner_trinity.facts import ENGINE, SYNC, VERL, Facts
 from astuner_trinity.table import TABLE, loss_settings
 
 __all__ = ["Facts", "Native", "compose", "every_key"]
@@ -76,15 +76,18 @@ class Native:
 
         :raises ConfigError: what Trinity says, if it does not take the configuration, or changes it.
         """
-        from trinity.common.config import load_config
+        from trinity.common.config import LoRAConfig, load_config
 
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / FILE
+        path, values = folder / FILE, copy.deepcopy(dict(self.values))
+        adapters = values["model"].pop("lora_configs", [])
         with open(path, "w", encoding="utf-8", opener=_for_its_owner) as file:  # it may hold keys to other services
-            yaml.safe_dump(_literally(self.values), file, sort_keys=False, allow_unicode=True)
+            yaml.safe_dump(_literally(values), file, sort_keys=False, allow_unicode=True)
         path.chmod(0o600)  # also where an older one was there
         try:
             config = load_config(str(path)).check_and_update()
+            if adapters:  # only now, or Trinity would give them to its engines, whose servers speak with the base model
+                config.model.lora_configs = [LoRAConfig(**adapters[0], is_dummy=True)]  # dummy: they are in no folder
             _check_parts(config)
         except _COMPLAINTS as e:
             raise ConfigError(f"Trinity does not take this configuration: {' '.join(str(e).split())}") from e
@@ -105,6 +108,8 @@ def compose(facts: Facts, machine: Mapping[str, Any]) -> Native:
     :raises MissingDependency: Trinity is not installed.
     """
     values: dict[str, Any] = {}
+    if facts.a.model.lora.rank and machine.get(SYNC) == "memory":
+        machine = {**machine, SYNC: "checkpoint"}  # see `Facts.wrong`
 
     def set_value(key: str, value: Any) -> str:
         put(values, key, copy.deepcopy(value))

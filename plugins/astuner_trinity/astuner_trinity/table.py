@@ -6,6 +6,7 @@ one of Trinity's `Config`, or one below ``trainer.trainer_config``, which Trinit
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from astuner import TrainerCommon
 from astuner_ray.native import table
 from astuner_ray.native.table import UNSET, Table
-from astuner_trinity.facts import ENGINE, STALENESS, VERL, Facts
+from astuner_trinity.facts import ENGINE, MERGED, MERGING, STALENESS, VERL, Facts
 
 TASKS = "buffer.explorer_input"
 EXPERIENCES = "buffer.trainer_input.experience_buffer"
@@ -37,6 +38,19 @@ def loss_settings(common: TrainerCommon) -> dict[str, Any]:
     return {"settings": common.model_dump(mode="json", include={*TrainerCommon.model_fields})}
 
 
+def _adapters(facts: Facts) -> Any:
+    lora, names = facts.a.model.lora, facts.a.model.lora.target_modules
+    if not isinstance(names, str):  # Trinity takes text only, which peft reads as a pattern for the whole name
+        names = rf"(.*\.)?({'|'.join(map(re.escape, names))})"
+    return [{"lora_rank": lora.rank, "lora_alpha": int(lora.alpha), "target_modules": names}] if lora.rank else UNSET
+
+
+def _sync_method(facts: Facts) -> Any:
+    if facts.mode != "colocate":
+        return "nccl"
+    return "checkpoint" if facts.a.model.lora.rank else "memory"
+
+
 VALUES: Mapping[str, Callable[[Facts], Any]] = {
     "ray_namespace": lambda f: f"astuner/{f.a.project_name}/{f.config.experiment_name}",
     "checkpoint_root_dir": lambda f: str(f.run_dir.path),
@@ -44,6 +58,8 @@ VALUES: Mapping[str, Callable[[Facts], Any]] = {
     f"{VERL}.actor.fsdp_config.mixed_precision.param_dtype": table.precision,
     f"{VERL}.ref.fsdp_config.mixed_precision.param_dtype": table.precision,
     f"{VERL}.model.enable_gradient_checkpointing": table.checkpointing,
+    "model.lora_configs": _adapters,
+    MERGING: lambda f: MERGED if f.a.model.lora.rank else UNSET,
     "model.max_prompt_tokens": lambda f: f.max_model_len - f.response_length,
     "explorer.over_rollout.ratio": _oversample,
     "buffer.train_batch_size": lambda f: f.a.data.train_batch_size * f.a.rollout.num_repeat,
@@ -60,7 +76,7 @@ VALUES: Mapping[str, Callable[[Facts], Any]] = {
         f.sync_offset + f.sync_interval if f.max_staleness is None else f.max_staleness + 1
     ),
     STALENESS: lambda f: UNSET if f.max_staleness is None else f.max_staleness,
-    "synchronizer.sync_method": lambda f: "memory" if f.mode == "colocate" else "nccl",
+    "synchronizer.sync_method": _sync_method,
 }
 """Trinity's key -> its value."""
 

@@ -112,8 +112,7 @@ print(sorted(CONVERTED & OWN ^ {f"trainer_common.{name}" for name in also}))
 
 REFUSED = {
     "model.device=cpu": "TRINITY_PLATFORM=cpu",
-    "model.lora.rank=8": "speak with the base model's weights",
-    "model.lora.target_modules=[q_proj]": "without trained adapters they mean nothing",
+    "model.lora.dropout=0.1": "rollout and trainer would disagree",
     "model.revision=main": "download that revision",
     "rollout.multi_turn.expected_steps=3": "however many they are",
     "rollout.name=sglang": "token ids",

@@ -29,12 +29,12 @@ from astuner.contracts.errors import RunError
 from astuner.contracts.events import LogprobsComputed, Note, Saving, StepEnded, TokenizersLoaded
 from astuner.contracts.run import Run
 from astuner.contracts.types import DEFAULT_POLICY, Sample
-from astuner_ray import step_states
+from astuner_ray import checkpoints, step_states
 from astuner_ray.fleet import Fleet
 from astuner_ray.redirect import Redirect
 from astuner_ray.training.before_update import Mailbox
 from astuner_ray.training.updates import VERL_ACTOR, Updates, translate
-from astuner_verl import checkpoints, rows
+from astuner_verl import rows
 from astuner_verl.loss import make_loss
 from astuner_verl.native import Native
 
