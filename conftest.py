@@ -20,6 +20,7 @@ import pytest
 OF_ENGINES = {"transfer_queue": "verl", "trinity": "trinity", "llama_cpp": "llama_cpp", "vllm": "vllm"}
 """A module that only an engine's environment has -> the folder of the tests that run there, by make test-<engine>."""
 collect_ignore = [f"tests/{folder}" for module, folder in OF_ENGINES.items() if not importlib.util.find_spec(module)]
+collect_ignore += ["tests/nodes"] if "tests/verl" in collect_ignore else []  # it runs VERL, by make test-nodes
 if importlib.util.find_spec("hypothesis"):  # not in those environments
     import hypothesis
 

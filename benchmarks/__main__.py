@@ -36,6 +36,7 @@ BENCHMARKS = {
     "rubric_noise": "rubrics learned through a helper model that errs: agreement on held-out pairs, against votes",
     "asynchrony": "Trinity's synchronisation styles with agents that wait: throughput and learning curves (in"
     " .venv-trinity, half an hour)",
+    "scale": "from one machine to a thousand: each term at small sizes, its growth, multiplied out (in .venv-verl)",
     "examples": "where the examples that learn end, five seeds each (hours)",
     "real_model": "a real language model on three tasks, three seeds each, with controls that must not learn (hours)",
     "gpu": "local and verl on a GPU: learning, mismatch, tokens/s, memory (ten minutes; --quick rehearses it)",
@@ -43,7 +44,7 @@ BENCHMARKS = {
 }
 TRAINING = ("examples", "gpu", "learning", "real_model")
 """Whole training runs."""
-NOT_BY_DEFAULT = ("guard", "asynchrony", "many_runs", "real_model_speed", *TRAINING)
+NOT_BY_DEFAULT = ("guard", "asynchrony", "many_runs", "real_model_speed", "scale", *TRAINING)
 BY_DEFAULT = tuple(name for name in BENCHMARKS if name not in NOT_BY_DEFAULT)
 ON_THE_CLOCK = ("env_load", "many_runs", "sandbox_cost")
 """Their work is in other processes, so that a busy machine spoils their numbers."""

@@ -132,3 +132,13 @@ def test_shuffled_rewards_keep_their_number_but_not_their_owner() -> None:
     after_first = given[2 * module.POOL :]
     assert abs(sum(after_first[::2]) - sum(after_first[1::2])) < 0.25 * len(after_first), "good and bad fare alike"
     assert (ask(good, Split.VALIDATION).reward, ask(bad, Split.VALIDATION).reward) == (1.0, 0.0)
+
+
+def test_how_something_grows_is_found_and_what_does_not_grow_so_is_seen() -> None:
+    fit = _module("scale").Fit
+    square = fit.of({n: 3.0 * n**2 for n in (2.0, 8.0, 32.0)})
+    assert (square.cost, square.power, square.worst) == pytest.approx((3.0, 2.0, 1.0))
+    assert square(100) == pytest.approx(30_000)
+    bent = fit.of({1.0: 1.0, 10.0: 10.0, 100.0: 1000.0})
+    assert 1 < bent.power < 2
+    assert bent.worst > 1.5

@@ -41,13 +41,16 @@ def astuner(backbone: str, command: str, file: Path, folder: Path, *more: str) -
 class Run:
     """``astuner run`` with a run folder; everything that it starts is ended with it."""
 
-    def __init__(self, backbone: str, file: Path, folder: Path, *more: str) -> None:
+    def __init__(
+        self, backbone: str, file: Path, folder: Path, *more: str, on: Callable[[Sequence[str]], Sequence[str]] = list
+    ) -> None:
+        """:param on: what to type here for a command to run on some machine."""
         self.folder = folder
         self.printed = folder.with_suffix(".txt")
         self._agents: list[psutil.Process] = []
         with self.printed.open("ab") as file_:
             self.process = subprocess.Popen(
-                _command(backbone, "run", file, folder, *more),
+                on(_command(backbone, "run", file, folder, *more)),
                 stdout=file_,
                 stderr=subprocess.STDOUT,
                 # what a shell starts in its background is deaf to Ctrl-C
@@ -166,9 +169,11 @@ class Run:
 
 
 @contextlib.contextmanager
-def running(backbone: str, file: Path, folder: Path, *more: str) -> Iterator[Run]:
+def running(
+    backbone: str, file: Path, folder: Path, *more: str, on: Callable[[Sequence[str]], Sequence[str]] = list
+) -> Iterator[Run]:
     """A `Run`; however the test ends, nothing of it stays."""
-    run = Run(backbone, file, folder, *more)
+    run = Run(backbone, file, folder, *more, on=on)
     everything: list[psutil.Process] = []
     try:
         yield run

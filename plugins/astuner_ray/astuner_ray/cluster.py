@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from astuner import DISABLE_PLUGINS, find_optional_part, process_start_time
 from astuner.contracts.errors import MissingDependency, RunError
 from astuner.contracts.secrets import is_secret
+from astuner_ray import shared
 from astuner_ray import worker as ray_worker
 from astuner_ray.worker import relocate as relocate
 
@@ -97,6 +98,8 @@ def connected(
     log: Path,
     namespace: str | None = None,
     set_up: str = "",
+    model: str = "",
+    writes: Path | None = None,
 ) -> Iterator[Cluster]:
     """Be connected to Ray until the block ends.  Call it from the main thread: Ray's processes end with the thread.
 
@@ -109,9 +112,12 @@ def connected(
     :param log: where this process's output goes meanwhile; messages name it.
     :param namespace: where named actors are looked up; None: one that nobody else has.
     :param set_up: a function, ``module.name``, that each worker calls before anything else.
+    :param model: a folder or a name on the hub that all machines must have; empty: they need none.
+    :param writes: a folder that those with GPUs must share with this one.
     :raises MissingDependency: Ray is not installed.
-    :raises RunError: the cluster does not answer, has too few nodes, GPUs or CPUs, or the experiment's folder is too
-        large; within the block, there is no room for what is reserved, or a process died whose answer was waited for.
+    :raises RunError: the cluster does not answer, has too few nodes, GPUs or CPUs, the experiment's folder is too
+        large, or a machine lacks the model or the shared folder; within the block, there is no room for what is
+        reserved, or a process died whose answer was waited for.
     """
     try:
         import ray
@@ -154,6 +160,8 @@ def connected(
                 )
         cluster = _look(ray, own=own)
         cluster.require(gpus=gpus, cpus=cpus)
+        if cluster.nodes > 1 and model:
+            shared.require(model, writes)
         _wait_until_free(ray, cluster, gpus=gpus, cpus=cpus)
         debugger: type[DebuggerPart] | None = find_optional_part(config.plugins, "debugger")
         with (
@@ -355,9 +363,12 @@ def _named(log: Path) -> Iterator[None]:
         where = f" (pid {facts['pid']} on {facts.get('ip', 'another machine')})" if "pid" in facts else ""
         if isinstance(e, RayActorError) and e.actor_init_failed:
             raise RunError(f"{who}{where} could not start: {last_words(e)}; see {log}") from e
+        cause = "It crashed or was killed, mostly for want of memory (type: dmesg)"
+        if isinstance(e, NodeDiedError) or "node has died" in str(e):
+            cause = "Its machine is gone from the cluster (type: ray status); start Ray there again, or on another"
         raise RunError(
-            f"{who}{where} died: {last_words(e)} It crashed or was killed, mostly for want of memory (type: dmesg); "
-            f"what is saved can be continued with --resume; see {log}"
+            f"{who}{where} died: {last_words(e).rstrip('.')}. {cause}; what is saved can be continued with --resume; "
+            f"see {log}"
         ) from e
 
 

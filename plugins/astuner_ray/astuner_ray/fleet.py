@@ -2,13 +2,16 @@
 
 The driver decides what runs and when (core's `RolloutPool`); a worker runs one episode after another, many at once,
 and sends each back whole.  Invariant: a worker that dies takes nothing with it but its own episodes, and these start
-over in another one or are counted as lost, never scored.
+over in another one or are counted as lost, never scored.  A machine that joins a cluster of several in mid-run gets a
+worker of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -22,6 +25,8 @@ from astuner_ray.cluster import last_words, relocate
 
 CLOSE_SECONDS = 10.0
 """What cancelled episodes have to come to their end; then their workers end with them."""
+LOOK_SECONDS = 5.0
+"""How often the cluster's machines are looked at."""
 
 
 Connect: TypeAlias = "Callable[[], InferenceEngine]"
@@ -102,14 +107,22 @@ class Fleet:
         :param here: on the machine of the caller; otherwise they are spread over the cluster's.
         :raises RunError: a worker cannot be made there.
         """
+        import ray
+
         rollout = runner.config.astuner.rollout
         self._max_retries, self._note = rollout.max_retries, note
         self._arguments = (runner, dict(environ), model, connect)
         self._options = {
             "num_cpus": 0,  # what an agent's own code needs is small; GPUs and trainers hold the machine
             "max_concurrency": rollout.max_env_worker + 8,  # every episode may land here, and `close` must get through
-            "scheduling_strategy": _here() if here else "SPREAD",
         }
+        self._where = _on(ray.get_runtime_context().get_node_id()) if here else "SPREAD"
+        self._machines = _machines()
+        # where files do not travel, as in a cluster of one, a machine that joins has none
+        grows = not here and "working_dir" in ray.get_runtime_context().runtime_env
+        self._look_at = 0.0 if grows else math.inf
+        self._coming: dict[Any, _Seat] = {}
+        """What a worker says when it can work -> its seat, on machines that have joined."""
         self._seats = [_Seat(self._start()) for _ in range(workers)]
         self.pids()  # a worker that cannot even be made would look like one that died
 
@@ -154,6 +167,7 @@ class Fleet:
 
         why, lost = "", 0
         while lost <= self._max_retries:
+            self._look()
             seat = min(self._seats, key=lambda s: s.running)
             actor = seat.actor
             seat.running += 1
@@ -191,13 +205,37 @@ class Fleet:
 
         closing = [seat.actor.close.remote() for seat in self._seats]
         ray.wait(closing, num_returns=len(closing), timeout=CLOSE_SECONDS)
-        for seat in self._seats:
+        for seat in (*self._seats, *self._coming.values()):
             ray.kill(seat.actor)
 
-    def _start(self) -> Any:
+    def _start(self, where: Any = None) -> Any:
         import ray
 
-        return ray.remote(EpisodeWorker).options(**self._options).remote(*self._arguments)
+        options = {**self._options, "scheduling_strategy": where or self._where}
+        return ray.remote(EpisodeWorker).options(**options).remote(*self._arguments)
+
+    def _look(self) -> None:
+        """Start a worker on each machine that has joined; take in those that have come up meanwhile."""
+        import ray
+        from ray.exceptions import RayError
+
+        if time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + LOOK_SECONDS
+        machines = _machines()
+        for label in machines - self._machines:
+            actor = self._start(_on(label))
+            self._coming[actor.pid.remote()] = _Seat(actor)
+        self._machines |= machines
+        for ready in ray.wait(list(self._coming), num_returns=len(self._coming), timeout=0)[0] if self._coming else ():
+            seat = self._coming.pop(ready)
+            try:
+                ray.get(ready)
+            except RayError as e:
+                self._note(f"a machine has joined the cluster, but no episode can run there: {last_words(e)}")
+                continue
+            self._seats.append(seat)
+            self._note(f"a machine has joined the cluster; episodes run there too, in {len(self._seats)} workers now")
 
     async def _replace(self, seat: _Seat, dead: Any, why: str) -> None:
         import ray
@@ -225,8 +263,14 @@ async def _finished(reference: Any) -> Any:
         raise e.cause from None
 
 
-def _here() -> Any:
-    import ray
+def _on(machine: str) -> Any:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return NodeAffinitySchedulingStrategy(machine, soft=False)
+
+
+def _machines() -> set[str]:
+    """Ray's labels of the cluster's machines that work."""
+    import ray
+
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -13,6 +14,7 @@ import pytest
 from astuner import EpisodeRunner
 from astuner.contracts.types import Episode, SamplingParams, StopReason, Task, WorkflowTask
 from astuner.testing import fake_config
+from astuner_ray import fleet as fleets
 from astuner_ray.fleet import Fleet
 
 
@@ -47,7 +49,8 @@ def deaths(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     found: list[bool] = []
     ray: Any = ModuleType("ray")
     ray.remote = lambda cls: SimpleNamespace(options=lambda **how: SimpleNamespace(remote=lambda *told: Worker(found)))
-    ray.get, ray.kill = list, lambda actor: None
+    ray.get, ray.kill, ray.nodes = list, lambda actor: None, list
+    ray.get_runtime_context = lambda: SimpleNamespace(runtime_env={"working_dir": "sent along"})
     ray.exceptions = exceptions = ModuleType("ray.exceptions")
     for name in ("RayTaskError", "TaskCancelledError"):
         setattr(exceptions, name, type(name, (Exception,), {}))
@@ -77,3 +80,54 @@ def test_a_worker_that_dies_is_told_of_once_and_its_episodes_count_it(tmp_path: 
         "an episode worker died, and its episodes (3) start over: The actor is dead because its process was killed"
     )
     assert len(notes) == 1 + 3
+
+
+def test_a_machine_that_joins_runs_episodes_once_its_worker_can_and_is_told_of_if_it_cannot(
+    tmp_path: Path, deaths: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deaths += [False] * 4
+    ray: Any = sys.modules["ray"]
+    up, dead = {"first"}, set[int]()
+
+    def get(found: Any) -> Any:
+        if isinstance(found, int) and found in dead:
+            raise Died("ModuleNotFoundError: No module named 'frobnicate'")
+        return found if isinstance(found, int) else list(found)
+
+    numbers = itertools.count(1)
+    ray.remote = lambda cls: SimpleNamespace(options=lambda **how: SimpleNamespace(remote=lambda *told: made(how)))
+    started: list[str] = []
+
+    def made(how: Any) -> Worker:
+        started.append(how["scheduling_strategy"])
+        worker, number = Worker(deaths), next(numbers)
+        worker.pid.remote = lambda: number
+        return worker
+
+    coming: set[int] = {2}
+    ray.get, ray.nodes = get, lambda: [{"NodeID": label, "Alive": True} for label in up]
+    ray.wait = lambda asked, **how: ([one for one in asked if one not in coming], [])
+    monkeypatch.setattr(fleets, "_on", lambda label: label)
+    monkeypatch.setattr(fleets, "LOOK_SECONDS", 0.0)
+    runner, notes = EpisodeRunner(fake_config(tmp_path)), list[str]()
+    fleet = Fleet(runner, lambda: pytest.fail("in a worker"), workers=1, environ={}, model="m", note=notes.append)
+    task = WorkflowTask(task=Task(task_id="t"), episode_id="e", group_id="g")
+
+    def play() -> None:
+        asyncio.run(fleet.run(task, SamplingParams(max_tokens=1)))
+
+    play()
+    up.add("second")
+    play()
+    assert (started, notes) == (["SPREAD", "second"], []), "its worker has not come up yet"
+    coming.clear()
+    play()
+    assert notes == ["a machine has joined the cluster; episodes run there too, in 2 workers now"]
+    up.add("third")
+    dead.add(3)
+    play()
+    assert notes[1:] == [
+        "a machine has joined the cluster, but no episode can run there: ModuleNotFoundError: No module named "
+        "'frobnicate'"
+    ]
+    assert started == ["SPREAD", "second", "third"], "each machine is tried once"

@@ -70,7 +70,7 @@ class TrinityBackbone(Backbone):
 
             told = native.compose(facts, machine.settings).load(self.config.run_dir / "trinity")
             told.model.model_path = told.explorer.rollout_model.model_path = model = model_path or facts.model
-        with redirect.theirs(), self._cluster(facts, told, machine, redirect.log):
+        with redirect.theirs(), self._cluster(facts, told, machine, redirect.log, model=model):
             engine = start_engine(told, max_model_len=facts.max_model_len)
             with redirect.ours():
                 yield Served(
@@ -94,7 +94,8 @@ class TrinityBackbone(Backbone):
             told = composed.load(run.run_dir.path / "trinity")
         job = Path(told.checkpoint_job_dir)
         launch.rewind(job, done)
-        with redirect.theirs(), self._cluster(facts, told, machine, redirect.log):
+        needs: dict[str, Any] = {"model": facts.model, "writes": run.run_dir.path}
+        with redirect.theirs(), self._cluster(facts, told, machine, redirect.log, **needs):
             launch.check_free(told)
             runners = told.explorer.runner_per_model * told.explorer.rollout_model.engine_num
             parts = Parts(
@@ -173,7 +174,9 @@ class TrinityBackbone(Backbone):
             done=lambda: f"{session.done} steps are trained; the run's folder is {folder}",
         )
 
-    def _cluster(self, facts: Facts, told: Any, machine: Platform, log: Path) -> AbstractContextManager[Cluster]:
+    def _cluster(
+        self, facts: Facts, told: Any, machine: Platform, log: Path, **needs: Any
+    ) -> AbstractContextManager[Cluster]:
         """Ray, with what Trinity's own launcher sets in every process of a run."""
         gpus, cpus = facts.reserved
         return connected(
@@ -185,6 +188,7 @@ class TrinityBackbone(Backbone):
             log=log,
             namespace=told.ray_namespace,
             set_up=machine.worker_setup,
+            **needs,
         )
 
 

@@ -64,7 +64,8 @@ class VerlBackbone(Backbone):
 
             _ready(composed)
         nodes, gpus = separate.serving_gpus(told)
-        with self._cluster(told, redirect.log, gpus=nodes * gpus, cpus=reserved.serving_cpus(told)):
+        cpus = reserved.serving_cpus(told)
+        with self._cluster(told, redirect.log, gpus=nodes * gpus, cpus=cpus, model=model):
             rollout = told.actor_rollout_ref.rollout
             rollout.nnodes, rollout.n_gpus_per_node = nodes, gpus
             rollout.load_format = "auto"  # the weights come from the model's folder, not from a trainer
@@ -94,7 +95,8 @@ class VerlBackbone(Backbone):
 
             _ready(composed)
         needed = separate.training_gpus(told)
-        with self._cluster(told, redirect.log, gpus=needed, cpus=reserved.training_cpus(told)) as cluster:
+        needs: dict[str, Any] = {"gpus": needed, "cpus": reserved.training_cpus(told), "model": facts.model}
+        with self._cluster(told, redirect.log, **needs, writes=run.run_dir.path) as cluster:
             if not facts.is_written("trainer_common.n_gpus_per_node") and cluster.gpus > max(
                 needed, facts.gpus * cluster.nodes
             ):
@@ -124,13 +126,13 @@ class VerlBackbone(Backbone):
                 run.publish(StepEnded(step=done, metrics=unlogged))
             session.run(fleet)
 
-    def _cluster(self, told: DictConfig, log: Path, *, gpus: int, cpus: int) -> AbstractContextManager[Cluster]:
+    def _cluster(self, told: DictConfig, log: Path, **needs: Any) -> AbstractContextManager[Cluster]:
         """Ray, with what verl's own launcher sets in every process of a run."""
         from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
         env = {**get_ppo_ray_runtime_env(told)["env_vars"], "TRANSFER_QUEUE_ENABLE": "1"}
         logical_gpus = OmegaConf.select(told, separate.LENT)  # a platform without GPUs lends some
-        return connected(self.config, env=env, gpus=gpus, cpus=cpus, logical_gpus=logical_gpus, log=log)
+        return connected(self.config, env=env, logical_gpus=logical_gpus, log=log, **needs)
 
 
 def _engine(told: DictConfig, facts: Facts, client: Any) -> Callable[[], InferenceEngine]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import ray
 import torch
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torch import Tensor
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.rollout.base import BaseRollout
@@ -99,13 +100,15 @@ class HFServer:
 
 
 class HFReplica(RolloutReplica):
-    """Starts the one server of a replica, however many workers the replica has."""
+    """Starts the one server of a replica, however many workers the replica has, on the first one's machine."""
 
     async def launch_servers(self) -> None:
         name = server_name(self.replica_rank, self.name_suffix)
+        beside = await self.workers[0].__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id())
+        where = NodeAffinitySchedulingStrategy(beside, soft=False)
         server = (
             ray.remote(HFServer)
-            .options(name=name, max_concurrency=self.max_concurrency, num_cpus=0)
+            .options(name=name, max_concurrency=self.max_concurrency, num_cpus=0, scheduling_strategy=where)
             .remote(self.config, self.model_config, self.replica_rank)
         )
         self.servers.append(server)
