@@ -20,7 +20,7 @@ from astuner_models.serving import load_tokenizer
 from astuner_ray import step_states
 from astuner_ray.cluster import Cluster, connected, worker_environ
 from astuner_ray.fleet import Fleet
-from astuner_ray.native.host import host_plan
+from astuner_ray.native.host import disk_and_speed, host_plan
 from astuner_ray.redirect import Redirect
 from astuner_verl import native, reserved, separate
 from astuner_verl.facts import Facts
@@ -41,7 +41,7 @@ class VerlBackbone(Backbone):
         facts = Facts.of(self.config)
         composed = native.compose(facts, platform_settings())
         told, notes = composed.config, composed.notes
-        host = host_plan(reserved.processes(told), cpus=reserved.training_cpus(told))
+        host = {**host_plan(reserved.processes(told), cpus=reserved.training_cpus(told)), **disk_and_speed(facts)}
         return {**facts.memory_plan(), **host, **({"verl": "; ".join(notes)} if notes else {})}
 
     def native(self) -> Mapping[str, Any]:
