@@ -20,7 +20,7 @@ from astuner_models.serving import load_tokenizer
 from astuner_ray import step_states
 from astuner_ray.cluster import Cluster, connected, worker_environ
 from astuner_ray.fleet import Fleet
-from astuner_ray.native.host import host_plan
+from astuner_ray.native.host import disk_and_speed, host_plan
 from astuner_ray.native.table import correction_plan
 from astuner_ray.redirect import Redirect
 from astuner_verl import native, reserved, separate
@@ -43,8 +43,8 @@ class VerlBackbone(Backbone):
         composed = native.compose(facts, platform_settings())
         told, notes = composed.config, composed.notes
         host = host_plan(reserved.processes(told), cpus=reserved.training_cpus(told))
-        host = {**host, **correction_plan(composed.common)}
-        return {**facts.memory_plan(), **host, **({"verl": "; ".join(notes)} if notes else {})}
+        more = {**host, **disk_and_speed(facts), **correction_plan(composed.common)}
+        return {**facts.memory_plan(), **more, **({"verl": "; ".join(notes)} if notes else {})}
 
     def native(self) -> Mapping[str, Any]:
         return native.compose(Facts.planned(self.config), platform_settings()).as_dict()
