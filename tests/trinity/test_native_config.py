@@ -271,7 +271,7 @@ def test_a_key_of_ours_reaches_trinity(
 def _or_none(config: Any, key: str) -> Any:
     try:
         return value(config, key)
-    except AttributeError:  # a section that is not there
+    except (AttributeError, TypeError):  # a section that is not there
         return None
 
 

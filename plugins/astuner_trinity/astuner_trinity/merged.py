@@ -50,7 +50,9 @@ def merged(module: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]
 
     :param dtype: what they are rounded to, after the sum.
     """
-    layers = {f"{name}.base_layer.weight": m for name, m in module.named_modules() if isinstance(m, LoraLayer)}
+    layers: dict[str, Any] = {
+        f"{name}.base_layer.weight": m for name, m in module.named_modules() if isinstance(m, LoraLayer)
+    }
     weights = {name: weight for name, weight in module.state_dict().items() if ".lora_" not in name}
     plain = {name.removeprefix("base_model.model.").replace(".base_layer.", "."): name for name in weights}
     for name, wrapped in convert_weight_keys(plain, module).items():
@@ -64,5 +66,5 @@ def merged(module: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]
 
 def _whole(weight: Tensor) -> Tensor:
     """On the device that processes talk over, also where it is kept elsewhere between updates."""
-    here: Any = weight.detach().to(get_device_name())
-    return here.full_tensor() if isinstance(here, DTensor) else here  # type: ignore[no-any-return]
+    here = weight.detach().to(get_device_name())
+    return here.full_tensor() if isinstance(here, DTensor) else here
