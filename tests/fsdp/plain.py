@@ -77,12 +77,12 @@ def step_loss(
         at = [t for t, trained in enumerate(s.loss_mask) if trained]
         log_ps = [table[t - 1, s.input_ids[t]] for t in at]
         rollout = [s.logprobs[t] for t in at]
-        old = [x.item() for x in log_ps] if a.rollout_is != "none" else rollout
+        old = [x.item() for x in log_ps] if a.rollout_is not in ("auto", "none") else rollout
         mean_log_ratio = sum(x - o for x, o in zip(log_ps, old, strict=True)) / len(at)
         gaps = [x.item() - r for x, r in zip(log_ps, rollout, strict=True)]
         for i, t in enumerate(at):
             loss = token_loss(a.loss, log_ps[i], old[i], mean_log_ratio, s.advantage, a)
-            if a.rollout_is != "none":
+            if a.rollout_is not in ("auto", "none"):
                 w = math.exp(sum(gaps) if a.rollout_is.startswith("sequence") else gaps[i])
                 if a.rollout_is.endswith("truncate"):
                     w = min(w, a.rollout_is_threshold)
