@@ -34,7 +34,7 @@ environment = test -x $(1)/bin/uv || { $(PYTHON) -m venv $(1) && $(1)/bin/python
 install = $(if $(filter pip,$(INSTALLER)),$(1)/bin/python -m pip install --quiet,$(1)/bin/uv pip install --quiet --python $(1)/bin/python)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo environments test test-all test-slow test-packages test-verl test-trinity test-llama-cpp test-vllm test-nodes test-clients test-engines test-fuzz sync-verl sync-trinity lint types docs bench install clean
+.PHONY: help demo environments test test-all test-slow test-packages test-verl test-trinity test-llama-cpp test-vllm test-nodes test-container test-clients test-engines test-fuzz sync-verl sync-trinity lint types docs bench install clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -177,6 +177,9 @@ test-vllm: $(VLLM)/.done $(VERL_VLLM)/.done  ## vLLM itself, on a CPU, as the en
 
 test-nodes: $(VERL)/.done  ## VERL on a cluster of machines made of namespaces; tests/NODES.md says when it last ran. Linux
 	if test -e $(VERL)/.done; then $(VERL)/bin/python -m pytest $(AGAIN) -s tests/nodes; fi
+
+test-container:  ## builds docker/local.Dockerfile with buildah, as root, and tries it; docs/containers.md says when it last ran
+	tests/packaging/container.sh
 
 test-clients: $(VENV)/.test  ## each client of tests/clients trains for three steps, in an environment of its own; writes the table of docs/frameworks.md
 	$(BIN)/python -m tests.clients --table

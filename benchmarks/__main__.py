@@ -39,9 +39,10 @@ BENCHMARKS = {
     "scale": "from one machine to a thousand: each term at small sizes, its growth, multiplied out (in .venv-verl)",
     "examples": "where the examples that learn end, five seeds each (hours)",
     "real_model": "a real language model on three tasks, three seeds each, with controls that must not learn (hours)",
+    "gpu": "local and verl on a GPU: learning, mismatch, tokens/s, memory (ten minutes; --quick rehearses it)",
     "learning": "success on held-out tasks of 20 seeds, the recipe before, and ablations that must not learn (an hour)",
 }
-TRAINING = ("examples", "learning", "real_model")
+TRAINING = ("examples", "gpu", "learning", "real_model")
 """Whole training runs."""
 NOT_BY_DEFAULT = ("guard", "asynchrony", "many_runs", "real_model_speed", "scale", *TRAINING)
 BY_DEFAULT = tuple(name for name in BENCHMARKS if name not in NOT_BY_DEFAULT)
@@ -64,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="keep the tables in benchmarks/NAME.md")
     keep = f"keep the training runs of {', '.join(TRAINING)} there, and go on with what is there"
     parser.add_argument("--runs", type=Path, metavar="DIR", help=keep)
-    only = "of real_model: only this one (repeatable), or none"
+    only = "of real_model: only this one (repeatable), or none; of gpu: local or verl"
     parser.add_argument("--task", action="append", default=[], help=only)
     parser.add_argument("--seeds", type=int, metavar="N", help="of real_model: only the first N seeds")
     settings = "of real_model: for every run (repeatable)"
@@ -85,6 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
     kept = {name: Runs(options.runs / name if options.runs else None, options.jobs) for name in TRAINING}
     trains: dict[str, dict[str, Any]] = {name: {"runs": kept[name]} for name in TRAINING}
     trains["real_model"] |= {"tasks": options.task, "seeds": options.seeds, "settings": options.set}
+    trains["gpu"] |= {"tasks": options.task}
     failed = False
     for name in names:
         started = time.perf_counter()

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from statistics import mean, median
 
 from benchmarks.report import Report
-from benchmarks.trained import REPOSITORY, Condition, Trained, draw, train_all
+from benchmarks.trained import REPOSITORY, Command, Condition, Trained, draw, train_all
 
 EXPERIMENT = REPOSITORY / "examples/math_agent/math_agent.yaml"
 SECONDS = 4.0
@@ -49,7 +49,7 @@ def run(*, quick: bool) -> Report:
     found: dict[str, list[Trained]] = {}
     for seed in SEEDS[:1] if quick else SEEDS:  # outermost: whatever else the machine did fell on all styles
         styles = {style: Condition(overrides, (seed,)) for style, overrides in STYLES.items()}
-        for style, runs in train_all(styles, arguments, tasks).items():
+        for style, runs in train_all(styles, Command(arguments, tasks)).items():
             found.setdefault(style, []).extend(runs)
     report = Report(
         "Rollouts that do not wait for training, on Trinity",

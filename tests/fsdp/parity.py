@@ -1,4 +1,4 @@
-"""The same samples for two trainers: the local backbone's, and another's actor in processes of its own.
+"""The same samples for the local backbone's trainer, another's actor in processes of its own, and plain torch.
 
 What is compared is what both make of frozen samples: advantages and weights come from core, so a trainer shows that it
 computes the same log-probabilities, the same loss, the same metrics and the same gradient.
@@ -23,11 +23,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from astuner.config.schema import TrainerCommon
+from astuner.config.schema import LoraSection, TrainerCommon
 from astuner.contracts.types import Sample
 from astuner.rollout.credit import Credit, Scored, assign_credit
+from astuner_local.trainer.lora import is_lora, wrap
 from astuner_local.trainer.trainer import PolicyTrainer
 
+from . import plain
 from .actor import TEMPERATURE
 
 HERE = Path(__file__).parent
@@ -75,6 +77,14 @@ CASES: Mapping[str, TrainerCommon] = {
     "two-steps-corrected": settings({"rollout_is": "token-mask"}, optim={"lr": 1e-3, "grad_clip": 1e9}, ppo_epochs=2),
 }
 """What every trainer can do."""
+LORA = {"rank": 4, "alpha": 6.0}
+LORA_CASES: Mapping[str, TrainerCommon] = {
+    f"lora-{name}": case
+    for name, case in CASES.items()
+    if name.partition("-")[0] in ("grpo", "dapo", "gspo", "cispo", "of", "everything")
+} | {"lora-two-steps": settings(optim={"lr": 1e-3, "grad_clip": 1e9}, ppo_epochs=2)}
+"""What every trainer can do with adapters."""
+CONSTANT_LENGTH = 24
 
 
 # --- what both train on -------------------------------------------------------------------------------------------
@@ -90,6 +100,21 @@ def model_in(folder: Path, *, made_of: Path) -> Any:
     return model
 
 
+def adapted(model: Any) -> Any:
+    """The model with adapters on it that have learnt something."""
+    with_adapters = wrap(copy.deepcopy(model), LoraSection(**LORA), seed=3)
+    torch.manual_seed(4)
+    with torch.no_grad():
+        for name, weight in with_adapters.named_parameters():
+            if "lora_B" in name:  # they start at 0, and the other half would have no gradient
+                weight.normal_(std=0.05)
+    return with_adapters
+
+
+def adapters_of(model: Any) -> dict[str, torch.Tensor]:
+    return {name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad}
+
+
 def noisy(model: Any, scale: float = 0.03) -> Any:
     """A reference model: the same with other weights."""
     other = copy.deepcopy(model)
@@ -103,7 +128,9 @@ def noisy(model: Any, scale: float = 0.03) -> Any:
 def samples_of(model: Any, cases: Mapping[str, TrainerCommon]) -> dict[str, list[Sample]]:
     """Case -> the samples, as core gives them credit."""
     scored = episodes(model)
-    return {name: assign_credit(scored, case.algorithm, constant_length=24) for name, case in cases.items()}
+    return {
+        name: assign_credit(scored, case.algorithm, constant_length=CONSTANT_LENGTH) for name, case in cases.items()
+    }
 
 
 def episodes(model: Any, seed: int = 0) -> list[Scored]:
@@ -176,7 +203,8 @@ def update_of_local(
 ) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     """Metrics and the last step's gradient of the local backbone."""
     model = copy.deepcopy(model)
-    trainer = PolicyTrainer(model, case, temperature=TEMPERATURE, device="cpu", reference_model=noisy(model))
+    reference = None if is_lora(model) else noisy(model)
+    trainer = PolicyTrainer(model, case, temperature=TEMPERATURE, device="cpu", reference_model=reference)
     caught: dict[str, torch.Tensor] = {}
     step = trainer.optimizer.step
 
@@ -189,7 +217,13 @@ def update_of_local(
 
 
 def updates_of_ranks(
-    program: Path, folder: Path, *, backbone: str, gpus: int, cases: Mapping[str, Mapping[str, Any]]
+    program: Path,
+    folder: Path,
+    *,
+    backbone: str,
+    gpus: int,
+    cases: Mapping[str, Mapping[str, Any]],
+    lora: tuple[Mapping[str, torch.Tensor], Mapping[str, Mapping[str, Any]]],
 ) -> dict[int, list[dict[str, Any]]]:
     """World size -> what each rank of an actor made of all cases; see `actor.main`.
 
@@ -197,8 +231,9 @@ def updates_of_ranks(
     :param folder: where the model already is, in ``model``.
     :param gpus: of the experiment.
     :param cases: name -> what is passed to `Actor.train`.
+    :param lora: adapters, and the cases of an experiment that trains them.
     """
-    experiment = {
+    experiment: dict[str, Any] = {
         "backbone": backbone,
         "model": {"path": str(folder / "model"), "dtype": "float32"},
         "data": {"train_batch_size": 3},
@@ -209,8 +244,10 @@ def updates_of_ranks(
             "optim": {"grad_clip": 1e9},
         },
     }
-    (folder / "experiment.yaml").write_text(json.dumps({"astuner": experiment}))
-    torch.save(dict(cases), folder / "cases.pt")
+    (folder / "all.yaml").write_text(json.dumps({"astuner": experiment}))
+    experiment["model"] = {**experiment["model"], "lora": LORA}
+    (folder / "lora.yaml").write_text(json.dumps({"astuner": experiment}))
+    torch.save({"all.yaml": ({}, dict(cases)), "lora.yaml": tuple(map(dict, lora))}, folder / "cases.pt")
     running = []
     env = {**os.environ, "PYTHONPATH": str(HERE)}
     for world in WORLDS:
@@ -244,7 +281,7 @@ SOMETIMES = ("kl/ref", "loss/gate", "rollout_is/weight")
 def check_update(
     found: Mapping[str, Any], model: Any, samples: Sequence[Sample], case: TrainerCommon, *, also: Collection[str] = ()
 ) -> None:
-    """Whether metrics and gradient are the local backbone's.
+    """Whether metrics and gradient are the local backbone's; and those of `plain`, which has one step of the paper's.
 
     :param found: what a rank made of the case.
     :param also: more metrics that this trainer logs.
@@ -255,10 +292,14 @@ def check_update(
         assert found["metrics"][metric] == pytest.approx(metrics[metric], rel=1e-3 if several else 2e-4, abs=1e-6), (
             metric
         )
-    if not several or case.algorithm.rollout_is != "none":
-        for metric in ("kl/mismatch_mean", "kl/mismatch_max"):
-            assert found["metrics"][metric] == pytest.approx(metrics[metric], rel=1e-4), metric
+    for metric in ("kl/mismatch_mean", "kl/mismatch_max"):  # before the update, however many steps it has
+        assert found["metrics"][metric] == pytest.approx(metrics[metric], rel=1e-4), metric
     _assert_same(found["gradients"], gradients, tolerance=2e-3 if several else 2e-5)
+    if not several:
+        reference = copy.deepcopy(model).unload() if is_lora(model) else noisy(model)
+        expected = plain.step_loss(model, reference, samples, case, constant_length=CONSTANT_LENGTH)
+        assert found["metrics"]["loss"] == pytest.approx(expected.item(), abs=plain.LOSS_ROUNDING)
+        _assert_same(found["gradients"], plain.gradients(model, expected), tolerance=2e-5)
 
 
 def check_logprobs(found: Sequence[Mapping[str, Any]], model: Any, samples: Sequence[Sample]) -> None:

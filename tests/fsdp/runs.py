@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,21 @@ class Run:
         figures = f"processes {plan[0]} planned, {took[0]} there; {plan[1]:.1f} GiB planned, {took[1]:.2f} taken"
         assert 0.8 <= took[0] / plan[0] <= 1.2, figures
         assert 0.65 <= took[1] / plan[1] <= 1.2, figures
+        return figures
+
+    def planned_disk(self) -> str:
+        """See that the plan's sizes of a checkpoint and a state are within a fifth of what is there; the figures."""
+        found = re.search(r"disk +([\d.]+) MiB a checkpoint, .*? and ([\d.]+) MiB to continue from", self.said())
+        assert found, self.said()
+        (state,) = (self.folder / "resume").glob(f"**/global_step_{self.resumable_at()}")
+        newest = max((self.folder / "checkpoints").glob("step-*"))
+        took = [
+            _size(p for p in folder.rglob("*") if folder == newest or p.stat().st_nlink == 1)
+            for folder in (newest, state)
+        ]
+        figures = f"MiB: {found[1]} and {found[2]} planned, {took[0]:.3f} and {took[1]:.3f} there"
+        for plan, there in zip(found.groups(), took, strict=True):
+            assert 0.8 <= float(plan) / there <= 1.2, figures
         return figures
 
     def killed(self) -> None:
@@ -193,6 +208,11 @@ def _command(backbone: str, command: str, file: Path, folder: Path, *more: str) 
         *options,
         *(m for m in more if not m.startswith("-")),
     ]
+
+
+def _size(files: Iterable[Path]) -> float:
+    """MiB; a file that shares its blocks with others counts here."""
+    return sum(f.stat().st_size for f in files if f.is_file()) / 2**20
 
 
 def _gone(processes: Sequence[psutil.Process], within: float) -> None:

@@ -35,20 +35,20 @@ class Actor(actor.Actor):
     tokenizer: Any
 
     @classmethod
-    def make(cls, folder: Path, rank: int, world: int) -> Actor:
+    def make(cls, experiment: Path, rank: int, world: int) -> Actor:
         hooks.setup()
         from transformers import AutoTokenizer
         from trinity.trainer.verl.config import build_verl_config
         from trinity.trainer.verl.workers import TrinityActorRolloutRefWorker
 
-        own = folder / f"run-{world}-{rank}"  # ranks run at the same time
-        facts = Facts.of(load_config(folder / "experiment.yaml"), total_steps=9, run_dir=RunDir(own))
+        own = experiment.with_name(f"{experiment.stem}-{world}-{rank}")  # ranks run at the same time
+        facts = Facts.of(load_config(experiment), total_steps=9, run_dir=RunDir(own))
         config = compose(facts, platform().settings).load(own)
         worker = TrinityActorRolloutRefWorker(config=build_verl_config(config), role="actor_rollout")
         worker.init_model()
         made = cls(worker, rank, world)
         made.facts, made.config = facts, config
-        made.tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+        made.tokenizer = AutoTokenizer.from_pretrained(experiment.parent / "model")
         return made
 
     def train(self, case: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,7 +60,8 @@ class Actor(actor.Actor):
         mine = self.logprobs(trainer, share)
         metrics = asyncio.run(trainer.train_step(share))
         names = {name.removeprefix("actor/"): float(v) for name, v in metrics.items() if name.startswith("actor/")}
-        return {"logprobs": mine, "metrics": names, "gradients": self.gradients}
+        sent = dict(self.engine.get_per_tensor_param()[0]) if trainer.ref_in_actor else {}
+        return {"logprobs": mine, "metrics": names, "gradients": self.gradients, "sent": sent}
 
     def share(self, experiences: Sequence[Any]) -> list[Any]:
         """This rank's part of a batch, after the way to the trainer."""
@@ -82,7 +83,7 @@ class Actor(actor.Actor):
         trainer.global_config, trainer.config = config, build_verl_config(config)
         trainer.algorithm_config = config.algorithm
         trainer.algorithm = ALGORITHM_TYPE.get(config.algorithm.algorithm_type)
-        trainer.use_reference_policy, trainer.ref_in_actor = trainer.algorithm.use_reference, False
+        trainer.use_reference_policy, trainer.ref_in_actor = trainer.algorithm.use_reference, case["reference"] is None
         trainer.use_critic = trainer.algorithm.use_critic
         trainer.tokenizer = self.tokenizer
         trainer.empty_model, trainer.global_steps = None, 0
@@ -146,7 +147,7 @@ def filling(experiences: int) -> list[Any]:
     """What `CreditOperator` fills a batch up with."""
     from astuner_trinity.experiences import nothing
 
-    return [nothing() for _ in range(-experiences % PAD_TO)]
+    return [nothing(step=1) for _ in range(-experiences % PAD_TO)]
 
 
 if __name__ == "__main__":

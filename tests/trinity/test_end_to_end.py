@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ..fsdp import learning
+from ..fsdp import learning, rounding
 from ..fsdp.runs import ROOT, Run, position, running
 
 pytestmark = pytest.mark.timeout(2400)
@@ -130,3 +130,38 @@ def test_the_workers_act_in_an_environment_that_the_run_started_beside_several_e
     assert run.failures() == []
     said = (tmp_path / "run/trinity/trinity.log").read_text()
     assert said.count("is served at") == 2, "two engines"
+
+
+@pytest.mark.engines
+def test_what_bfloat16_makes_of_rollouts_is_small_and_corrected(tmp_path: Path) -> None:
+    rounding.check_rounding_is_corrected("trinity", tmp_path)
+
+
+@pytest.mark.engines
+def test_adapters_train_reach_the_engine_and_are_killed_and_go_on(tmp_path: Path) -> None:
+    (tmp_path / "several.py").write_text(SEVERAL)
+    (tmp_path / "exp.yaml").write_text(SEVERAL_FILE)
+    (tmp_path / "tasks.jsonl").write_text("".join(f'{{"question": "What is {n} + 1?"}}\n' for n in range(8)))
+    more = [
+        "astuner.model.lora={rank: 4, alpha: 8}",
+        "astuner.trainer_common.test_freq=never",
+        "astuner.trainer_common.save_freq=2",
+        "astuner.trainer_common.use_kl_loss=true",
+        "astuner.trainer_common.kl_loss_coef=0.01",
+    ]
+    with running("trinity", tmp_path / "exp.yaml", tmp_path / "run", "--no-resume", *more) as run:
+        run.until(lambda: 3 in run.steps())
+        run.killed()
+    with running("trinity", tmp_path / "exp.yaml", tmp_path / "run", "--resume", *more) as run:
+        assert run.ends() == 0, run.said()
+    steps = run.steps()
+    assert sorted(steps) == [1, 2, 3, 4, 5, 6]
+    assert max(row["kl/mismatch_max"] for row in steps.values()) < 1e-4, "the engine had the adapters of every step"
+    assert steps[1]["kl/ref"] == pytest.approx(0, abs=1e-6)
+    assert steps[6]["kl/ref"] > 1e-4, "the reference is the starting model, also after a resume"
+    from transformers import AutoModelForCausalLM
+
+    _, said = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "run" / "checkpoints" / "step-000006", output_loading_info=True
+    )
+    assert not any(said[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys")), said

@@ -50,3 +50,4 @@ def test_a_run_takes_what_was_planned_and_a_part_that_dies_ends_it_so_that_it_ca
         assert run.ends() == 1, run.said()
     assert says in run.said()
     assert run.resumable_at() >= 2
+    print(run.planned_disk())

@@ -136,6 +136,14 @@ CASES: list[tuple[str, list[str], Any]] = [
         a("trainer_common.activation_checkpointing=false"),
         False,
     ),
+    ("model.lora_configs.0.lora_rank", a("model.lora.rank=16"), 16),
+    ("model.lora_configs.0.lora_alpha", a("model.lora.rank=16", "model.lora.alpha=64"), 64),
+    (
+        "model.lora_configs.0.target_modules",
+        a("model.lora.rank=16", "model.lora.target_modules=[q_proj, v_proj]"),
+        r"(.*\.)?(q_proj|v_proj)",
+    ),
+    (f"{VERL}.model.external_lib", a("model.lora.rank=16"), "astuner_trinity.merged"),
     ("model.max_model_len", a("rollout.max_model_len=12000"), 12000),
     ("model.max_model_len", a("rollout.max_model_len=null", "data.max_prompt_length=2000"), 12000),
     ("model.max_model_len", a("rollout.max_model_len=null", "data.max_response_length=4000"), 7000),
@@ -225,15 +233,23 @@ CASES: list[tuple[str, list[str], Any]] = [
     (f"{LOSS}.settings.algorithm.clip_ratio_high", a("trainer_common.algorithm.clip_ratio_high=0.28"), 0.28),
     (
         f"{LOSS}.settings.algorithm.rollout_is",
-        a("trainer_common.algorithm.rollout_is=token-truncate"),
-        "token-truncate",
+        a("trainer_common.algorithm.rollout_is=token-mask"),
+        "token-mask",
     ),
     (f"{LOSS}.settings.algorithm.rollout_is_threshold", a("trainer_common.algorithm.rollout_is_threshold=3"), 3.0),
     (f"{LOSS}.settings.use_kl_loss", a("trainer_common.use_kl_loss=true"), True),
     (f"{LOSS}.settings.kl_loss_coef", a("trainer_common.kl_loss_coef=0.02"), 0.02),
     (f"{LOSS}.settings.kl_loss_type", a("trainer_common.kl_loss_type=k2"), "k2"),
     ("algorithm.entropy_loss_fn_args", a("trainer_common.entropy_coeff=0.02"), {"entropy_coef": 0.02}),
-    ("algorithm.bypass_old_logprobs", a("trainer_common.algorithm.rollout_is=token-truncate"), False),
+    (
+        "algorithm.bypass_old_logprobs",
+        a(
+            "trainer_common.algorithm.rollout_is=token-mask",
+            "trainer_common.mini_batch_num=2",
+            "trainer_common.ppo_epochs=3",
+        ),
+        False,
+    ),
 ]
 """Trinity's key, what a person writes, and what Trinity must then have there."""
 
@@ -255,7 +271,7 @@ def test_a_key_of_ours_reaches_trinity(
 def _or_none(config: Any, key: str) -> Any:
     try:
         return value(config, key)
-    except AttributeError:  # a section that is not there
+    except (AttributeError, TypeError):  # a section that is not there
         return None
 
 
@@ -612,7 +628,7 @@ def test_keys_are_nested_or_dotted(tmp_path: Path) -> None:
         ),
         (
             "trinity:\n  model.lora_configs: [{lora_rank: 8}]\n",
-            "trinity.model.lora_configs is set by ASTuner: the engines' servers of Trinity 0.6.0 speak with the base",
+            "mine.yaml:7:3: trinity.model.lora_configs is set by ASTuner: write astuner.model.lora",
         ),
         (
             f"trinity:\n  {ACTOR}.optim.lr: 1.0\n",
@@ -671,6 +687,11 @@ MACHINE = {
 """What a machine without GPUs might need."""
 
 
+def test_adapters_never_travel_apart_from_the_model() -> None:
+    assert told(a("model.lora.rank=8")).values["synchronizer"]["sync_method"] == "nccl"
+    assert told(a("model.lora.rank=8"), machine=MACHINE).values["synchronizer"]["sync_method"] == "checkpoint"
+
+
 def test_what_the_platform_needs_wins_over_ours_and_is_said() -> None:
     composed = told(a("model.dtype=bfloat16"), machine=MACHINE)
     parts = (f"{ACTOR}.fsdp_config", f"{REF}.fsdp_config")
@@ -683,6 +704,23 @@ def test_what_the_platform_needs_wins_over_ours_and_is_said() -> None:
         ),
     }
     assert told(machine=MACHINE).notes == (), "what nobody wrote is replaced in silence"
+
+
+def test_a_cpu_rounds_where_a_type_is_written_and_what_that_makes_of_rollouts_is_corrected() -> None:
+    types = [f"{part}.fsdp_config.mixed_precision.param_dtype" for part in (ACTOR, REF)] + [f"{ENGINE}.dtype"]
+    usual = told(machine=platform().settings)
+    assert [value(usual.values, key) for key in types] == ["fp32", "fp32", "float32"]
+    rounded = told(a("model.dtype=bfloat16", "trainer_common.ppo_epochs=2"), machine=platform().settings)
+    assert [value(rounded.values, key) for key in types] == ["bf16", "bf16", "bfloat16"]
+    one_step = told()  # of each batch has the old log-probabilities itself
+    found = [
+        (value(of.values, f"{LOSS}.settings.algorithm.rollout_is"), value(of.values, "algorithm.bypass_old_logprobs"))
+        for of in (usual, rounded, one_step)
+    ]
+    assert found == [("none", True), ("token-truncate", False), ("token-truncate", True)]
+    assert value(
+        told(a("trainer_common.algorithm.rollout_is=none")).values, f"{LOSS}.settings.algorithm.rollout_is"
+    ) == ("none")
 
 
 def test_the_person_wins_over_the_platform() -> None:
@@ -728,6 +766,15 @@ def test_a_platform_lends_gpus() -> None:
         (
             a("rollout.oversample=1.5"),
             "astuner.rollout.oversample is 1.5, and while rollouts and training take turns Trinity waits for all",
+        ),
+        (a("model.lora.rank=8", "model.lora.alpha=1.5"), "astuner.model.lora.alpha is 1.5, and verl takes whole"),
+        (
+            [*a("model.lora.rank=8"), "trinity.synchronizer.sync_method=memory"],
+            "trinity.synchronizer.sync_method is memory, by which Trinity sends the model and its adapters apart",
+        ),
+        (
+            [*a("model.lora.rank=8"), f"trinity.{VERL}.model.external_lib=mine"],
+            "external_lib is 'mine', and with astuner.model.lora it is astuner_trinity.merged",
         ),
         (["trinity.mode=serve"], "trinity.mode is 'serve'; `astuner run --with feedback` serves users"),
         (["trinity.mode=bench"], "trinity.mode is 'bench'; `astuner eval` measures checkpoints; write one of both"),

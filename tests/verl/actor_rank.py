@@ -26,13 +26,13 @@ class Actor(actor.Actor):
     """verl's configuration."""
 
     @classmethod
-    def make(cls, folder: Path, rank: int, world: int) -> Actor:
+    def make(cls, experiment: Path, rank: int, world: int) -> Actor:
         from verl.workers.engine_workers import ActorRolloutRefWorker
 
         from astuner import load_config
         from astuner_verl.native import Facts, compose, platform_settings
 
-        config = load_config(folder / "experiment.yaml")
+        config = load_config(experiment)
         native = compose(Facts.of(config, total_steps=9), platform_settings()).config
         worker = ActorRolloutRefWorker(config=native.actor_rollout_ref, role="actor")
         worker.init_model()
@@ -63,10 +63,15 @@ class Actor(actor.Actor):
         share = len(all_rows) // self.world
         return list_of_dict_to_tensordict(all_rows[self.rank * share : (self.rank + 1) * share])
 
-    def logprobs(self, rows: Any) -> torch.Tensor:
+    def of_reference(self, rows: Any, weights: Mapping[str, torch.Tensor] | None) -> torch.Tensor:
+        """Log-probabilities under other weights; None: without the adapters, as verl's trainer asks its actor then."""
+        self.load(weights or self.start)
+        return self.logprobs(rows, **({} if weights else {"no_lora_adapter": True}))
+
+    def logprobs(self, rows: Any, **more: Any) -> torch.Tensor:
         from verl.workers.utils.padding import response_from_nested
 
-        told = self.told(rows, calculate_entropy=True, compute_loss=False)
+        told = self.told(rows, calculate_entropy=True, compute_loss=False, **more)
         return response_from_nested(self.worker.compute_log_prob(told)["log_probs"], rows["response_mask"])
 
     def told(self, rows: Any, **more: Any) -> Any:
@@ -113,15 +118,15 @@ class Actor(actor.Actor):
         from verl.utils import tensordict_utils as tu
         from verl.utils.metric import reduce_metrics
 
+        from astuner_ray.native.table import old_need_no_pass
         from astuner_verl.loss import make_loss
 
         settings, rows = case["settings"], self.rows(case["samples"])
         if settings.use_kl_loss or settings.algorithm.use_kl_in_reward:
-            self.load(case["reference"])
-            rows["ref_log_prob"] = self.logprobs(rows)
+            rows["ref_log_prob"] = self.of_reference(rows, case["reference"])
         self.reset(settings.optim.lr)
         mine = self.logprobs(rows)
-        rows["old_log_probs"] = rows["rollout_log_probs"] if settings.algorithm.rollout_is == "none" else mine
+        rows["old_log_probs"] = rows["rollout_log_probs"] if old_need_no_pass(settings) else mine
         rewards = self.credit(rows, case)
         self.worker.actor.set_loss_fn(pickle.loads(pickle.dumps(make_loss(settings))))
         count = len(rows) * self.world

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from astuner_verl.checkpoints import has_adapters, merge
+from astuner_ray.checkpoints import has_adapters, merge
 
 
 @pytest.mark.parametrize(("shard", "files"), [("1GB", 1), ("100KB", 8)])

@@ -134,7 +134,8 @@ def test_parameters_are_read_by_vllms_names():
 
 
 def server_on(folder, **rollout):
-    rollout = {"prompt_length": 64, "response_length": 32, "max_model_len": 256, "load_format": "auto", **rollout}
+    lengths = {"prompt_length": 64, "response_length": 32, "max_model_len": 256}
+    rollout = {**lengths, "load_format": "auto", "dtype": "float32", **rollout}
     return HFServer(RolloutConfig(name="hf_cpu", **rollout), HFModelConfig(path=str(folder), use_remove_padding=False))
 
 
@@ -170,6 +171,18 @@ def test_it_answers_as_verls_servers_do(server):
     assert (len(said.token_ids), len(said.log_probs), said.stop_reason) == (5, 5, "completed")
     assert said.extra_fields == {"global_steps": 7}
     assert silent.log_probs is None
+
+
+def test_it_computes_in_the_type_it_is_told_and_takes_weights_in_float32(tiny_model, server):
+    rounded = server_on(tiny_model, dtype="bfloat16")
+    try:
+        weights = {name: tensor.clone() for name, tensor in server.engine.model.state_dict().items()}
+        asyncio.run(rounded.load_weights(weights))
+        assert {tensor.dtype for tensor in rounded.engine.model.state_dict().values()} == {torch.bfloat16}
+        mine, theirs = (asyncio.run(ask(of, max_tokens=1, temperature=0.0)).log_probs[0] for of in (server, rounded))
+        assert 0 < abs(mine - theirs) < 0.1
+    finally:
+        rounded.engine.engine.close()
 
 
 def test_it_stops_where_the_model_ends_and_never_leaves_the_context(server):
@@ -332,7 +345,7 @@ def test_every_key_of_the_settings_is_one_that_verl_has_or_takes():
     assert platform_settings({}) == {}
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose("ppo_trainer")
-    for key, value in settings.items():
+    for key, value in ((marked.removeprefix("?"), value) for marked, value in settings.items()):
         place, _, name = key.lstrip("+").rpartition(".")
         assert (name in list(OmegaConf.select(config, place) or {})) != key.startswith("+"), key
         OmegaConf.update(config, key.lstrip("+"), value, force_add=key.startswith("+"))

@@ -61,24 +61,6 @@ def test_what_is_missing_or_does_not_fit(machine, versions, what, level, fix):
     assert finding.fix.startswith(fix)
 
 
-def test_what_works_without_flash_attention_is_taken_by_the_conversion(machine, tmp_path):
-    """The keys that the finding names are verl's."""
-    from astuner.config import load_config
-    from astuner_verl import native
-    from astuner_verl.facts import Facts
-
-    words = [w for w in machine(flash_attn=None)["flash-attn"].detail.split() if w.startswith("verl.")]
-    assert len(words) == 2
-    (tmp_path / "x.yaml").write_text(
-        "astuner:\n  model: {path: tiny-calculator}\n  rollout: {workflow: 'a.py->A', max_model_len: 256}\n"
-        "  task_reader: {type: jsonl, jsonl: {training: {file_path: t.jsonl}}}\n"
-    )
-    config = load_config(tmp_path / "x.yaml", words, backbone="verl")
-    model = native.compose(Facts.of(config, gpus=1), {}).config.actor_rollout_ref.model
-    assert model.override_config.attn_implementation == "sdpa"
-    assert model.use_remove_padding is False
-
-
 def test_without_a_gpu_nothing_is_said_of_what_only_gpus_need(machine, monkeypatch):
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
     found = machine(cards=None, vllm=None, flash_attn=None, astuner_verl_cpu=None)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ..fsdp import learning
+from ..fsdp import learning, rounding
 from ..fsdp.runs import MATH_AGENT, PLAIN, ROOT, Run, position, running
 
 pytestmark = pytest.mark.timeout(2400)
@@ -101,6 +101,7 @@ def test_two_agents_with_adapters_are_interrupted_in_a_rollout_and_go_on(
     (tmp_path / "go").touch()
     with running("verl", tmp_path / "two.yaml", tmp_path / "run", "--resume") as run:
         assert run.ends() == 0, run.said()
+    print(run.planned_disk())
     steps = run.steps()
     assert sorted(steps) == [1, 2, 3, 4]
     assert [sorted(groups) for _, groups in sorted(run.groups().items())] == [
@@ -143,6 +144,7 @@ def test_rollouts_run_ahead_of_the_trainer(tmp_path: Path) -> None:
     ]
     with running("verl", MATH_AGENT, tmp_path / "run", "--no-resume", *more) as run:
         assert run.ends() == 0, run.said()
+    print(run.planned_disk())
     assert sorted(run.steps()) == [1, 2, 3, 4]
     trained = [position(group) for groups in run.groups().values() for group in groups]
     drawn, under_way = run.returned(4)
@@ -166,3 +168,8 @@ def test_the_workers_act_in_an_environment_that_the_run_started(tmp_path: Path) 
         assert run.ends() == 0, run.said()
     assert run.steps()[1]["num_turns/mean"] > 1
     assert run.failures() == []
+
+
+@pytest.mark.engines
+def test_what_bfloat16_makes_of_rollouts_is_small_and_corrected(tmp_path: Path) -> None:
+    rounding.check_rounding_is_corrected("verl", tmp_path)

@@ -22,6 +22,7 @@ from astuner.config.checking import section_of
 from astuner.config.schema import AstunerSection
 from astuner.contracts.errors import ConfigError, RunError
 from astuner.contracts.secrets import REMOVED, redact
+from astuner_ray.native import compose as native_compose
 from astuner_ray.native import facts
 from astuner_ray.native.keys import EngineSection
 from astuner_ray.native.table import UNSET, Row
@@ -186,7 +187,11 @@ CASES: list[tuple[str, list[str], Any]] = [
     (f"{ACTOR}.clip_ratio_high", a("trainer_common.algorithm.loss=dapo"), 0.28),  # as the loss's name implies
     (
         "algorithm.rollout_correction.bypass_mode",
-        a("trainer_common.algorithm.rollout_is=token-truncate"),
+        a(
+            "trainer_common.algorithm.rollout_is=token-mask",
+            "trainer_common.mini_batch_num=2",
+            "trainer_common.ppo_epochs=3",
+        ),
         False,
     ),
 ]
@@ -498,6 +503,42 @@ def test_what_the_platform_needs_wins_over_ours_and_is_said() -> None:
     assert value(composed, f"{ROLLOUT}.name") == "hf_cpu"
     assert composed.notes == (f"astuner.rollout.name: this platform needs {ROLLOUT}.name: hf_cpu instead of vllm",)
     assert told(platform=platform_settings()).notes == (), "what nobody wrote is replaced in silence"
+
+
+@pytest.mark.parametrize(("installed", "attention"), [(True, None), (False, "sdpa")])
+def test_a_gpu_without_flash_attention_takes_torchs_own(
+    installed: bool, attention: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native_compose, "find_spec", lambda name: installed or None)
+    model = told(platform=platform_settings({})).config.actor_rollout_ref.model
+    assert model.override_config.get("attn_implementation") == attention
+    assert model.use_remove_padding is installed
+
+
+@pytest.mark.parametrize(
+    ("overrides", "correction", "bypassed"),
+    [
+        ([], "token-truncate", True),  # one optimizer step of each batch has the old log-probabilities itself
+        (a("trainer_common.ppo_epochs=2"), "token-truncate", False),
+        (a("trainer_common.ppo_epochs=2", "model.dtype=float32"), "none", True),
+        ([*a("model.dtype=float32"), f"verl.{ROLLOUT}.dtype=bfloat16"], "token-truncate", True),
+        (a("trainer_common.algorithm.rollout_is=none"), "none", True),
+    ],
+)
+def test_what_rounding_makes_of_rollouts_is_corrected(overrides: list[str], correction: str, bypassed: bool) -> None:
+    composed = told(overrides)
+    assert composed.common.algorithm.rollout_is == correction
+    assert value(composed, "algorithm.rollout_correction.bypass_mode") is bypassed
+
+
+def test_a_cpu_computes_in_float32_unless_a_type_is_written() -> None:
+    types = (f"{ACTOR}.fsdp_config.mixed_precision.param_dtype", f"{REF}.fsdp_config.mixed_precision.param_dtype")
+    usual = told(platform=platform_settings())
+    assert [value(usual, key) for key in (*types, f"{ROLLOUT}.dtype")] == ["fp32", "fp32", "float32"]
+    assert usual.common.algorithm.rollout_is == "none"
+    rounded = told(a("model.dtype=bfloat16"), platform=platform_settings())
+    assert [value(rounded, key) for key in (*types, f"{ROLLOUT}.dtype")] == ["bf16", "bf16", "bfloat16"]
+    assert rounded.notes == ()
 
 
 def test_the_person_wins_over_the_platform() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from astuner_local.trainer.trainer import PolicyTrainer
 
 from ..fsdp import parity
 from ..fsdp.actor import TEMPERATURE
+from ..fsdp.parity import LORA_CASES
 
 ACTOR = Path(__file__).with_name("actor_rank.py")
 pytestmark = pytest.mark.timeout(600)  # three processes that import all of verl, on a busy machine
@@ -35,19 +37,33 @@ def model(folder: Path, tiny_model: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def samples(model: Any) -> Any:
-    return parity.samples_of(model, CASES)
+def adapted(model: Any) -> Any:
+    return parity.adapted(model)
 
 
 @pytest.fixture(scope="module")
-def theirs(model: Any, samples: Any, folder: Path) -> dict[int, list[dict[str, Any]]]:
+def samples(model: Any, adapted: Any) -> Any:
+    return parity.samples_of(model, CASES) | parity.samples_of(adapted, LORA_CASES)
+
+
+@pytest.fixture(scope="module")
+def theirs(model: Any, adapted: Any, samples: Any, folder: Path) -> dict[int, list[dict[str, Any]]]:
     """What verl's actor made of all cases: world size -> its ranks' results."""
-    reference = dict(parity.noisy(model).named_parameters())
-    cases = {
-        name: {"settings": case, "samples": samples[name], "reference": reference, "native": NATIVE.get(name, {})}
-        for name, case in CASES.items()
-    }
-    return parity.updates_of_ranks(ACTOR, folder, backbone="verl", gpus=1, cases=cases)
+
+    def given(cases: Mapping[str, Any], reference: Any) -> dict[str, dict[str, Any]]:
+        return {
+            name: {"settings": case, "samples": samples[name], "reference": reference, "native": NATIVE.get(name, {})}
+            for name, case in cases.items()
+        }
+
+    return parity.updates_of_ranks(
+        ACTOR,
+        folder,
+        backbone="verl",
+        gpus=1,
+        cases=given(CASES, dict(parity.noisy(model).named_parameters())),
+        lora=(parity.adapters_of(adapted), given(LORA_CASES, None)),
+    )
 
 
 @pytest.mark.parametrize("world", parity.WORLDS)
@@ -63,6 +79,12 @@ def test_logprobs_of_the_trained_tokens_are_the_local_backbones(
     world: int, model: Any, samples: Any, theirs: Any
 ) -> None:
     parity.check_logprobs([rank["entropy"] for rank in theirs[world]], model, samples["entropy"])
+
+
+@pytest.mark.parametrize("world", parity.WORLDS)
+@pytest.mark.parametrize("name", LORA_CASES)
+def test_with_adapters_too(name: str, world: int, adapted: Any, samples: Any, theirs: Any) -> None:
+    parity.check_update(theirs[world][0][name], adapted, samples[name], LORA_CASES[name], also=["entropy"])
 
 
 @pytest.mark.parametrize("world", parity.WORLDS)

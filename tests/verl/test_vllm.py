@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 
 import pytest
 
 from ..checker.rules import check
+from ..fsdp import runs
 from ..fsdp.runs import MATH_AGENT, PLAIN, ROOT, running
 
 pytestmark = [
     pytest.mark.engines,
-    pytest.mark.timeout(2400),
+    pytest.mark.timeout(7200),
     pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="vLLM is not here; type: make test-vllm"),
 ]
 STEPS, SAVED = 20, 4
+OTHER = os.environ.get("ASTUNER_TEST_MODEL", "")
+"""The folder of another model than the tiny one."""
 ROLLOUT = "verl.actor_rollout_ref.rollout"
 VLLM = (
     f"{ROLLOUT}.name=vllm",
@@ -23,8 +27,19 @@ VLLM = (
     f"{ROLLOUT}.enforce_eager=true",
     f"{ROLLOUT}.+enable_sleep_mode=false",  # a CPU has no memory to lend to the trainer
     f"{ROLLOUT}.max_num_seqs=16",
-    f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes=16",
+    f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes={256 if OTHER else 16}",
 )
+OF_ANOTHER = (
+    f"astuner.model.path={OTHER}",
+    "astuner.model.chat_template=hermes",  # SmolLM2's own shows no tools
+    "astuner.rollout.max_model_len=1024",
+    "astuner.rollout.max_response_length_in_one_turn=24",
+    "astuner.rollout.multi_turn.max_steps=2",
+    "astuner.trainer_common.entropy_coeff=0.001",  # trains all, also where no answer is better than another
+    "astuner.trainer_common.optim.optimizer=adamw",
+    "astuner.trainer_common.optim.lr=1e-6",
+)
+"""One that was not made for the calculator is slow, and answers wrongly."""
 ENVIRONMENT = {
     "PYTHONPATH": str(ROOT / "tests" / "vllm" / "called_vllm"),
     "VLLM_TARGET_DEVICE": "cpu",
@@ -42,10 +57,12 @@ def test_it_trains_on_what_vllm_made_is_killed_and_goes_on(
     common = "astuner.trainer_common"
     more = [
         *PLAIN,
-        "astuner.data.train_batch_size=4",
-        "astuner.rollout.num_repeat=4",
-        "astuner.data.max_validation_tasks=16",
+        f"astuner.data.train_batch_size={2 if OTHER else 4}",
+        f"astuner.rollout.num_repeat={2 if OTHER else 4}",
+        f"astuner.data.max_validation_tasks={2 if OTHER else 16}",
+        *(OF_ANOTHER if OTHER else ()),
     ]
+    monkeypatch.setattr(runs, "PATIENCE", 3600.0)
     more += [f"{common}.total_steps={STEPS}", f"{common}.save_freq={SAVED}", f"{common}.test_freq={STEPS}", *VLLM]
     with running("verl", MATH_AGENT, tmp_path / "run", "--no-resume", *more) as first:
         first.until(lambda: max(first.steps(), default=0) > SAVED)
@@ -58,8 +75,10 @@ def test_it_trains_on_what_vllm_made_is_killed_and_goes_on(
     certificate = run.certificate()
     assert certificate["continued_exactly_share"] == certificate["tokens"]["trained_share"] == 1
     worst = max(row["kl/mismatch_max"] for row in steps.values())
-    print(f"\nVERL, {STEPS} steps, float32: mismatch at most {worst:.2g} nats")
+    mean = sum(row["kl/mismatch_mean"] for row in steps.values()) / STEPS
+    print(f"\nVERL, {STEPS} steps, float32: mismatch at most {worst:.2g} nats, {mean:.2g} in the mean")
     assert worst < 1e-3, "vLLM's weights are the trainer's at every step"
-    report = check(tmp_path / "run", tiny_model)
+    assert mean < 1e-4
+    report = check(tmp_path / "run", Path(OTHER) if OTHER else tiny_model)
     assert [str(problem) for problem in report.problems] == []
     assert report.counts["log-probabilities computed again"] > 0

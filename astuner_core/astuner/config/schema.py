@@ -255,8 +255,8 @@ class AlgorithmSection(Section):
     """Dynamic sampling gives up after this many batches of draws in a step."""
     use_kl_in_reward: bool = False
     """Subtract KL to the reference model from the reward (needs `kl_loss_coef`)."""
-    rollout_is: Literal["none", "token-truncate", "token-mask", "sequence-truncate", "sequence-mask"] = "none"
-    """Importance-ratio correction between rollout engine and trainer (Yao et al. 2025, truncated IS)."""
+    rollout_is: Literal["auto", "none", "token-truncate", "token-mask", "sequence-truncate", "sequence-mask"] = "auto"
+    """Importance-ratio correction (Yao et al. 2025); `auto`: token-truncate where VERL or Trinity round to 16 bits."""
     rollout_is_threshold: float = Field(2.0, gt=0, le=MOST)
     """Where that ratio is truncated, or beyond which tokens or sequences are masked."""
 

@@ -22,7 +22,7 @@ from astuner import DebugSection, in_daemon_thread, recorded_process
 from astuner.contracts.backbone import InferenceEngine
 from astuner.contracts.errors import ContextOverflow, Interrupted, MissingDependency, ModelFailed, RunError
 from astuner.contracts.types import FinishReason, Generation, SamplingParams
-from astuner_http.client import HttpError, JsonClient
+from astuner_http.client import HttpError, JsonClient, given_up_when_cancelled
 
 TIMEOUTS = 600.0, 60.0
 """Seconds for an answer, and for what a server serves."""
@@ -79,7 +79,8 @@ class OpenAICompletionsEngine(InferenceEngine):
             raise ContextOverflow(
                 f"a prompt of {len(prompt_ids)} tokens leaves no room in a context of {self.max_model_len}"
             )
-        answer = await in_daemon_thread(self._complete, list(prompt_ids), sampling, min(sampling.max_tokens, room))
+        with given_up_when_cancelled():
+            answer = await in_daemon_thread(self._complete, list(prompt_ids), sampling, min(sampling.max_tokens, room))
         return _generation(prompt_ids, answer)
 
     def _complete(self, prompt_ids: list[int], sampling: SamplingParams, max_tokens: int) -> dict[str, Any]:

@@ -8,11 +8,15 @@ reads.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import Any
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -52,6 +56,48 @@ class HttpError(AstunerError):
         """What a server that refused said, where that is JSON; it may repeat the key."""
         self.unsent = unsent
         """Whether the server cannot have seen the request: nobody took the connection."""
+
+
+_WAITED_AT: ContextVar[list[socket.socket | None]] = ContextVar("waited_at")
+"""Where an answer is waited for; None among them: nobody wants it. What a list is asked here, it does in one go."""
+
+
+@contextmanager
+def given_up_when_cancelled() -> Iterator[None]:
+    """Where the block is cancelled while a thread that has its context waits for an answer, the connection is closed,
+    so that the server sees that nobody waits.
+    """
+    places: list[socket.socket | None] = []
+    token = _WAITED_AT.set(places)
+    try:
+        yield
+    except asyncio.CancelledError:
+        places.append(None)
+        for place in filter(None, tuple(places)):
+            with suppress(OSError):  # the server has closed it
+                socket.socket.shutdown(place, socket.SHUT_RDWR)  # wakes who waits there
+        raise
+    finally:
+        _WAITED_AT.reset(token)
+
+
+class _GivenUp:
+    def getresponse(self) -> Any:
+        places, place = _WAITED_AT.get([]), self.sock  # type: ignore[attr-defined]
+        places.append(place)
+        answer = None if None in places else super().getresponse()  # type: ignore[misc]
+        places.remove(place)
+        if None in places:  # its connection may be shut down, and must not be used again
+            raise ProtocolError("nobody waits for the answer")
+        return answer
+
+
+class _Http(urllib3.HTTPConnectionPool):
+    ConnectionCls = type("_HttpConnection", (_GivenUp, urllib3.connection.HTTPConnection), {})
+
+
+class _Https(urllib3.HTTPSConnectionPool):
+    ConnectionCls = type("_HttpsConnection", (_GivenUp, urllib3.connection.HTTPSConnection), {})
 
 
 class JsonClient:
@@ -104,12 +150,13 @@ class JsonClient:
         parts = urlsplit(self.base_url)
         bypassed = _LOOPBACK.fullmatch(parts.hostname or "") or proxy_bypass(parts.netloc)
         proxy = None if bypassed else getproxies().get(parts.scheme)
-        if not proxy:
-            self._connections = urllib3.PoolManager(maxsize=_MOST_IDLE)
-            return
-        url = urllib3.util.parse_url(proxy if "://" in proxy else f"http://{proxy}")
-        login = urllib3.make_headers(proxy_basic_auth=unquote(url.auth)) if url.auth else None
-        self._connections = urllib3.ProxyManager(url._replace(auth=None).url, proxy_headers=login, maxsize=_MOST_IDLE)
+        self._connections = urllib3.PoolManager(maxsize=_MOST_IDLE)
+        if proxy:
+            url = urllib3.util.parse_url(proxy if "://" in proxy else f"http://{proxy}")
+            login = urllib3.make_headers(proxy_basic_auth=unquote(url.auth)) if url.auth else None
+            to = url._replace(auth=None).url
+            self._connections = urllib3.ProxyManager(to, proxy_headers=login, maxsize=_MOST_IDLE)
+        self._connections.pool_classes_by_scheme = {"http": _Http, "https": _Https}
 
     def close(self) -> None:
         """Give back the connections that wait for the next request; a later one still works."""

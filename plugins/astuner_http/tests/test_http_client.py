@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import os
@@ -13,7 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from astuner_http.client import HttpError, JsonClient
+from astuner import in_daemon_thread
+from astuner_http.client import HttpError, JsonClient, given_up_when_cancelled
 from tests.table import table
 
 KEY = "sk-very-secret"
@@ -428,3 +430,75 @@ def test_a_proxy_that_is_no_url_is_refused_without_showing_it(monkeypatch: pytes
     with pytest.raises(HttpError, match="http_proxy is no URL of a proxy") as e:
         JsonClient("http://192.0.2.1", timeout=1.0)
     assert "s3cret" not in str(e.value)
+
+
+# ------------------------------------------------------------------------------------------- what is given up
+
+
+def unanswered(keeping: Server) -> tuple[threading.Event, list[bytes]]:
+    """Makes the server keep an answer back; what says that it was asked, and what it reads while nobody answers."""
+    asked, read = threading.Event(), []
+
+    def reply(handler: BaseHTTPRequestHandler) -> None:
+        handler.connection.settimeout(20)
+        asked.set()
+        read.append(handler.connection.recv(1))
+        handler.close_connection = True
+        keeping.gone.set()
+
+    keeping.reply = reply
+    return asked, read
+
+
+def test_a_request_that_is_given_up_closes_its_connection_and_no_other(keeping: Server) -> None:
+    it = client(keeping, timeout=30.0)
+    it.get("/before")
+    asked, read = unanswered(keeping)
+
+    async def give_up() -> None:
+        async def wait() -> object:
+            with given_up_when_cancelled():
+                return await in_daemon_thread(it.post, "/x", {})
+
+        waiting = asyncio.create_task(wait())
+        assert await asyncio.to_thread(asked.wait, 20)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(give_up())
+    assert keeping.gone.wait(20)
+    assert read == [b""], "the server sees that its client has gone"
+    keeping.reply = say("{}")
+    assert it.post("/after", {}) == {}, "and the next request has a connection of its own"
+
+
+def test_what_is_given_up_before_it_is_sent_is_not_waited_for(keeping: Server) -> None:
+    asked, _ = unanswered(keeping)
+    begin = threading.Event()
+    ended: list[object] = []
+
+    def ask() -> None:
+        begin.wait(20)
+        with pytest.raises(HttpError, match="nobody waits for the answer"):
+            client(keeping, timeout=30.0).post("/x", {})
+        ended.append(True)
+
+    async def give_up() -> None:
+        async def wait() -> None:
+            with given_up_when_cancelled():
+                await in_daemon_thread(ask)
+
+        waiting = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        begin.set()
+        assert await asyncio.to_thread(keeping.gone.wait, 20)
+
+    asyncio.run(give_up())
+    assert asked.is_set()
+    for thread in [t for t in threading.enumerate() if t.name == "astuner"]:
+        thread.join(20)
+    assert ended == [True]

@@ -23,6 +23,7 @@ from astuner_local.settings import LocalSettings
 from astuner_local.speed import product_speed
 from astuner_local.trainer.logprobs import DENSE_LIMIT
 from astuner_models.serving import make_codec
+from astuner_objectives.plan import device_here, disk_plan, speed_plan
 
 if TYPE_CHECKING:
     from astuner import Config
@@ -122,6 +123,12 @@ class _Size:
     def bytes(self) -> int:
         return self.all * self.dtype.itemsize
 
+    def checkpoint(self, optimizer: str) -> int:
+        """Bytes of one: the weights with adapters merged, the adapters, and what the optimizer keeps in float32."""
+        once = (self.adapters or self.dims.linear) if optimizer == "muon" else 0  # Muon's matrices have one moment
+        master = 0 if self.adapters or self.dtype is torch.float32 else self.all
+        return self.bytes + 4 * (self.adapters + 2 * (self.adapters or self.all) - once + master)
+
     @property
     def packed(self) -> int:
         """Bytes of the copy that an engine multiplies with, where it has one (`engine.weights.packs_weights`)."""
@@ -133,7 +140,7 @@ class _Size:
 
 
 def estimate(config: Config) -> Mapping[str, str]:
-    """Lines for the plan: parameters, device, bytes by what they are for, over all policies, and the time of a step."""
+    """Lines for the plan: parameters, device, bytes by what they are for, over all policies, disk, and the speed."""
     roster, common = AgentRegistry.of(config.astuner), config.astuner.trainer_common
     sizes = {name: _Size.of(config, name) for name in roster.policies}
     trained = [sizes[name] for name in roster.trained_policies]
@@ -160,7 +167,20 @@ def estimate(config: Config) -> Mapping[str, str]:
     return {
         "parameters": "; ".join(f"{name}: {size}" if several else size for name, size in each.items()),
         "memory (estimate)": f"{sum(parts.values()) / GIB:.2f} GiB: {text}",
+        **_disk_and_speed(config, trained),
         **_time_of_a_step(config, trained),
+    }
+
+
+def _disk_and_speed(config: Config, trained: Sequence[_Size]) -> Mapping[str, str]:
+    if not trained:
+        return {}
+    saved = sum(size.checkpoint(config.astuner.trainer_common.optim.optimizer) for size in trained)
+    largest = max(trained, key=lambda size: size.all)
+    device = "cpu" if largest.device.type == "cpu" else device_here()
+    return {
+        **disk_plan(config, checkpoint=saved, state=saved),
+        **speed_plan("local", parameters=largest.all, device=device),
     }
 
 

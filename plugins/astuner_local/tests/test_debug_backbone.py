@@ -232,6 +232,33 @@ def test_the_engine_keeps_the_contract(server: Server) -> None:
         asyncio.run(engine.generate([1, 5, 6], SamplingParams(max_tokens=4)))
 
 
+def test_an_episode_that_is_given_up_leaves_no_request_in_the_server(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = OpenAICompletionsEngine(server.url, api_key=KEY)
+    asked, gone = threading.Event(), threading.Event()
+
+    def never(handler: BaseHTTPRequestHandler) -> None:
+        handler.connection.settimeout(20)
+        handler.rfile.read(int(handler.headers["Content-Length"]))
+        asked.set()
+        if handler.connection.recv(1) == b"":  # as vLLM's HTTP server sees that a client has gone
+            gone.set()
+        handler.close_connection = True
+
+    monkeypatch.setattr(server.http.RequestHandlerClass, "do_POST", never)
+
+    async def give_up() -> None:
+        asking = asyncio.create_task(engine.generate([1, 5, 6], SamplingParams(max_tokens=4)))
+        assert await asyncio.to_thread(asked.wait, 20)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+    asyncio.run(give_up())
+    assert gone.wait(20)
+
+
 STAND_IN = """#!{python}
 import json, os, sys, time
 sys.path[:0] = {path}

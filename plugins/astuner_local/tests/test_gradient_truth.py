@@ -1,37 +1,31 @@
 """Log-probabilities, losses and gradients against two independent witnesses.
 
-The first is the naive implementation below: the transformers forward, one sample at a time, formulas written out
-token by token.  The second is TRL's own ``GRPOTrainer._compute_loss``.
+The first is `tests.fsdp.plain`: the transformers forward, one sample at a time, formulas written out token by token.
+The second is TRL's own ``GRPOTrainer._compute_loss``.
 """
 
 from __future__ import annotations
 
 import copy
 import itertools
-import math
 import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from astuner.config.schema import AlgorithmSection, TrainerCommon
+from astuner.config.schema import TrainerCommon
 from astuner.contracts.types import Sample
 from astuner_local.trainer.trainer import Batch, PolicyTrainer
+from tests.fsdp import plain
+from tests.fsdp.plain import LOSS_ROUNDING, OWN, TEMPERATURE
 
 from ._samples import random_samples
 from ._tiny_models import tiny_model
 
-TEMPERATURE = 0.8
-OWN = f"{Path(__file__).parents[3] / 'tests' / 'fsdp' / 'own.py'}->soft_clip"
-"""A loss as a person writes it beside an experiment."""
 LOSSES = ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_plus_plus", OWN)
 AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 CORRECTIONS = ("none", "token-truncate", "token-mask", "sequence-truncate", "sequence-mask")
-LOSS_ROUNDING = 5e-5
-"""Absolute: a loss is what is left of terms like ``advantage · log p`` of size 10, each right to about 1e-6 of that in
-float32, and how they round differs from processor to processor. A forgotten term shows at 1e-2."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,84 +45,6 @@ def noisy_copy(model: Any) -> Any:
     return other.requires_grad_(False)
 
 
-# --- the naive witness ------------------------------------------------------------------------------------------
-
-
-def naive_distribution(model: Any, sample: Sample) -> torch.Tensor:
-    ids = torch.tensor([list(sample.input_ids)])
-    return torch.log_softmax(model(input_ids=ids).logits[0].float() / TEMPERATURE, -1)
-
-
-def naive_aggregation(samples: list[Sample], mode: str, constant_length: int) -> dict[str, float]:
-    """Weight of each trained token by episode, from the definition of the mode."""
-    tokens: dict[str, int] = {}
-    for s in samples:
-        tokens[s.episode_id] = tokens.get(s.episode_id, 0) + sum(s.loss_mask)
-    episodes = len(tokens)
-    return {
-        e: {
-            "token-mean": 1 / sum(tokens.values()),
-            "seq-mean-token-sum": 1 / episodes,
-            "seq-mean-token-mean": 1 / (episodes * n),
-            "seq-mean-token-sum-norm": 1 / (episodes * constant_length),
-        }[mode]
-        for e, n in tokens.items()
-    }
-
-
-def naive_token_loss(
-    name: str, log_p: Any, old: float, mean_log_ratio: Any, advantage: float, a: AlgorithmSection
-) -> Any:
-    ratio = torch.exp(log_p - old)
-    low, high = 1 - a.clip_ratio_low, 1 + a.clip_ratio_high
-    if name == "gspo":
-        ratio = torch.exp(mean_log_ratio)
-    if name == OWN:
-        heat = 20.0 if advantage < 0 else 10.0
-        return -4 / heat * torch.sigmoid(heat * (torch.exp(mean_log_ratio) - 1)) * advantage
-    if name == "cispo":
-        weight = min(max(ratio.item(), low), high)
-        return -weight * advantage * log_p
-    if name == "rloo":
-        return -advantage * log_p
-    unclipped, clipped = ratio * advantage, torch.clamp(ratio, low, high) * advantage
-    return -(unclipped if unclipped.item() < clipped.item() else clipped)
-
-
-def naive_loss(model: Any, reference: Any, samples: list[Sample], config: TrainerCommon) -> torch.Tensor:
-    a = config.algorithm
-    weights = naive_aggregation(samples, a.loss_agg_mode, constant_length=16)
-    total = torch.zeros(())
-    for s in samples:
-        table = naive_distribution(model, s)
-        at = [t for t, trained in enumerate(s.loss_mask) if trained]
-        log_ps = [table[t - 1, s.input_ids[t]] for t in at]
-        rollout = [s.logprobs[t] for t in at]
-        old = [x.item() for x in log_ps] if a.rollout_is != "none" else rollout
-        mean_log_ratio = sum(x - o for x, o in zip(log_ps, old, strict=True)) / len(at)
-        gaps = [x.item() - r for x, r in zip(log_ps, rollout, strict=True)]
-        for i, t in enumerate(at):
-            loss = naive_token_loss(a.loss, log_ps[i], old[i], mean_log_ratio, s.advantage, a)
-            if a.rollout_is != "none":
-                w = math.exp(sum(gaps) if a.rollout_is.startswith("sequence") else gaps[i])
-                if a.rollout_is.endswith("truncate"):
-                    w = min(w, a.rollout_is_threshold)
-                elif w > a.rollout_is_threshold:
-                    w = 0.0
-                loss = loss * w
-            if config.use_kl_loss:
-                with torch.no_grad():
-                    ref = naive_distribution(reference, s)[t - 1, s.input_ids[t]]
-                d = log_ps[i] - ref
-                kl = {"k1": d, "k2": d * d / 2, "k3": torch.exp(-d) - 1 + d, "low_var_kl": torch.exp(-d) - 1 + d}
-                loss = loss + config.kl_loss_coef * kl[config.kl_loss_type]
-            if config.entropy_coeff:
-                row = table[t - 1]
-                loss = loss + config.entropy_coeff * (row.exp() * row).sum()
-            total = total + weights[s.episode_id] * loss
-    return total
-
-
 # --- ours -------------------------------------------------------------------------------------------------------
 
 
@@ -146,11 +62,6 @@ def our_gradients(model: Any, samples: list[Sample], config: TrainerCommon, **op
 
     trainer.optimizer.step = catch  # type: ignore[method-assign]
     return trainer.update(samples), caught
-
-
-def naive_gradients(model: Any, loss: torch.Tensor) -> dict[str, torch.Tensor]:
-    names, parameters = zip(*model.named_parameters(), strict=True)
-    return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
 
 
 def assert_same_gradients(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], tolerance: float = 1e-5):
@@ -199,9 +110,9 @@ def test_loss_and_gradients_equal_the_naive_ones(loss: str, aggregation: str, kl
     )
     samples = random_samples(model, temperature=TEMPERATURE, noise=0.2, groups=2, algorithm=config.algorithm)
     metrics, ours = our_gradients(model, samples, config, reference_model=reference)
-    expected = naive_loss(model, reference, samples, config)
+    expected = plain.step_loss(model, reference, samples, config)
     assert metrics["loss"] == pytest.approx(expected.item(), abs=LOSS_ROUNDING)
-    assert_same_gradients(ours, naive_gradients(model, expected))
+    assert_same_gradients(ours, plain.gradients(model, expected))
 
 
 @pytest.mark.slow
@@ -215,7 +126,7 @@ def test_layouts_have_the_naive_gradients(shape: str, budget: int | None, sharin
     metrics, ours = our_gradients(model, samples, config, prefix_sharing=sharing)
     if sharing != "never" and budget is None:
         assert metrics["tokens/computed"] < 0.8 * metrics["tokens/raw"]
-    assert_same_gradients(ours, naive_gradients(model, naive_loss(model, None, samples, config)))
+    assert_same_gradients(ours, plain.gradients(model, plain.step_loss(model, None, samples, config)))
 
 
 def test_logprobs_equal_those_of_transformers() -> None:
@@ -332,4 +243,4 @@ def test_loss_and_gradients_equal_trl(make_trl: Any, loss: str, aggregation: str
     trl_model.eval()
     expected = trl._compute_loss(trl_model, trl_inputs(samples, of_reference))
     assert metrics["loss"] == pytest.approx(expected.item(), abs=LOSS_ROUNDING)
-    assert_same_gradients(ours, naive_gradients(trl_model, expected))
+    assert_same_gradients(ours, plain.gradients(trl_model, expected))

@@ -51,6 +51,13 @@ def test_a_run_leaves_everything_a_person_needs(short: Overrides, tmp_path: Path
     assert any("kl/mismatch_max" in row for row in steps)
     assert [row["step"] for row in rows(folder) if "val/success" in row] == [0, 3]
     checkpoint = folder / "checkpoints" / "step-000003"
+    (resume,) = (folder / "resume").iterdir()
+    plan = (folder / "run.log").read_text()
+    said = re.search(r"disk +([\d.]+) MiB a checkpoint, .*? and ([\d.]+) MiB to continue from", plan)
+    assert said, plan
+    for planned, there in zip(said.groups(), (checkpoint, resume), strict=True):
+        size = sum(f.stat().st_size for f in there.rglob("*") if f.is_file()) / 2**20
+        assert float(planned) == pytest.approx(size, rel=0.2)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(checkpoint), AutoTokenizer.from_pretrained(checkpoint)
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": "1 + 1?"}], add_generation_prompt=True, return_tensors="pt"

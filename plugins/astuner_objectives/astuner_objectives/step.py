@@ -99,13 +99,18 @@ class TokenLosses:
     """What else the loss measures, by the names that a log shows: ``loss/NAME``."""
 
 
+def is_corrected(algorithm: AlgorithmSection) -> bool:
+    """Whether a `rollout_is` correction is asked for; ``auto`` is none until a backbone has made it another."""
+    return algorithm.rollout_is not in ("auto", "none")
+
+
 def old_logprobs(algorithm: AlgorithmSection, *, rollout: Tensor, before: Tensor) -> Tensor:
     """The log-probabilities that ratios are taken to; see the module's text.
 
     :param rollout: those the rollout recorded.
     :param before: the trainer's own, of the weights before the update.
     """
-    return rollout if algorithm.rollout_is == "none" else before
+    return before if is_corrected(algorithm) else rollout
 
 
 def token_losses(
@@ -147,7 +152,7 @@ def token_losses(
     term = token_loss(algorithm.loss, find_loss(algorithm.loss, base_dir), given)
     policy, correction, kl = term.loss, None, None
     none = advantage.new_zeros(advantage.shape).bool()
-    if algorithm.rollout_is != "none":
+    if is_corrected(algorithm):
         correction = rollout_correction(algorithm.rollout_is, given, algorithm.rollout_is_threshold)
         policy = policy * correction
     total = policy

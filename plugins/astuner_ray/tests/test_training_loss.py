@@ -92,6 +92,23 @@ def test_micro_batches_add_up_and_processes_are_averaged(name: str) -> None:
         assert (sum(values) / 2 if how == "sum" else max(values)) == pytest.approx(value, rel=1e-4), metric
 
 
+def test_the_mismatch_is_measured_before_the_update_and_not_after() -> None:
+    fields = batch()
+    gap = (fields["logprobs"] - fields["rollout"]).abs()[fields["trained"]]
+    _, _, before = share(SETTINGS["plain"], fields)
+    assert before["kl/mismatch_mean"] == ("sum", pytest.approx(float(gap.mean()), rel=1e-5))
+    assert before["kl/mismatch_max"] == ("max", pytest.approx(float(gap.max())))
+    _, _, after = share(SETTINGS["plain"], {**fields, "moved": True})
+    assert before.keys() - after.keys() == {"kl/mismatch_mean", "kl/mismatch_max"}
+    assert after["ratio/max"] == before["ratio/max"]
+
+
+def test_what_passes_in_bfloat16_give_is_summed_in_float32() -> None:
+    rows = {field: of.bfloat16() if field == "logprobs" else of for field, of in batch(400).items()}
+    _, _, measured = share(SETTINGS["corrected, with all terms"], {**rows, "before": rows["logprobs"].float()})
+    assert measured["ratio/mean"][1] == pytest.approx(1, abs=1e-6)  # in bfloat16 1,000 ones are 256
+
+
 @table(("name", "at"), list(itertools.product(SETTINGS, (0, 3, ROWS))))
 def test_a_row_without_trained_tokens_changes_nothing(name: str, at: int) -> None:
     settings, fields = SETTINGS[name], batch()

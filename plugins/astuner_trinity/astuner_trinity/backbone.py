@@ -21,7 +21,8 @@ from astuner.contracts.types import DEFAULT_POLICY
 from astuner_models.serving import load_tokenizer
 from astuner_ray import step_states
 from astuner_ray.cluster import ADDRESS_VARIABLE, Cluster, connected, worker_environ
-from astuner_ray.native.host import host_plan
+from astuner_ray.native.host import disk_and_speed, host_plan
+from astuner_ray.native.table import correction_plan
 from astuner_ray.redirect import Redirect
 from astuner_trinity import native
 from astuner_trinity.facts import Facts, Platform, part_of, platform
@@ -51,7 +52,8 @@ class TrinityBackbone(Backbone):
         notes, runners = composed.notes, composed.values["explorer"]["runner_per_model"] * facts.engines
         parts = {"this command": _DOES[part]} if (part := part_of(self.config)) else {}
         host = host_plan(facts.processes(runners), cpus=facts.reserved[1])
-        return {**parts, **facts.memory_plan(), **host, **({"trinity": "; ".join(notes)} if notes else {})}
+        more = {**host, **disk_and_speed(facts), **correction_plan(composed.common)}
+        return {**parts, **facts.memory_plan(), **more, **({"trinity": "; ".join(notes)} if notes else {})}
 
     def native(self) -> Mapping[str, Any]:
         return native.compose(Facts.planned(self.config), platform().settings).as_dict()

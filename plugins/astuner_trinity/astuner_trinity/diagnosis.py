@@ -27,10 +27,6 @@ WHY = {
 LEAST_GPUS = 2
 ARROW_FOR_NUMPY_2 = 26
 """From this pyarrow on, it refuses to be imported beside an older numpy."""
-WITHOUT_FLASH_ATTENTION = (
-    "trinity.trainer.trainer_config.model.override_config.attn_implementation=sdpa",
-    "trinity.trainer.use_remove_padding=false",
-)
 
 
 def diagnose() -> Iterator[Finding]:
@@ -70,7 +66,7 @@ def _on_gpus(cards: Sequence[Gpu]) -> Iterator[Finding]:
     yield _enough(len(cards))
     yield from TRINITY.torch(cards, bound("vllm", "torch"))
     yield _engine()
-    yield TRINITY.flash_attention(bound("trinity-rft", "flash-attn"), *WITHOUT_FLASH_ATTENTION)
+    yield TRINITY.flash_attention(bound("trinity-rft", "flash-attn"))
     yield from TRINITY.memory(cards)
 
 

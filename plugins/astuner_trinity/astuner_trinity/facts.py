@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 from astuner import Config
 from astuner_ray.native import facts
 from astuner_ray.native.compose import platform as find_platform
+from astuner_ray.native.compose import without_flash_attention
 from astuner_ray.native.gpu_memory import gib, of_facts
 from astuner_ray.native.keys import written
 
@@ -33,6 +34,10 @@ RUNNERS = "explorer.runner_per_model"
 STALENESS = "algorithm.sample_strategy_args.max_staleness"
 INFLIGHT = "explorer.max_inflight_batches"
 OFFSET = "synchronizer.sync_offset"
+SYNC = "synchronizer.sync_method"
+MERGING = f"{VERL}.model.external_lib"
+MERGED = "astuner_trinity.merged"
+"""What VERL imports, so that engines get the weights with the adapters in them."""
 WHOLE = {
     RUNNERS: 1,
     STALENESS: 0,
@@ -62,10 +67,16 @@ _LIMIT = 3600
 _SLACK = 60
 """Seconds more than ASTuner's own limits: a group ends by those, with a reason, before Trinity ends it without."""
 
+WITHOUT_FLASH_ATTENTION = {
+    "trainer.trainer_config.model.override_config.attn_implementation": "sdpa",
+    "trainer.use_remove_padding": False,
+}
+"""What Trinity needs where flash-attn is not installed: torch's own attention, which wants padded rows."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Platform:
-    """A machine that Trinity itself does not know; as it stands, its GPUs."""
+    """What a machine asks of Trinity; as it stands, GPUs on which nothing is missing."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Trinity's dotted keys that it needs."""
@@ -76,11 +87,12 @@ class Platform:
 
 
 def platform(env: Mapping[str, str] = os.environ) -> Platform:
-    """The platform that ``TRINITY_PLATFORM`` names.
+    """The platform that ``TRINITY_PLATFORM`` names; GPUs where it names none.
 
     :raises ConfigError: nobody brings the one that it names.
     """
-    return Platform(**find_platform(Facts.BACKBONE, engine_has_others=False, env=env))
+    on_gpus = {"settings": without_flash_attention(WITHOUT_FLASH_ATTENTION)}
+    return Platform(**find_platform(Facts.BACKBONE, engine_has_others=False, on_gpus=on_gpus, env=env))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,6 +287,7 @@ class Facts(facts.Facts):
             yield from unreadable
             return
         yield from self._wrong_gpus()
+        yield from self._wrong_adapters()
         if too_few := self.sequence_fits(self.micro_batch_tokens):
             said = self.own.get("trainer.max_token_len_per_gpu") is not None
             tokens = "trinity.trainer.max_token_len_per_gpu" if said else "astuner.trainer_common.micro_batch_tokens"
@@ -318,6 +331,25 @@ class Facts(facts.Facts):
         variables = [str(name).upper() for name in names]
         if len(set(variables)) < len(names) or not all(re.fullmatch(r"[A-Z][A-Z0-9_]*", name) for name in variables):
             yield f"trinity.{HELPERS}", f"should give each a name of its own, of letters, digits and _, got {names}"
+
+    def _wrong_adapters(self) -> Iterator[tuple[str, str]]:
+        lora = self.a.model.lora
+        if not lora.rank:
+            return
+        if not float(lora.alpha).is_integer():
+            yield "astuner.model.lora.alpha", f"is {lora.alpha:g}, and verl takes whole numbers"
+        if str(self.own.get(SYNC)).lower() == "memory":
+            yield (
+                f"trinity.{SYNC}",
+                "is memory, by which Trinity sends the model and its adapters apart, and engines take whole weights; "
+                "write nccl or checkpoint, or leave it out",
+            )
+        if self.own.get(MERGING) not in (None, MERGED):
+            yield (
+                f"trinity.{MERGING}",
+                f"is {self.own[MERGING]!r}, and with astuner.model.lora it is {MERGED}, or engines would get the "
+                "weights without the adapters; leave it out, or train all weights",
+            )
 
     def _wrong_gpus(self) -> Iterator[tuple[str, str]]:
         count, engine, world = "astuner.trainer_common.n_gpus_per_node", self.engine_gpus, self.world

@@ -23,17 +23,21 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
+from astuner import TrainerCommon
 from astuner.contracts.errors import ConfigError, MissingDependency
 from astuner.contracts.secrets import redact
+from astuner_ray.native import table
 from astuner_ray.native.compose import HAS_KEYS, checked, layered
 from astuner_ray.native.keys import flat, get, put
-from astuner_trinity.facts import VERL, Facts
-from astuner_trinity.table import TABLE
+from astuner_trinity.facts import ENGINE, SYNC, VERL, Facts
+from astuner_trinity.table import TABLE, loss_settings
 
 __all__ = ["Facts", "Native", "compose", "every_key"]
 
 SECTION = Facts.BACKBONE
 FILE = "trinity.yaml"
+PRECISION = (f"{VERL}.actor.fsdp_config.mixed_precision.param_dtype", f"{ENGINE}.dtype")
+"""Where the types are that trainer and rollout engine compute in."""
 OF_VERL = tuple(f"{VERL}.{name}" for name in ("model", "actor", "ref"))
 """What of VERL's configuration Trinity takes from a person; it drops the rest in silence."""
 
@@ -46,6 +50,8 @@ class Native:
     """Trinity's keys, nested: what ASTuner, the platform and the person set; Trinity's defaults are the rest."""
     notes: tuple[str, ...]
     """What a person should know of what replaced what."""
+    common: TrainerCommon
+    """``trainer_common`` with a `rollout_is` that is decided."""
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as Trinity reads it, defaults included and secrets removed; plain data.
@@ -70,15 +76,18 @@ class Native:
 
         :raises ConfigError: what Trinity says, if it does not take the configuration, or changes it.
         """
-        from trinity.common.config import load_config
+        from trinity.common.config import LoRAConfig, load_config
 
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / FILE
+        path, values = folder / FILE, copy.deepcopy(dict(self.values))
+        adapters = values["model"].pop("lora_configs", [])
         with open(path, "w", encoding="utf-8", opener=_for_its_owner) as file:  # it may hold keys to other services
-            yaml.safe_dump(_literally(self.values), file, sort_keys=False, allow_unicode=True)
+            yaml.safe_dump(_literally(values), file, sort_keys=False, allow_unicode=True)
         path.chmod(0o600)  # also where an older one was there
         try:
             config = load_config(str(path)).check_and_update()
+            if adapters:  # only now, or Trinity would give them to its engines, whose servers speak with the base model
+                config.model.lora_configs = [LoRAConfig(**adapters[0], is_dummy=True)]  # dummy: they are in no folder
             _check_parts(config)
         except _COMPLAINTS as e:
             raise ConfigError(f"Trinity does not take this configuration: {' '.join(str(e).split())}") from e
@@ -99,6 +108,8 @@ def compose(facts: Facts, machine: Mapping[str, Any]) -> Native:
     :raises MissingDependency: Trinity is not installed.
     """
     values: dict[str, Any] = {}
+    if facts.a.model.lora.rank and machine.get(SYNC) == "memory":
+        machine = {**machine, SYNC: "checkpoint"}  # see `Facts.wrong`
 
     def set_value(key: str, value: Any) -> str:
         put(values, key, copy.deepcopy(value))
@@ -120,7 +131,10 @@ def compose(facts: Facts, machine: Mapping[str, Any]) -> Native:
         get=partial(get, values),
         put=set_value,
     )
-    return Native(values=values, notes=notes)
+    common = table.corrected(facts.a.trainer_common, *(get(values, key) for key in PRECISION))
+    put(values, "algorithm.policy_loss_fn_args", loss_settings(common))
+    put(values, "algorithm.bypass_old_logprobs", table.old_need_no_pass(common))
+    return Native(values=values, notes=notes, common=common)
 
 
 def _check_parts(config: Any) -> None:

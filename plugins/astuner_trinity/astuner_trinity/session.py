@@ -308,11 +308,9 @@ class Session:
             return
         self.training.publish(Saving(step=step))
         state = self._job / f"global_step_{step}"
-        step_states.publish(
-            state / "actor" / "huggingface",
-            self.training.run_dir.checkpoints,
-            step,
-            keep=self._settings.trainer_common.max_checkpoints,
-        )
+        from astuner_ray import checkpoints  # imports torch
+
+        keep = self._settings.trainer_common.max_checkpoints
+        checkpoints.publish(state, self.training.run_dir.checkpoints, keep=keep)
         step_states.complete(state, self._resumable[step])
         self.saved_step = step

@@ -6,6 +6,7 @@ one of Trinity's `Config`, or one below ``trainer.trainer_config``, which Trinit
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from astuner import TrainerCommon
 from astuner_ray.native import table
 from astuner_ray.native.table import UNSET, Table
-from astuner_trinity.facts import ENGINE, STALENESS, VERL, Facts
+from astuner_trinity.facts import ENGINE, MERGED, MERGING, STALENESS, VERL, Facts
 
 TASKS = "buffer.explorer_input"
 EXPERIENCES = "buffer.trainer_input.experience_buffer"
@@ -32,8 +33,22 @@ def _tasks(facts: Facts) -> Any:
     return [{"name": "train", "storage_type": _READER, "path": "train", "default_workflow_type": _WORKFLOW}]
 
 
-def _settings(facts: Facts) -> Any:
-    return {"settings": facts.a.trainer_common.model_dump(mode="json", include={*TrainerCommon.model_fields})}
+def loss_settings(common: TrainerCommon) -> dict[str, Any]:
+    """What `TokenLoss` is told."""
+    return {"settings": common.model_dump(mode="json", include={*TrainerCommon.model_fields})}
+
+
+def _adapters(facts: Facts) -> Any:
+    lora, names = facts.a.model.lora, facts.a.model.lora.target_modules
+    if not isinstance(names, str):  # Trinity takes text only, which peft reads as a pattern for the whole name
+        names = rf"(.*\.)?({'|'.join(map(re.escape, names))})"
+    return [{"lora_rank": lora.rank, "lora_alpha": int(lora.alpha), "target_modules": names}] if lora.rank else UNSET
+
+
+def _sync_method(facts: Facts) -> Any:
+    if facts.mode != "colocate":
+        return "nccl"
+    return "checkpoint" if facts.a.model.lora.rank else "memory"
 
 
 VALUES: Mapping[str, Callable[[Facts], Any]] = {
@@ -43,6 +58,8 @@ VALUES: Mapping[str, Callable[[Facts], Any]] = {
     f"{VERL}.actor.fsdp_config.mixed_precision.param_dtype": table.precision,
     f"{VERL}.ref.fsdp_config.mixed_precision.param_dtype": table.precision,
     f"{VERL}.model.enable_gradient_checkpointing": table.checkpointing,
+    "model.lora_configs": _adapters,
+    MERGING: lambda f: MERGED if f.a.model.lora.rank else UNSET,
     "model.max_prompt_tokens": lambda f: f.max_model_len - f.response_length,
     "explorer.over_rollout.ratio": _oversample,
     "buffer.train_batch_size": lambda f: f.a.data.train_batch_size * f.a.rollout.num_repeat,
@@ -51,15 +68,15 @@ VALUES: Mapping[str, Callable[[Facts], Any]] = {
     f"{VERL}.actor.optim.override_optimizer_config": table.optimizer,
     "algorithm.advantage_fn_args": lambda f: {"multiple": f.data_parallel * f.a.trainer_common.mini_batch_num},
     "algorithm.algorithm_type": lambda f: f"{_ALGORITHM}{'WithReference' * f.a.trainer_common.use_kl_loss}",
-    "algorithm.policy_loss_fn_args": _settings,
+    "algorithm.policy_loss_fn_args": lambda f: loss_settings(f.a.trainer_common),
     "algorithm.entropy_loss_fn_args": lambda f: {"entropy_coef": f.a.trainer_common.entropy_coeff},
-    "algorithm.bypass_old_logprobs": table.rollouts_are_old,
+    "algorithm.bypass_old_logprobs": lambda f: table.old_need_no_pass(f.a.trainer_common),
     f"{TASKS}.tasksets": _tasks,
     f"{EXPERIENCES}.capacity": lambda f: (
         f.sync_offset + f.sync_interval if f.max_staleness is None else f.max_staleness + 1
     ),
     STALENESS: lambda f: UNSET if f.max_staleness is None else f.max_staleness,
-    "synchronizer.sync_method": lambda f: "memory" if f.mode == "colocate" else "nccl",
+    "synchronizer.sync_method": _sync_method,
 }
 """Trinity's key -> its value."""
 

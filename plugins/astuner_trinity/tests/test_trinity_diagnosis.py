@@ -152,13 +152,6 @@ def test_what_is_typed_for_the_engine_is_what_the_package_asks_for() -> None:
     assert typed in (ROOT / "docs/backbones/trinity.md").read_text(encoding="utf-8")
 
 
-def test_the_two_keys_without_flash_attention_are_those_of_the_page(machine: Machine) -> None:
-    words = [w for w in machine(flash_attn=None)["flash-attn"].detail.split() if w.startswith("trinity.")]
-    page = (ROOT / "docs/backbones/trinity.md").read_text(encoding="utf-8")
-    assert len(words) == 2
-    assert all(f"`{word}`" in page for word in words)
-
-
 def test_the_doctor_is_given_it(machine: Machine) -> None:
     machine()
     assert {finding.level for finding in registry.import_target(_offered("diagnosis").target)()} == {"ok"}

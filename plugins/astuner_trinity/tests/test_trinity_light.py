@@ -112,8 +112,7 @@ print(sorted(CONVERTED & OWN ^ {f"trainer_common.{name}" for name in also}))
 
 REFUSED = {
     "model.device=cpu": "TRINITY_PLATFORM=cpu",
-    "model.lora.rank=8": "speak with the base model's weights",
-    "model.lora.target_modules=[q_proj]": "without trained adapters they mean nothing",
+    "model.lora.dropout=0.1": "rollout and trainer would disagree",
     "model.revision=main": "download that revision",
     "rollout.multi_turn.expected_steps=3": "however many they are",
     "rollout.name=sglang": "token ids",
@@ -162,8 +161,14 @@ except ConfigError as e:
     assert says in run(code, TRINITY_PLATFORM=name)
 
 
-def test_where_no_platform_is_named_there_are_gpus() -> None:
-    code = "from astuner_trinity.facts import Platform, platform\nprint(platform() == platform({}) == Platform())"
+@table(("installed", "settings"), [(True, "{}"), (False, "WITHOUT_FLASH_ATTENTION")])
+def test_where_no_platform_is_named_there_are_gpus(installed: bool, settings: str) -> None:
+    code = f"""
+from astuner_ray.native import compose
+from astuner_trinity.facts import WITHOUT_FLASH_ATTENTION, Platform, platform
+compose.find_spec = lambda name: {installed} or None
+print(platform() == platform({{}}) == Platform(settings={settings}))
+"""
     assert run(code).strip() == "True"
 
 

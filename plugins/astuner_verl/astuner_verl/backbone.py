@@ -20,7 +20,8 @@ from astuner_models.serving import load_tokenizer
 from astuner_ray import step_states
 from astuner_ray.cluster import Cluster, connected, worker_environ
 from astuner_ray.fleet import Fleet
-from astuner_ray.native.host import host_plan
+from astuner_ray.native.host import disk_and_speed, host_plan
+from astuner_ray.native.table import correction_plan
 from astuner_ray.redirect import Redirect
 from astuner_verl import native, reserved, separate
 from astuner_verl.facts import Facts
@@ -42,7 +43,8 @@ class VerlBackbone(Backbone):
         composed = native.compose(facts, platform_settings())
         told, notes = composed.config, composed.notes
         host = host_plan(reserved.processes(told), cpus=reserved.training_cpus(told))
-        return {**facts.memory_plan(), **host, **({"verl": "; ".join(notes)} if notes else {})}
+        more = {**host, **disk_and_speed(facts), **correction_plan(composed.common)}
+        return {**facts.memory_plan(), **more, **({"verl": "; ".join(notes)} if notes else {})}
 
     def native(self) -> Mapping[str, Any]:
         return native.compose(Facts.planned(self.config), platform_settings()).as_dict()
@@ -115,7 +117,7 @@ class VerlBackbone(Backbone):
                     note=lambda text: run.publish(Note(text=text)),
                 )
 
-            session = Session(run, told, redirect, done=done, updates=saved.get("updates", 0))
+            session = Session(run, composed, redirect, done=done, updates=saved.get("updates", 0))
             if (
                 unlogged := saved.get("unlogged")
             ) and not any(  # by verl, or by an earlier run that continued from here

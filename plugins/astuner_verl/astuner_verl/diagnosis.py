@@ -12,10 +12,6 @@ from astuner_ray.native.gpu_diagnosis import Gpu, GpuBackbone, bound
 
 VERL = GpuBackbone(name="verl", title="VERL", install="pip install 'astuner-verl[vllm]'")
 ENGINES = ("vllm", "sglang")
-WITHOUT_FLASH_ATTENTION = (
-    "verl.actor_rollout_ref.model.+override_config.attn_implementation=sdpa",
-    "verl.actor_rollout_ref.model.use_remove_padding=false",
-)
 
 
 def diagnose() -> Iterator[Finding]:
@@ -29,7 +25,7 @@ def diagnose() -> Iterator[Finding]:
 def _on_gpus(cards: Sequence[Gpu]) -> Iterator[Finding]:
     yield from VERL.torch(cards, bound("verl", "torch", "vllm"))
     yield from _engine()
-    yield VERL.flash_attention(bound("verl", "flash-attn"), *WITHOUT_FLASH_ATTENTION)
+    yield VERL.flash_attention(bound("verl", "flash-attn"))
     yield from VERL.memory(cards)
 
 

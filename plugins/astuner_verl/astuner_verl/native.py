@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from astuner.contracts.errors import ConfigError, MissingDependency
 from astuner.contracts.places import Place
-from astuner_ray.native.compose import HAS_KEYS, checked, layered, platform
+from astuner_ray.native import table
+from astuner_ray.native.compose import HAS_KEYS, checked, layered, platform, without_flash_attention
 from astuner_ray.native.keys import place_of, spelled
 from astuner_verl import separate
 from astuner_verl.facts import Facts
@@ -28,11 +29,18 @@ from astuner_verl.table import TABLE
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from astuner import Config
+    from astuner import Config, TrainerCommon
 
 __all__ = ["Facts", "Native", "check", "compose", "defaults", "platform_settings"]
 
 SECTION = "verl"
+WITHOUT_FLASH_ATTENTION = {
+    "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
+    "actor_rollout_ref.model.use_remove_padding": False,
+}
+"""What VERL needs where flash-attn is not installed: torch's own attention, which wants padded rows."""
+PRECISION = ("actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype", "actor_rollout_ref.rollout.dtype")
+"""Where the types are that trainer and rollout engine compute in."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +51,8 @@ class Native:
     """VERL's own, interpolations unresolved; what the run decides later may still be put into it."""
     notes: tuple[str, ...]
     """What a person should know of what replaced what."""
+    common: TrainerCommon
+    """``trainer_common`` with a `rollout_is` that is decided."""
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, resolved, as plain data."""
@@ -53,11 +63,12 @@ class Native:
 
 
 def platform_settings(env: Mapping[str, str] = os.environ) -> Mapping[str, Any]:
-    """VERL's keys that this machine needs, as ``VERL_PLATFORM`` names it: dotted, a leading ``+`` adds one.
+    """VERL's keys that this machine needs, a GPU's or as ``VERL_PLATFORM`` says: dotted, a leading ``+`` adds one.
 
     :raises ConfigError: the CPU is asked for, and the package that brings it is not installed.
     """
-    return platform("verl", engine_has_others=True, env=env)
+    on_gpus = without_flash_attention(WITHOUT_FLASH_ATTENTION)
+    return platform("verl", engine_has_others=True, on_gpus=on_gpus, env=env)
 
 
 def compose(facts: Facts, machine: Mapping[str, Any]) -> Native:
@@ -89,7 +100,10 @@ def compose(facts: Facts, machine: Mapping[str, Any]) -> Native:
     _check_mode(facts.config, native)
     if _get(native, separate.LENT) is not None:
         _put(native, separate.LENT, separate.training_gpus(native))
-    return Native(config=native, notes=notes)
+    passes, rollouts = (_get(native, key) for key in PRECISION)
+    common = table.corrected(facts.a.trainer_common, passes, rollouts)
+    _put(native, "algorithm.rollout_correction.bypass_mode", table.old_need_no_pass(common))
+    return Native(config=native, notes=notes, common=common)
 
 
 def defaults() -> DictConfig:

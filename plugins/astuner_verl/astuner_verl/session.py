@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 import transfer_queue as tq
-from omegaconf import DictConfig
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import get_trainer_cls
 
@@ -30,13 +29,14 @@ from astuner.contracts.errors import RunError
 from astuner.contracts.events import LogprobsComputed, Note, Saving, StepEnded, TokenizersLoaded
 from astuner.contracts.run import Run
 from astuner.contracts.types import DEFAULT_POLICY, Sample
-from astuner_ray import step_states
+from astuner_ray import checkpoints, step_states
 from astuner_ray.fleet import Fleet
 from astuner_ray.redirect import Redirect
 from astuner_ray.training.before_update import Mailbox
 from astuner_ray.training.updates import VERL_ACTOR, Updates, translate
-from astuner_verl import checkpoints, rows
+from astuner_verl import rows
 from astuner_verl.loss import make_loss
+from astuner_verl.native import Native
 
 if TYPE_CHECKING:
     from verl.workers.rollout.llm_server import LLMServerClient
@@ -80,12 +80,12 @@ class _Step:
 class Session:
     """Answers verl's trainer."""
 
-    def __init__(self, run: Run, native: DictConfig, redirect: Redirect, *, done: int = 0, updates: int = 0) -> None:
+    def __init__(self, run: Run, composed: Native, redirect: Redirect, *, done: int = 0, updates: int = 0) -> None:
         """:param done: steps that a run which is being continued has behind it.
         :param updates: optimizer steps among them.
         """
         self.training = run
-        self.native = native
+        self.native, self._common = composed.config, composed.common
         self.redirect = redirect
         self.saved_step = done
         self._state = run.state()
@@ -95,7 +95,7 @@ class Session:
         self._step: _Step | None = None
         self._tickets: list[str] = []
         """Of verl, in its queue: one for each group that it wants and has not got."""
-        self._ahead = native.trainer.v1.trainer_mode != "sync"
+        self._ahead = self.native.trainer.v1.trainer_mode != "sync"
         """Whether groups run while weights are updated."""
         self._settings = run.config.astuner
         self._updates = Updates(self._settings.trainer_common, done=updates, total_steps=run.total_steps)
@@ -138,7 +138,7 @@ class Session:
             self._trainer.init()
             rows.forget()
             self.training.publish(TokenizersLoaded(load={DEFAULT_POLICY: lambda: self._trainer.tokenizer}))
-            common, send = self._settings.trainer_common, None
+            common, send = self._common, None
             if common.save_tokens:
                 self._mailbox = mailbox = ray.remote(Mailbox).options(num_cpus=0).remote()
                 send = lambda step, found: ray.get(mailbox.put.remote(step, found))  # noqa: E731  # in a worker

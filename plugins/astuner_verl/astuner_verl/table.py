@@ -34,7 +34,7 @@ VALUES: Mapping[str, Callable[[Facts], Any]] = {
     f"{_ROLLOUT}.val_kwargs.do_sample": lambda f: f.a.rollout.val_kwargs.temperature > 0,
     f"{_ROLLOUT}.name": lambda f: f.a.rollout.name or "vllm",
     f"{_ACTOR}.optim.override_optimizer_config": table.optimizer,
-    "algorithm.rollout_correction.bypass_mode": table.rollouts_are_old,
+    "algorithm.rollout_correction.bypass_mode": lambda f: table.old_need_no_pass(f.a.trainer_common),
     "data.train_files": _tickets,
 }
 """VERL's key -> its value."""

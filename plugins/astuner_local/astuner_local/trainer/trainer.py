@@ -319,7 +319,7 @@ class PolicyTrainer:
             for mini in mini_batches(samples, config.mini_batch_num, algorithm.loss_agg_mode, dealer)
             if (members := tuple(i for i in mini.members if i in carrying))
         ]
-        needs_old = algorithm.rollout_is != "none" and len(steps) > 1
+        needs_old = algorithm.rollout_is not in ("auto", "none") and len(steps) > 1
         work = _Update(
             batch=batch,
             reference=self.reference_logprobs(batch) if config.use_kl_loss else None,

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from typing import Any, Final
 
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.secrets import is_secret
 from astuner_ray.native.facts import Facts
-from astuner_ray.native.keys import nearest, refuse
+from astuner_ray.native.keys import nearest, refuse, spelled
 from astuner_ray.native.table import UNSET, Table
 
 HAS_KEYS: Final = object()
@@ -42,9 +43,13 @@ def layered(
     for row in table.rows:
         if (value := row.value(facts)) is not UNSET:
             decided[put(row.native, value)] = row.ours
-    for key, value in platform:
-        before, name = get(key), put(key, value)
+    for marked, value in platform:
+        key = marked.removeprefix("?")
+        name = spelled(key).replace("+", "")
         asked = [f"astuner.{ours}" for ours in decided.get(name, ()) if facts.is_written(ours)]
+        if asked and key != marked:
+            continue
+        before, name = get(key), put(key, value)
         if asked and before != value:
             notes.append(f"{' and '.join(asked)}: this platform needs {name}: {value} instead of {before}")
         decided.setdefault(name, ())
@@ -105,6 +110,11 @@ def checked(
     return wanted
 
 
+def without_flash_attention(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``settings`` where flash-attn is not installed, which engines take for granted; nothing where it is."""
+    return {} if find_spec("flash_attn") else settings
+
+
 def no_key(name: str, known: Iterable[str], table: Table[Any], *, engine: str, else_: str = "") -> str:
     """What to say of a key that the engine does not have.
 
@@ -119,14 +129,18 @@ def no_key(name: str, known: Iterable[str], table: Table[Any], *, engine: str, e
     return f"is no key of {engine}" + (f"; {hint}" if hint else "")
 
 
-def platform(backbone: str, *, engine_has_others: bool, env: Mapping[str, str] = os.environ) -> Mapping[str, Any]:
-    """What the machine asks of an engine, beside the experiment: nothing on GPUs, much on a CPU.
+def platform(
+    backbone: str, *, engine_has_others: bool, on_gpus: Mapping[str, Any], env: Mapping[str, str] = os.environ
+) -> Mapping[str, Any]:
+    """What the machine asks of an engine, beside the experiment: little on GPUs, much on a CPU.
 
     A platform is an entry point of the group ``astuner_<backbone>.platforms``, named as ``<BACKBONE>_PLATFORM`` names
-    it: a function without arguments, whose answer this is.
+    it: a function without arguments, whose answer this is; keys with a leading
+    ``?`` give way to what a person wrote.
 
     :param engine_has_others: whether a name that nobody registers there is the engine's own matter, as VERL knows some
         platforms itself and other packages bring it more.
+    :param on_gpus: the answer where no platform is named.
     :raises ConfigError: nobody brings the platform that is named.
     """
     variable, group = f"{backbone.upper()}_PLATFORM", f"astuner_{backbone}.platforms"
@@ -134,7 +148,9 @@ def platform(backbone: str, *, engine_has_others: bool, env: Mapping[str, str] =
     for point in entry_points(group=group, name=name):
         found: Mapping[str, Any] = point.load()()
         return found
-    if not name or (engine_has_others and name != "cpu"):
+    if not name:
+        return on_gpus
+    if engine_has_others and name != "cpu":
         return {}
     brought = ", ".join(sorted({point.name for point in entry_points(group=group)})) or "none"
     instead = (

@@ -162,16 +162,13 @@ class GpuBackbone:
         else:
             yield ok(what="NVIDIA driver", detail=f"{driver}, CUDA up to {cuda}; torch {torch}")
 
-    def flash_attention(self, wanted: SpecifierSet, *without: str) -> Finding:
-        """That flash-attn is here.
-
-        :param without: ``key=value`` that each experiment has to say where it is not.
-        """
+    def flash_attention(self, wanted: SpecifierSet) -> Finding:
+        """That flash-attn is here."""
         if (have := version("flash-attn")) is not None:
             return ok(what="flash-attn", detail=have)
         return warn(
             what="flash-attn",
-            detail=f"not installed; without it each experiment has to say {' '.join(without)}",
+            detail="not installed: the trainer takes torch's own attention (sdpa), on padded rows",
             fix=f"pip install --no-build-isolation 'flash-attn{wanted}'",
         )
 

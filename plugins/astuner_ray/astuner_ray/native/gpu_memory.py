@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from astuner_objectives.plan import gib as gib
+
 if TYPE_CHECKING:
     from astuner_ray.native.facts import Facts
 
@@ -41,6 +43,10 @@ class Shape:
     kv_heads: int
     head_dim: int
     vocabulary: int
+
+    def adapters(self, rank: int) -> int:
+        """Weights of adapters on every matrix of a layer: seven, the inner one about three hidden sizes wide."""
+        return self.layers * rank * 16 * self.hidden
 
     @classmethod
     def of(cls, described: Mapping[str, Any]) -> Shape | None:
@@ -113,7 +119,7 @@ def memory(
     :param tokens: of one pass on one GPU.
     :param lora_rank: 0 trains every weight; adapters are on every matrix of a layer.
     """
-    adapters = shape.layers * lora_rank * 16 * shape.hidden if lora_rank else 0  # seven matrices, inner about 3 hidden
+    adapters = shape.adapters(lora_rank)
     trained = adapters or shape.parameters
     weights = MASTER * (shape.parameters + adapters)
     kept = tokens * shape.hidden * HALF * shape.layers  # what every layer was given
@@ -149,8 +155,3 @@ def of_facts(facts: Facts, *, gpus: int) -> Memory | None:
         param_offload=common.fsdp_config.param_offload,
         optimizer_offload=common.fsdp_config.optimizer_offload,
     )
-
-
-def gib(size: float) -> str:
-    """A number of bytes, as people say it."""
-    return f"{size / GIB:.1f} GiB" if size >= GIB / 4 else f"{size / 2**20:.0f} MiB"

@@ -30,9 +30,10 @@ from typing import Any, Final, Generic, TypeVar
 
 import yaml
 
-from astuner import Optim
+from astuner import Optim, TrainerCommon
 from astuner.contracts.backbone import Capabilities
 from astuner_models import serving
+from astuner_objectives.step import is_corrected
 from astuner_ray.native.facts import Facts
 
 _F = TypeVar("_F", bound=Facts, contravariant=True)
@@ -184,6 +185,25 @@ def checkpointing(facts: Facts) -> Any:
     return facts.a.trainer_common.activation_checkpointing if written else UNSET
 
 
-def rollouts_are_old(facts: Facts) -> bool:
-    """Whether the rollout's log-probabilities are the old ones, so that nobody need compute them again."""
-    return facts.a.trainer_common.algorithm.rollout_is == "none"
+def corrected(common: TrainerCommon, *types: str | None) -> TrainerCommon:
+    """``common`` with a `rollout_is` that is decided: ``auto`` is ``token-truncate`` unless all is in float32.
+
+    :param types: of the trainer's passes and of the rollout engine, as they are told; None is the engine's own default.
+    """
+    if common.algorithm.rollout_is != "auto":
+        return common
+    found = "none" if all(kind in ("fp32", "float32") for kind in types) else "token-truncate"
+    return common.model_copy(update={"algorithm": common.algorithm.model_copy(update={"rollout_is": found})})
+
+
+def correction_plan(common: TrainerCommon) -> dict[str, str]:
+    """A line of the plan: how what `corrected` gives corrects the loss; none where it does not."""
+    algorithm = common.algorithm
+    text = f"{algorithm.rollout_is} at {algorithm.rollout_is_threshold:g}, of what rounding makes of rollouts"
+    return {"correction": text} if is_corrected(algorithm) else {}
+
+
+def old_need_no_pass(common: TrainerCommon) -> bool:
+    """Whether nobody need compute old log-probabilities: they are the rollout's, or those of an only optimizer step."""
+    alone = common.mini_batch_num * common.ppo_epochs == 1 and not common.algorithm.use_kl_in_reward
+    return alone or not is_corrected(common.algorithm)

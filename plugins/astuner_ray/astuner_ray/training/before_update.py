@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from astuner import TrainerCommon
+from astuner_objectives.step import is_corrected
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,8 +36,8 @@ def row_id(step: int, row: int) -> int:
 class BeforeUpdate:
     """Watches the micro-batches of one trainer process."""
 
-    def __init__(self, send: Callable[[int, Found], None]) -> None:
-        """:param send: sends (step, found) to the run, and returns when it has arrived."""
+    def __init__(self, send: Callable[[int, Found], None] | None) -> None:
+        """:param send: sends (step, found) to the run, and returns when it has arrived; None: nobody wants it."""
         self._send = send
         self._step = -1
         self._seen = 0
@@ -54,8 +55,8 @@ class BeforeUpdate:
         before: Tensor,
         trained: Tensor,
         rows_of_step: int,
-    ) -> None:
-        """A micro-batch of R rows.
+    ) -> bool:
+        """A micro-batch of R rows; whether the weights are still those that the update began with.
 
         :param rows: int64 [R], `ROW` of each.
         :param logprobs: [R, response] under the weights as they are now.
@@ -68,18 +69,19 @@ class BeforeUpdate:
         ids: list[int] = rows.tolist()
         if (step := ids[0] >> _BITS) != self._step:
             self._step, self._seen, self._found, self._sent = step, 0, {}, set()
-        known = settings.algorithm.rollout_is != "none"
+        known, first = is_corrected(settings.algorithm), self._seen < rows_of_step
         numbers = [row & (1 << _BITS) - 1 for row in ids]
-        if (known or self._seen < rows_of_step) and not self._sent.issuperset(numbers):
+        if self._send and (known or first) and not self._sent.issuperset(numbers):
             mask = trained.bool()
             values = (before if known else logprobs).detach()[mask].float().cpu().numpy()
             parts = np.split(values, np.cumsum(mask.sum(dim=1).cpu().numpy())[:-1])
             self._found |= {n: part for n, part in zip(numbers, parts, strict=True) if len(part)}
         self._seen += len(ids)
-        if self._found and self._seen % rows_of_step == 0:
+        if self._send and self._found and self._seen % rows_of_step == 0:
             self._send(step, self._found)
             self._sent |= self._found.keys()
             self._found = {}
+        return first
 
 
 class Mailbox:

@@ -5,8 +5,8 @@ such a trainer's own losses, aggregation modes or clipping takes part.  VERL's e
 adds up what micro-batches give and averages over its data-parallel processes, while our weights are those of a sum over
 the whole batch: so the loss is multiplied by the number of processes.  Metrics go the same way: a mean over tokens is
 exact over micro-batches and processes within one optimizer step, and over the steps of a batch VERL takes the mean of
-the means.  One number means less in a batch of several steps: without a rollout correction nobody keeps the
-log-probabilities from before the update, so ``kl/mismatch_*`` then include how far the weights have moved.
+the means.  ``kl/mismatch_*`` compare the weights before the update with the rollout's: without a rollout correction
+nobody keeps those log-probabilities, so only the first optimizer step of a batch has them, of the tokens in it.
 
 Invariant: a row whose mask is zero (some fill a batch up) changes neither loss, gradient nor metrics.
 """
@@ -42,12 +42,13 @@ class RowLoss:
 
     def __init__(self, settings: TrainerCommon, send: Callable[[int, Found], None] | None = None) -> None:
         self._settings = settings
-        self._watcher = None if send is None else BeforeUpdate(send)
+        self._watcher = BeforeUpdate(send)
+        self._alone = settings.mini_batch_num * settings.ppo_epochs == 1
+        """Whether an update is one optimizer step, whose own log-probabilities are then the old ones."""
         reference = ["ref_log_prob"] if settings.use_kl_loss else []
         self.columns = ["response_mask", "rollout_log_probs", "old_log_probs", "advantages", *reference]
         """What it reads of a row, [rows, response]; ``old_log_probs`` are from the weights before the update."""
-        logged = [] if send is None else [ROW, "global_batch_size"]
-        self.told = ["token_weight", *logged, "dp_size", "batch_num_tokens"]
+        self.told = ["token_weight", ROW, "global_batch_size", "dp_size", "batch_num_tokens"]
         """And what there is once: numbers of a row, [rows], which are ours, and those that VERL's engine adds."""
 
     def __call__(
@@ -55,18 +56,19 @@ class RowLoss:
     ) -> tuple[Tensor, dict[str, Measured]]:
         """The micro-batch's scalar and metrics."""
         rows = {name: columns[name] for name in self.columns}
-        trained, before, processes = rows["response_mask"], rows["old_log_probs"], told["dp_size"]
-        if self._watcher is not None:
-            of_step = told["global_batch_size"] // processes
-            self._watcher.see(
-                self._settings, rows=told[ROW], logprobs=logprobs, before=before, trained=trained, rows_of_step=of_step
-            )
+        trained, processes = rows["response_mask"], told["dp_size"]
+        before = logprobs.detach() if self._alone else rows["old_log_probs"]
+        of_step = told["global_batch_size"] // processes
+        first = self._watcher.see(
+            self._settings, rows=told[ROW], logprobs=logprobs, before=before, trained=trained, rows_of_step=of_step
+        )
         return micro_batch_loss(
             self._settings,
             logprobs=logprobs,
             trained=trained,
             rollout=rows["rollout_log_probs"],
             before=before,
+            moved=not first,
             advantages=rows["advantages"],
             token_weight=told["token_weight"],
             processes=processes,
@@ -83,6 +85,7 @@ def micro_batch_loss(
     trained: Tensor,
     rollout: Tensor,
     before: Tensor,
+    moved: bool = False,
     advantages: Tensor,
     token_weight: Tensor,
     processes: int,
@@ -99,6 +102,7 @@ def micro_batch_loss(
     :param trained: whether the model generated the token, and no other row trains it.
     :param rollout: log-probabilities as the rollout recorded them.
     :param before: those of the weights before the update; only a rollout correction reads them.
+    :param moved: whether the weights are no longer those, so that without ``before`` there is no mismatch to measure.
     :param token_weight: [rows] float32; `Sample.token_weight` times what a part of the batch is scaled up by when it
         is an optimizer step of its own.
     :param processes: over how many the trainer averages gradients.
@@ -113,7 +117,7 @@ def micro_batch_loss(
     def of_trained(values: Tensor | None) -> Any:
         return None if values is None else values[trained]
 
-    mine, recorded, spread = of_trained(logprobs), of_trained(rollout), of_trained(entropy)
+    mine, recorded, spread = of_trained(logprobs).float(), of_trained(rollout), of_trained(entropy)
     old = old_logprobs(settings.algorithm, rollout=recorded, before=of_trained(before))
     losses = token_losses(
         settings,
@@ -127,7 +131,7 @@ def micro_batch_loss(
         base_dir=experiment_folder(),
     )
     weight = row_weights(token_weight, processes)[owner]
-    gap = ((mine.detach() if old is recorded else old) - recorded).abs()
+    gap = None if moved and old is recorded else ((mine.detach() if old is recorded else old) - recorded).abs()
     means = {
         "kl": kl_from_rollout(mine.detach(), recorded),
         "kl/mismatch_mean": gap,
@@ -146,6 +150,7 @@ def micro_batch_loss(
     measured |= {
         name: Measured("max", of.max() if len(of) else 0.0)
         for name, of in (("kl/mismatch_max", gap), ("ratio/max", losses.ratio))
+        if of is not None
     }
     return (weight * losses.total).sum(), measured
 
@@ -157,4 +162,4 @@ def row_weights(token_weight: Tensor, processes: int) -> Tensor:
 
 def token_mean(values: Tensor, *, processes: int, tokens: float) -> Measured:
     """The share of ``values`` [N] in a mean over all trained tokens of an optimizer step."""
-    return Measured("sum", processes / max(tokens, 1) * values.detach().sum())
+    return Measured("sum", processes / max(tokens, 1) * values.detach().float().sum())

@@ -1,4 +1,4 @@
-"""Token ids in, token ids out, from a model in float32 whose weights come from a trainer: the local backbone's engine,
+"""Token ids in, token ids out, from a model whose weights come from a trainer: the local backbone's engine,
 as VERL's and Trinity's rollout servers speak to theirs.
 
 Nothing here knows about VERL, Trinity, Ray or HTTP.  Invariant: every token is drawn from the weights that are loaded
@@ -91,6 +91,7 @@ class CpuEngine:
         seed: int = 0,
         max_rows: int = 256,
         max_prefill_tokens: int = 8192,
+        dtype: str = "float32",
     ) -> None:
         """
         :param max_model_len: most tokens of prompt and response together; None: as many as the model has positions.
@@ -100,12 +101,13 @@ class CpuEngine:
         :param max_rows: most requests decoded at once, as vLLM's ``max_num_seqs``.
         :param max_prefill_tokens: most tokens in a forward pass over those that join, as vLLM's
             ``max_num_batched_tokens``.
+        :param dtype: of weights and passes, by its name in `ModelSection`; weights that are loaded are rounded to it.
         :raises ValueError: one of ``defaults`` is not known here.
         :raises ConfigError: the local backbone cannot run the model, see `astuner_local.modeling.load_model`.
         """
         self._defaults = {name: value for name, value in (defaults or {}).items() if value is not None}
         read_sampling(self._defaults, eos=(), default_tokens=1, room=1)  # raises now rather than at each request
-        loaded = load_model(ModelSection(path=str(model_path), device="cpu", dtype="float32"))
+        loaded = load_model(ModelSection(path=str(model_path), device="cpu", dtype=dtype))
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
         self._ends = loaded.eos_token_ids
         self.engine = LocalEngine(

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_EXACT = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
-
 
 def platform_settings() -> Mapping[str, Any]:
     """What the entry point group ``astuner_trinity.platforms`` asks of a platform.
@@ -23,14 +21,14 @@ def platform_settings() -> Mapping[str, Any]:
             f"{trainer}.model.override_config.attn_implementation": "eager",  # the default needs flash-attn
             f"{trainer}.actor.use_torch_compile": False,  # compiling takes longer than a small model's whole run
             f"{trainer}.actor.fsdp_config.use_torch_compile": False,  # what the engine reads
-            f"{trainer}.actor.fsdp_config.dtype": "float32",  # bf16 is emulated on most CPUs, and inexact
-            f"{trainer}.actor.fsdp_config.mixed_precision": _EXACT,
+            f"{trainer}.actor.fsdp_config.dtype": "float32",  # of the weights that the optimizer moves
+            f"?{trainer}.actor.fsdp_config.mixed_precision.param_dtype": "fp32",  # many CPUs emulate bfloat16
             f"{trainer}.ref.fsdp_config.use_torch_compile": False,
             f"{trainer}.ref.fsdp_config.dtype": "float32",
-            f"{trainer}.ref.fsdp_config.mixed_precision": _EXACT,
+            f"?{trainer}.ref.fsdp_config.mixed_precision.param_dtype": "fp32",
             "synchronizer.sync_method": "memory",  # NCCL needs GPUs
             "explorer.rollout_model.engine_type": "vllm",  # in whose place the CPU engine is put
-            "explorer.rollout_model.dtype": "float32",
+            "?explorer.rollout_model.dtype": "float32",
             "explorer.runner_per_model": 2,  # processes that import every agent's code, and the engine's work is theirs
         },
         "worker_setup": "astuner_trinity_cpu.hooks.setup",

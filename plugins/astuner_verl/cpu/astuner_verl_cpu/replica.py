@@ -29,7 +29,7 @@ def server_name(replica_rank: int, suffix: str = "") -> str:
 
 
 class HFServer:
-    """Token ids in, token ids out, from a model in float32. Works without Ray too."""
+    """Token ids in, token ids out, from a model. Works without Ray too."""
 
     def __init__(self, config: Any, model_config: Any, replica_rank: int = 0) -> None:
         config, model_config = omega_conf_to_dataclass(config), omega_conf_to_dataclass(model_config)
@@ -41,6 +41,7 @@ class HFServer:
             seed=config.seed + replica_rank,
             max_rows=config.max_num_seqs,
             max_prefill_tokens=config.max_num_batched_tokens,
+            dtype=config.dtype,
         )
         self.updates = 0
 

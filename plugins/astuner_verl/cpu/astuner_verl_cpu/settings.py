@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_EXACT = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
-
 
 def settings() -> Mapping[str, Any]:
-    """VERL's dotted keys and their values; a leading ``+`` adds a key that its YAML files do not have."""
+    """VERL's dotted keys and their values; a leading ``+`` adds a key that its YAML files do not have.
+
+    Those with a ``?`` are for who writes no ``astuner.model.dtype``: many CPUs emulate bfloat16, and are slow at it.
+    """
     return {
         "trainer.device": "cpu",
         "+ray_kwargs.ray_init.num_gpus": "${trainer.n_gpus_per_node}",  # VERL counts devices; Ray lends logical ones
@@ -21,10 +22,10 @@ def settings() -> Mapping[str, Any]:
         "actor_rollout_ref.ref.use_torch_compile": False,
         "actor_rollout_ref.actor.fsdp_config.use_torch_compile": False,  # what the engine reads
         "actor_rollout_ref.ref.fsdp_config.use_torch_compile": False,
-        "+actor_rollout_ref.actor.fsdp_config.mixed_precision": _EXACT,  # bf16 is emulated on most CPUs, and inexact
-        "+actor_rollout_ref.ref.fsdp_config.mixed_precision": _EXACT,
+        "?+actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype": "fp32",
+        "?+actor_rollout_ref.ref.fsdp_config.mixed_precision.param_dtype": "fp32",
         "actor_rollout_ref.rollout.name": "hf_cpu",
-        "actor_rollout_ref.rollout.dtype": "float32",
+        "?actor_rollout_ref.rollout.dtype": "float32",
         "actor_rollout_ref.rollout.checkpoint_engine.backend": "gloo",  # the way of the weights in `separate_async`
         "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module": "astuner_verl_cpu.weights",
         "actor_rollout_ref.rollout.free_cache_engine": False,  # server and trainer have memory of their own

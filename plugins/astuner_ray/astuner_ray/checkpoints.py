@@ -1,4 +1,4 @@
-"""Checkpoints of a run on VERL: ``resume/global_step_N`` and ``checkpoints/step-N`` of `astuner_ray.step_states`.
+"""Checkpoints of what VERL trains, for Trinity too: ``checkpoints/step-N`` of `astuner_ray.step_states`.
 
 VERL exports a model with LoRA as base and adapters side by side, under PEFT's names; nobody loads that as one model.
 So the adapters are merged into the base, file by file, so that no more than one shard is in memory:
