@@ -49,7 +49,8 @@ def deaths(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     found: list[bool] = []
     ray: Any = ModuleType("ray")
     ray.remote = lambda cls: SimpleNamespace(options=lambda **how: SimpleNamespace(remote=lambda *told: Worker(found)))
-    ray.get, ray.kill, ray.nodes = list, lambda actor: None, list
+    ray.get, ray.kill, ray.nodes = list, lambda actor: None, lambda: [{"NodeID": "first", "Alive": True}]
+    monkeypatch.setattr(fleets, "_on", lambda label, soft=False: label)
     ray.get_runtime_context = lambda: SimpleNamespace(runtime_env={"working_dir": "sent along"})
     ray.exceptions = exceptions = ModuleType("ray.exceptions")
     for name in ("RayTaskError", "TaskCancelledError"):
@@ -107,7 +108,6 @@ def test_a_machine_that_joins_runs_episodes_once_its_worker_can_and_is_told_of_i
     coming: set[int] = {2}
     ray.get, ray.nodes = get, lambda: [{"NodeID": label, "Alive": True} for label in up]
     ray.wait = lambda asked, **how: ([one for one in asked if one not in coming], [])
-    monkeypatch.setattr(fleets, "_on", lambda label: label)
     monkeypatch.setattr(fleets, "LOOK_SECONDS", 0.0)
     runner, notes = EpisodeRunner(fake_config(tmp_path)), list[str]()
     fleet = Fleet(runner, lambda: pytest.fail("in a worker"), workers=1, environ={}, model="m", note=notes.append)
@@ -119,7 +119,7 @@ def test_a_machine_that_joins_runs_episodes_once_its_worker_can_and_is_told_of_i
     play()
     up.add("second")
     play()
-    assert (started, notes) == (["SPREAD", "second"], []), "its worker has not come up yet"
+    assert (started, notes) == (["first", "second"], []), "its worker has not come up yet"
     coming.clear()
     play()
     assert notes == ["a machine has joined the cluster; episodes run there too, in 2 workers now"]
@@ -130,4 +130,4 @@ def test_a_machine_that_joins_runs_episodes_once_its_worker_can_and_is_told_of_i
         "a machine has joined the cluster, but no episode can run there: ModuleNotFoundError: No module named "
         "'frobnicate'"
     ]
-    assert started == ["SPREAD", "second", "third"], "each machine is tried once"
+    assert started == ["first", "second", "third"], "each machine is tried once"
