@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,20 @@ def test_a_page_is_not_kept_from_a_busy_machine(monkeypatch: pytest.MonkeyPatch,
     assert not ran
     main.main(["sandbox_cost", "--write", "--force"])
     assert (tmp_path / "sandbox_cost.md").read_text().startswith("# t")
+
+
+@pytest.mark.slow
+def test_what_is_for_a_gpu_is_rehearsed_without_one(tmp_path: Path) -> None:
+    def said(*more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "benchmarks", "gpu", "--task", "local", *more]
+        environ = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+        return subprocess.run(command, cwd=REPOSITORY, env=environ, capture_output=True, text=True)
+
+    assert "--quick rehearses it" in said().stderr
+    page = said("--quick", "--runs", str(tmp_path)).stdout
+    rows = [line for line in page.splitlines() if line.startswith("| local")]
+    assert len(rows) == 4, page
+    assert page.count("memory (estimate)") == 2
 
 
 def test_a_training_run_that_came_to_its_end_is_read_and_not_made_again(tmp_path: Path) -> None:
