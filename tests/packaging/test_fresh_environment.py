@@ -261,8 +261,8 @@ def test_verl_is_listed_without_being_there_and_refuses_to_live_beside_trinity(f
     lacking = run(*train, "verl", code=2)
     assert "needs verl, which is not installed" in lacking
     assert "pip install" in lacking
-    import_it = "from astuner_verl.native import platform_settings as of"
-    asked = f"{import_it}\nassert of({{}}) == {{}}\nof({{'VERL_PLATFORM': 'cpu'}})"
+    import_it = "from astuner_verl.native import WITHOUT_FLASH_ATTENTION, platform_settings as of"
+    asked = f"{import_it}\nassert of({{}}) == WITHOUT_FLASH_ATTENTION\nof({{'VERL_PLATFORM': 'cpu'}})"
     assert "pip install -e plugins/astuner_verl/cpu" in run(other.python, "-c", asked, code=1)
 
     (tmp_path / "wheels").mkdir()
