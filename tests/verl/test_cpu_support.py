@@ -341,13 +341,12 @@ def test_every_key_of_the_settings_is_one_that_verl_has_or_takes():
 
     from astuner_verl.native import WITHOUT_FLASH_ATTENTION, platform_settings
 
-    settings = platform_settings({"VERL_PLATFORM": "cpu"})
     assert platform_settings({}) == WITHOUT_FLASH_ATTENTION, "flash-attn is not installed here"
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose("ppo_trainer")
-    both = (*settings.items(), *WITHOUT_FLASH_ATTENTION.items())
-    for key, value in ((marked.removeprefix("?"), value) for marked, value in both):
-        place, _, name = key.lstrip("+").rpartition(".")
-        assert (name in list(OmegaConf.select(config, place) or {})) != key.startswith("+"), key
-        OmegaConf.update(config, key.lstrip("+"), value, force_add=key.startswith("+"))
+    for settings in (WITHOUT_FLASH_ATTENTION, platform_settings({"VERL_PLATFORM": "cpu"})):
+        with initialize_config_module("verl.trainer.config", version_base=None):
+            config = compose("ppo_trainer")
+        for key, value in ((marked.removeprefix("?"), value) for marked, value in settings.items()):
+            place, _, name = key.lstrip("+").rpartition(".")
+            assert (name in list(OmegaConf.select(config, place) or {})) != key.startswith("+"), key
+            OmegaConf.update(config, key.lstrip("+"), value, force_add=key.startswith("+"))
     assert config.ray_kwargs.ray_init.num_gpus == config.trainer.n_gpus_per_node
