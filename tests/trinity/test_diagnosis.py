@@ -10,18 +10,18 @@ import pytest
 
 from astuner import load_config
 from astuner.cli import main
-from astuner_trinity.diagnosis import WITHOUT_FLASH_ATTENTION
+from astuner_trinity.facts import platform
 from astuner_trinity.native import Facts, compose
 
 
 def test_what_works_without_flash_attention_is_taken_by_the_conversion(tmp_path: Path) -> None:
-    """The keys that the finding names are Trinity's."""
+    """It is not installed here."""
     (tmp_path / "x.yaml").write_text(
         "astuner:\n  model: {path: tiny-calculator}\n  rollout: {workflow: 'a.py->A', max_model_len: 256}\n"
         "  task_reader: {type: jsonl, jsonl: {training: {file_path: t.jsonl}}}\n"
     )
-    config = load_config(tmp_path / "x.yaml", WITHOUT_FLASH_ATTENTION, backbone="trinity")
-    trainer = compose(Facts.of(config, total_steps=2, gpus=2), {}).values["trainer"]
+    config = load_config(tmp_path / "x.yaml", backbone="trinity")
+    trainer = compose(Facts.of(config, total_steps=2, gpus=2), platform({}).settings).values["trainer"]
     assert trainer["trainer_config"]["model"]["override_config"] == {"attn_implementation": "sdpa"}
     assert trainer["use_remove_padding"] is False
 
