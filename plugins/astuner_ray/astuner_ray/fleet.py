@@ -123,8 +123,8 @@ class Fleet:
         self._look_at = 0.0 if grows else math.inf
         self._coming: dict[Any, _Seat] = {}
         """What a worker says when it can work -> its seat, on machines that have joined."""
-        # one machine after another: "SPREAD" of actors that ask for nothing puts all of them on one
-        turns = [self._where] if here else [_on(label, soft=True) for label in sorted(self._machines)]
+        # one machine after another: "SPREAD" of actors that ask for nothing puts all of them on one, a wish (soft) some
+        turns = [self._where] if here else [_on(label) for label in sorted(self._machines)]
         self._seats = [_Seat(self._start(turns[n % len(turns)])) for n in range(workers)]
         self.pids()  # a worker that cannot even be made would look like one that died
 
@@ -265,10 +265,10 @@ async def _finished(reference: Any) -> Any:
         raise e.cause from None
 
 
-def _on(machine: str, *, soft: bool = False) -> Any:
+def _on(machine: str) -> Any:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    return NodeAffinitySchedulingStrategy(machine, soft=soft)
+    return NodeAffinitySchedulingStrategy(machine, soft=False)
 
 
 def _machines() -> set[str]:

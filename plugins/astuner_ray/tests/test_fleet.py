@@ -50,7 +50,7 @@ def deaths(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     ray: Any = ModuleType("ray")
     ray.remote = lambda cls: SimpleNamespace(options=lambda **how: SimpleNamespace(remote=lambda *told: Worker(found)))
     ray.get, ray.kill, ray.nodes = list, lambda actor: None, lambda: [{"NodeID": "first", "Alive": True}]
-    monkeypatch.setattr(fleets, "_on", lambda label, soft=False: label)
+    monkeypatch.setattr(fleets, "_on", lambda label: label)
     ray.get_runtime_context = lambda: SimpleNamespace(runtime_env={"working_dir": "sent along"})
     ray.exceptions = exceptions = ModuleType("ray.exceptions")
     for name in ("RayTaskError", "TaskCancelledError"):
