@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.models import Shape
 from benchmarks.report import Report
 from benchmarks.trained import FRESH, REPOSITORY, Command, Runs, Trained, run_astuner, run_folder, train
 
@@ -30,7 +31,7 @@ LONG_ANSWERS = REPOSITORY / "benchmarks/long_answers.yaml"
 REHEARSED = REPOSITORY / "examples/math_agent/math_agent.yaml"
 """In place of the word problems where there is no GPU: the shipped model solves some of its tasks."""
 SEED = 310
-FULL, LORA = "all weights", "LoRA, rank 32"
+FULL, LORA = "all weights", "LoRA of rank 32"
 ADAPTERS = (
     "astuner.model.lora.rank=32",
     "astuner.model.lora.alpha=64",
@@ -41,22 +42,11 @@ WARM = 2
 """Steps that are not measured: kernels are compiled in them, and memory is taken."""
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A Llama of this size, with the words and the tokenizer of SmolLM2."""
-
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    mlp: int
-
-
 SHAPES = {
     "SmolLM2-1.7B": Shape(2048, 24, 32, 32, 8192),
     "Qwen2.5-7B": Shape(3584, 28, 28, 4, 18944),
 }
-"""Of models by these names; the second has a third of its words here."""
+"""Of models by these names, with the words and the tokenizer of SmolLM2: the second has a third of its own."""
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Shape:
-    """A Qwen2 of this size, with tied embeddings and 512 tokens of vocabulary."""
+    """A decoder of this size; here a Qwen2 with tied embeddings and 512 tokens of vocabulary."""
 
     hidden: int
     layers: int
