@@ -357,7 +357,7 @@ def test_it_installs_alone_with_the_core_and_what_it_names(dist, wheels, third_p
     other = Environment(tmp_path / "venv", see=[third_parties])
     other.install("--no-deps", *with_ours(wheels, dist))
     package = dist.replace("-", "_")
-    other.run("-W", "error::DeprecationWarning:astuner", "-c", f"import {package}")
+    other.run("-W", "error::FutureWarning:astuner", "-c", f"import {package}")
     ours = {found["dist"]: found for found in json.loads(run(other.python, "-m", "astuner", "plugins", "--json"))}
     assert {d: p["reason"] for d, p in ours.items() if p["status"] != "loaded"} == {}
     folder = ROOT / "plugins" / package

@@ -1,8 +1,9 @@
 """Where modules of ``astuner`` went when it was cut into rooms and packages; their old names work for one release.
 
-An old name gives the very module that has the new one, with a `DeprecationWarning` that says so: `isinstance` and
-patching hold. The core finds this file by its entry point in the group ``astuner.older_modules``, and not before a name
-of ``astuner`` is not found.
+An old name gives the very module that has the new one: `isinstance` and patching hold.  What was in one module and is
+in several now is a module that gives each name from its place.  Each is told by a `FutureWarning`, which whoever runs
+it sees, at the line that uses it.  The core finds this file by its entry point in the group ``astuner.older_modules``,
+and not before a name of ``astuner`` is not found.
 """
 
 from __future__ import annotations
@@ -23,8 +24,12 @@ import astuner
 _TABLES = yaml.safe_load(Path(__file__).with_name("moved.yaml").read_text(encoding="utf-8"))
 MOVED: dict[str, str] = _TABLES["moved"]
 """The module's name before -> its name now."""
+SCATTERED: dict[str, dict[str, str]] = _TABLES["scattered"]
+"""A module that is gone -> a name in it -> what it is now."""
 RENAMED: dict[str, dict[str, str]] = _TABLES["renamed"]
 """Module -> a name in it before -> what it is now."""
+_FIRST_NAME = "astune"
+_PARENTS = {name.rpartition(".")[0] for name in (*MOVED, *SCATTERED)}
 
 
 def place_now(name: str) -> str | None:
@@ -46,19 +51,28 @@ class Finder(MetaPathFinder):
     """
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        if not name.startswith("astuner.") or (now := place_now(name)) is None:
+        package, _, rest = name.partition(".")
+        if not rest or package not in ("astuner", _FIRST_NAME):
+            return None
+        if package == _FIRST_NAME:
+            loader: Loader = _AtItsPlace(name, f"astuner.{rest}")
+        elif name in SCATTERED:
+            loader = _Scattered()
+        elif (now := place_now(name)) is not None:
+            loader = _AtItsPlace(name, now)
+        else:
             return None
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
-        return ModuleSpec(name, _AtItsPlace(name, now))
+        return ModuleSpec(name, loader, is_package=name in _PARENTS)
 
     def find_name(self, module: str, name: str) -> object:
         """What ``name`` was in ``module`` before; None where nothing was called so."""
-        if (now := RENAMED.get(module, {}).get(name)) is None:
+        if (now := {**RENAMED, **SCATTERED}.get(module, {}).get(name)) is None:
             return None
-        _warn(f"{module}.{name} is {now.replace(':', '.')} now; the old name goes with the next release")
+        tell(f"{module}.{name} is {now.replace(':', '.')} now; the old name goes with the next release")
         home, _, new = now.partition(":")
-        return getattr(importlib.import_module(home), new)
+        return getattr(_import(home, f"{module}.{name}"), new)
 
 
 FINDER = Finder()
@@ -72,32 +86,56 @@ class _AtItsPlace(Loader):
         self._spec: Any = None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        package = self._now.partition(".")[0]
-        try:
-            module = importlib.import_module(self._now)
-        except ModuleNotFoundError as e:
-            if e.name != package:
-                raise
-            raise ModuleNotFoundError(
-                f"{self._old} is {self._now} now, which comes with a package of its own: "
-                f"pip install {package.replace('_', '-')}",
-                name=package,
-            ) from None
-        _warn(f"{self._old} is {self._now} now; the old name goes with the next release")
+        module = _import(self._now, self._old)
+        if not self._old.startswith(f"{_FIRST_NAME}."):  # whose package has said so
+            tell(f"{self._old} is {self._now} now; the old name goes with the next release")
         self._spec = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__ = self._spec  # importlib has put that of the old name there
+        if self._old in _PARENTS and not hasattr(module, "__path__"):
+            module.__path__ = []  # below the old name there were modules, and importlib looks for no others
 
 
-_BETWEEN = (__file__, importlib.__file__, str(astuner.__file__))
+class _Scattered(Loader):
+    """Makes a module whose names are found when they are asked for."""
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        return None  # a new one
+
+    def exec_module(self, module: ModuleType) -> None:
+        name, names = module.__name__, SCATTERED[module.__name__]
+
+        def find(attribute: str) -> object:
+            if attribute not in names:
+                raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
+            return FINDER.find_name(name, attribute)
+
+        module.__dict__.update(__getattr__=find, __all__=list(names))
 
 
-def _warn(text: str) -> None:
-    """At the line that used the old name, however many frames of the import system are between."""
+def _import(now: str, old: str) -> ModuleType:
+    """:raises ModuleNotFoundError: the package is not installed; says which one."""
+    package = now.partition(".")[0]
+    try:
+        return importlib.import_module(now)
+    except ModuleNotFoundError as e:
+        if e.name != package:
+            raise
+        raise ModuleNotFoundError(
+            f"{old} is {now} now, which comes with a package of its own: pip install {package.replace('_', '-')}",
+            name=package,
+        ) from None
+
+
+_BETWEEN = (__file__, importlib.__file__, str(astuner.__file__), str(Path(__file__).parents[1] / "astune/__init__.py"))
+
+
+def tell(text: str) -> None:
+    """Warn at the line that used the old name, however many frames of the import system are between."""
     frame = sys._getframe(1)
     while frame.f_back and (frame.f_code.co_filename in _BETWEEN or frame.f_code.co_filename.startswith("<frozen ")):
         frame = frame.f_back
     module, seen = frame.f_globals.get("__name__", ""), frame.f_globals.setdefault("__warningregistry__", {})
-    warnings.warn_explicit(text, DeprecationWarning, frame.f_code.co_filename, frame.f_lineno, module, seen)
+    warnings.warn_explicit(text, FutureWarning, frame.f_code.co_filename, frame.f_lineno, module, seen)

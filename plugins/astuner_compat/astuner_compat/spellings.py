@@ -7,6 +7,7 @@ what to write instead; none is ignored in silence.  Older names of what plugins 
 from __future__ import annotations
 
 import re
+import sys
 from argparse import ArgumentParser
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +16,11 @@ from typing import Any
 
 import yaml
 
-from astuner import Offer, PluginManager, find_offer, import_target, key_spellings
+from astuner import Config, Offer, PluginManager, find_offer, import_target, key_spellings
 from astuner.contracts.errors import AmbiguousName, ConfigError, UnknownName
 from astuner.contracts.parts import OlderSpellingsPart
 from astuner.contracts.places import Key, Report, Tree, did_you_mean, dotted
+from astuner_compat.moved import tell
 
 ROOT = "astuner"
 OLD_ROOTS = ("astune", "ajet")
@@ -37,12 +39,23 @@ RENAMED: dict[str, str] = _TABLES["renamed"]
 """Older key -> today's key."""
 OLD_VALUES: dict[str, dict[Any, Any]] = _TABLES["values"]
 """Key (as of today) -> older value -> today's."""
+OLDER_FILES: dict[str, str] = _TABLES["files"]
+"""Experiment file of the first documents -> where such a one is."""
 RETIRED = {key: Retired(**told) for key, told in _TABLES["retired"].items()}
 """Key (or section) -> why it is gone."""
 
 JUDGE: Key = (ROOT, "task_judge")
 HELPER_MODEL = ("alien_llm_model", "alien_llm_response_length")
 """Keys of ``task_judge`` that belong to the section of the judge that asks a helper model."""
+
+Config.astune = property(lambda self: _by_its_first_name(self))  # type: ignore[attr-defined]
+
+
+def _by_its_first_name(config: Config) -> Any:
+    """``config.astune`` in a workflow."""
+    tell("config.astune is config.astuner now; the old name goes with the next release")
+    return config.astuner
+
 
 _DEFAULT_LAYERS = ("_self_", "astuner_default", "astune_default", "ajet_default")
 
@@ -65,12 +78,15 @@ class Spellings(OlderSpellingsPart):
     def command_line(self, arguments: Sequence[str]) -> list[str]:
         """``--conf FILE --backbone X --with-ray`` is ``run FILE --backbone X --with ray``.
 
-        :raises ConfigError: ``--kill``, which is gone, or no experiment file.
+        :raises ConfigError: no experiment file.
         """
         rest = list(arguments)
         if rest[0].startswith("--") and rest[0] not in _ROOT_OPTIONS:
-            rest = ["run", *_conf_first(rest)]
-        if rest[0] not in ("run", "eval", "chat"):
+            names = {text.partition("=")[0] for text in rest}
+            if "--kill" in names or all(name.startswith("--with-") for name in names):
+                return ["launcher", *rest]
+            rest = ["run", *conf_first(rest)]
+        if rest[0] not in ("run", "eval", "chat", "serve"):
             return rest
         named = [(re.fullmatch("(--with)-(.+)", text, re.DOTALL), text) for text in rest]
         return [word for found, text in named for word in (found.groups() if found else [text])]
@@ -86,18 +102,41 @@ class Spellings(OlderSpellingsPart):
 _ROOT_OPTIONS = {"-h", "--help", "--version"}
 
 
-def _conf_first(arguments: Sequence[str]) -> list[str]:
-    if any(text.partition("=")[0] == "--kill" for text in arguments):
-        raise ConfigError(
-            "--kill is gone: it ended every process whose name matched, other people's too; end what your own runs "
-            "started with: astuner kill --all (or --run-dir DIR)"
-        )
+OLDER_COMMANDS: list[str] = []
+"""What this process was asked as the first documents ask it."""
+
+
+def conf_first(arguments: Sequence[str]) -> list[str]:
+    """The words behind ``astuner run`` for those that name the experiment by ``--conf``.
+
+    :raises ConfigError: they name none.
+    """
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--conf", nargs="?")
     found, rest = parser.parse_known_args(arguments)
     if not found.conf:
         raise ConfigError(f"{arguments[0]} needs an experiment file; write: astuner run FILE {' '.join(rest)}")
-    return [found.conf, *rest]
+    OLDER_COMMANDS.append(" ".join(arguments))
+    return [_newer_file(found.conf), *rest]
+
+
+def _newer_file(path: str) -> str:
+    """Where an experiment of the first documents is now, in a checkout."""
+    now = OLDER_FILES.get(Path(path).as_posix())
+    if now is None or Path(path).exists():
+        return path
+    if not Path(now).exists():
+        raise ConfigError(
+            f"{path} is {now} now, in a checkout of ASTuner, and this folder is none; "
+            "astuner new experiment NAME writes an experiment that runs"
+        )
+    note(f"{path} is {now} now")
+    return now
+
+
+def note(text: str) -> None:
+    """Tell a person what to type today."""
+    print(f"note: {text}", file=sys.stderr, flush=True)
 
 
 def _preamble(tree: Tree, backbones: Iterable[str], report: Report) -> None:

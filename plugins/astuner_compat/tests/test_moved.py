@@ -18,7 +18,7 @@ CORE = Path(astuner.__file__).parent
 
 def python(code: str, *, check: bool = True) -> subprocess.CompletedProcess[str]:
     """A process of its own, in which nothing is imported yet."""
-    command = [sys.executable, "-W", "error", "-W", "always::DeprecationWarning:__main__", "-c", code]
+    command = [sys.executable, "-W", "error", "-W", "always::FutureWarning:__main__", "-c", code]
     return subprocess.run(command, capture_output=True, text=True, check=check)
 
 
@@ -41,7 +41,7 @@ def test_nothing_has_an_old_name_of_its_own(old: str):
     ],
 )
 def test_every_way_to_import_it_works_and_names_the_new_place(code: str):
-    (said,) = [line for line in python(code).stderr.splitlines() if "DeprecationWarning" in line]
+    (said,) = [line for line in python(code).stderr.splitlines() if "FutureWarning" in line]
     assert said.startswith("<string>:1: ")
     assert "is astuner.contracts.errors now" in said or "is astuner_agentscope.agentscope1 now" in said
 
@@ -58,7 +58,7 @@ def test_what_is_in_a_package_that_moved_is_not_loaded_twice():
 
 def test_patching_the_old_name_patches_the_new_one(monkeypatch: pytest.MonkeyPatch):
     sys.modules.pop("astuner.judge", None)
-    with pytest.warns(DeprecationWarning, match=r"astuner\.contracts\.judge"):
+    with pytest.warns(FutureWarning, match=r"astuner\.contracts\.judge"):
         old = importlib.import_module("astuner.judge")
     monkeypatch.setattr(old, "GroupJudge", 1)
     assert import_target("astuner.contracts.judge:GroupJudge") == 1
@@ -97,7 +97,7 @@ def test_a_file_that_names_the_old_place_still_finds_it():
 
     manager = loader.load_plugins()
     sys.modules.pop("astuner.builtin.weighted", None)
-    with pytest.warns(DeprecationWarning, match=r"astuner_helpers\.weighted"):
+    with pytest.warns(FutureWarning, match=r"astuner_helpers\.weighted"):
         assert resolve(manager, "judge", "astuner.builtin.weighted->weighted") is weighted
 
 
@@ -122,7 +122,7 @@ def test_to_import_astuner_loads_none_of_it():
 def test_an_old_name_in_a_module_is_what_has_the_new_one(module: str, names: dict[str, str]):
     home = importlib.import_module(module)
     for old, now in names.items():
-        with pytest.warns(DeprecationWarning, match=f"{module}.{old} is {now.replace(':', '.')} now"):
+        with pytest.warns(FutureWarning, match=f"{module}.{old} is {now.replace(':', '.')} now"):
             assert getattr(home, old) is import_target(now)
     with pytest.raises(AttributeError, match=f"module '{module}' has no attribute 'nothing'"):
         home.nothing  # noqa: B018
