@@ -10,11 +10,12 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 from pydantic import BaseModel
 
+import astuner
 from astuner.config.schema import AstunerSection, ModelSection, Policy
 from astuner.contracts.errors import AstunerError, ConfigError, problems_of
 from astuner.contracts.places import Key, Place, Tree
@@ -68,8 +69,7 @@ class Config:
     def place(self, key: str) -> Place:
         """Where a whole key was written: it, or the first key below it, or below the section around it."""
         while "." in key:
-            found = [place for name, place in self.origins.items() if f"{name}.".startswith(f"{key}.")]
-            if found:
+            if found := [place for name, place in self.origins.items() if f"{name}.".startswith(f"{key}.")]:
                 return min(found, key=lambda place: (not place.line, place.line, place.column))
             key = key.rpartition(".")[0]
         return Place(str(self.path))
@@ -116,19 +116,14 @@ class Config:
         folder = self.base_dir / Path(path).expanduser()
         if os.path.isdir(folder):
             return str(folder.resolve())
-        found: str | None = self.plugins.hook.locate_model(path=path)
-        return found or path
+        return str(self.plugins.hook.locate_model(path=path) or path)
 
     def as_dict(self) -> dict[str, Any]:
         """Every setting as plain data, defaults included and secrets removed."""
-        data: dict[str, Any] = {"astuner": self.astuner.model_dump(mode="json")}
+        tree = Tree({"astuner": self.astuner.model_dump(mode="json")})
         for key, section in self._placed.items():
-            at = data
-            for part in key[:-1]:
-                at = at.setdefault(part, {})
-            at[key[-1]] = section.model_dump(mode="json")
-        clean: dict[str, Any] = redact(data, self._expressions)
-        return clean
+            tree.put(key, section.model_dump(mode="json"))
+        return dict(redact(tree.data, self._expressions))
 
     def dump_yaml(self) -> str:
         """The settings as YAML that `load_config` reads back, also after the original file has changed."""
@@ -141,6 +136,11 @@ class Config:
         for key, value in Tree(self.as_dict()).leaves():
             name = ".".join(key)
             yield name, value, str(self.origins.get(name, "default"))
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            return astuner.older_names(f"{__name__}.Config")(name)(self)
 
 
 T = TypeVar("T")

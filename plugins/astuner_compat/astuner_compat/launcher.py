@@ -1,105 +1,113 @@
-"""What the first documents type: ``launcher.py``, ``killer`` and ``beast_logger_go``, each by commands of today."""
+"""What the first documents type beside ``astuner``: ``killer`` (and ``--kill``) and ``beast_logger_go``.
+
+Each is commands of today in other words, and says which.  And the older name of a run's episodes.
+"""
 
 from __future__ import annotations
 
+import re
+import runpy
 import sys
 import time
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from astuner import load_config
-from astuner.cli import main
-from astuner.contracts.commands import new_app
-from astuner.contracts.errors import ConfigError
+from astuner.contracts.commands import all_overrides, new_app
 from astuner.contracts.events import Event, RunContext, RunStarted, Subscriber
-from astuner_compat.spellings import OLDER_COMMANDS, conf_first, note
+from astuner_compat.spellings import Spellings, note
 
 _RECORD = Path("launcher_record")
 """Where the runs of a folder are, unless their experiments say otherwise."""
-_VIEWER_PORT = 8181
+_OURS = {"python", "ray", "vllm", "env_service", "appworld", "logview"}
+"""What the first documents call what a run starts."""
 
 app = new_app()
 
 
 @app.command(context_settings={"ignore_unknown_options": True})
-def launcher(
+def killer(
     ctx: typer.Context,
-    arguments: Annotated[
+    names: Annotated[str, typer.Argument(metavar="NAME[|NAME]...", help="They decide nothing.", show_default=False)],
+    command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[--kill=NAMES] [--with-NAME]... [--conf FILE] [OPTIONS OF RUN]", show_default=False),
+        typer.Argument(metavar="[COMMAND]...", help="What to do then, e.g. --conf FILE.", show_default=False),
     ] = None,
 ) -> None:
-    """End what earlier runs left, start an environment service, or run an experiment, as launcher.py did.
+    """End what your own earlier runs started, of FILE where COMMAND names one, else of all below launcher_record.
 
-    --kill=NAMES ends what your own earlier runs of FILE started (without a FILE, of all below launcher_record), and
-    nothing else, whatever the names. --with-NAME without a FILE serves that environment until Ctrl-C.
+    As `killer` and --kill did, but for what others and you yourself started otherwise, whatever its name.
     """
+    root, words = ctx.find_root(), list(command or ())
+    wanted = re.split(r"[|,\s]+", names)
+    for name in wanted:
+        if name.lower() not in _OURS:
+            note(f"{name!r} is ignored: no run of ASTuner starts anything of that name")
+    folders = _folders(words) if any(name.lower() in _OURS for name in wanted) else []
+    if folders:
+        kill = ["kill", *(word for folder in folders for word in ("--run-dir", str(folder)))]
+        of = f"{len(folders)} run folders below {_RECORD}" if len(folders) > 2 else " and ".join(map(str, folders))
+        note(f"to end what your own runs started, and only that ({of}), today: astuner kill --run-dir DIR")
+        _then(root, kill)
+    if words:
+        _then(root, words)
+
+
+def _folders(words: Sequence[str]) -> list[Path]:
+    """The run folders that a command line is about."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--kill", nargs="?")
-    found, rest = parser.parse_known_args(arguments or [])
-    conf = "--conf" in {word.partition("=")[0] for word in rest}
-    run = conf_first(rest) if conf else []
-    served = [] if conf else [word.removeprefix("--with-") for word in rest]
-    if any(name.startswith("-") for name in served):
-        raise ConfigError(f"{' '.join(rest)}: name the experiment file too: --conf FILE, or: astuner run FILE")
-    if found.kill is not None:
-        end_earlier_runs(found.kill, run)
-    switches = [word for name in ctx.find_root().params["plugin"] or () for word in ("-p", name)]
-    if run:
-        main([*switches, "run", *run])
-    elif served:
-        note(f"launcher.py {' '.join(rest)} is: astuner env serve {' '.join(served)}")
-        main([*switches, "env", "serve", *served])
-    elif found.kill is None:
-        raise ConfigError("launcher.py needs --conf FILE, --with-ENVIRONMENT or --kill=NAMES; today: astuner --help")
+    parser.add_argument("--conf", type=Path)
+    parser.add_argument("--run-dir", type=Path)
+    given, rest = parser.parse_known_args(words)
+    if given.conf is None:
+        return sorted(path for path in _RECORD.glob("*") if path.is_dir())
+    overrides = [word for word in rest if "=" in word and not word.startswith("-")]
+    run = load_config(Spellings.file_now(given.conf), all_overrides(overrides, given.run_dir)).run_dir
+    return [run, run.with_name(f"{run.name}.debug")]
 
 
-def end_earlier_runs(names: str, run: Sequence[str] = ()) -> None:
-    """End what this user's earlier runs started.
-
-    :param names: what the first documents looked for among everybody's processes; it is told, and decides nothing.
-    :param run: the words behind ``astuner run``: only runs of that experiment; without, those below `_RECORD`.
-    """
-    if run:
-        own = load_config(run[0], [word for word in run[1:] if "=" in word and not word.startswith("-")]).run_dir
-        folders = [own, *own.parent.glob(f"{own.name}.*")]  # a backbone that only tries has a folder beside it
-    else:
-        own, folders = _RECORD, [path for path in _RECORD.glob("*") if path.is_dir()]
-    note(f"of what is called {names}, only what your runs in {own} started is ended: astuner kill --run-dir DIR")
-    for folder in folders:
-        _succeed(["kill", "--run-dir", str(folder)])
+def _then(root: Any, words: Sequence[str]) -> None:
+    """Do what ``astuner WORDS`` does; its failure is the end."""
+    switches = [word for name in root.params.get("plugin") or () for word in ("-p", name)]
+    if code := root.command.main([*switches, *Spellings().command_line(words)], "astuner", standalone_mode=False):
+        raise typer.Exit(code)
 
 
-def killer() -> None:
+def killer_script() -> None:
     """``killer NAME``."""
-    end_earlier_runs(" ".join(sys.argv[1:]))
+    _astuner("killer")
 
 
 def beast_logger_go() -> None:
-    """``beast_logger_go``: the viewer, where it was."""
-    note("beast_logger_go is: astuner view")
-    main(["view", "--port", str(_VIEWER_PORT), *sys.argv[1:]])
+    """``beast_logger_go [FOLDER]``: the viewer, of all runs below a folder or of the one that it belongs to."""
+    given = [Path(word).absolute() for word in sys.argv[1:2] if not word.startswith("-")]
+    run = next(
+        (folder for path in given for folder in (path, *path.parents) if (folder / "resolved.yaml").exists()), None
+    )
+    words = [str(run)] if run else ["--root", str(given[0])] if given else []
+    note(" ".join(["today: astuner view", *words]))
+    del sys.argv[1 : 1 + len(given)]
+    _astuner("view", *words)
 
 
-def _succeed(arguments: Sequence[str]) -> None:
-    """Run a command whose success is not the end."""
-    try:
-        main(list(arguments))
-    except SystemExit as e:
-        if e.code:
-            raise
+def _astuner(*words: str) -> None:
+    sys.argv[1:1] = words
+    runpy.run_module("astuner", run_name="__main__")
 
 
 class DatedName(Subscriber):
-    """``RUN/2025_11_10_02_52/rollout``: the episodes of a run that launcher.py started, by the name that they had."""
+    """``RUN/2025_11_10_02_52/rollout``: the episodes of a run that began then, by the name that they had.
+
+    Only of one that was asked for as the first documents ask for it.
+    """
 
     @classmethod
     def for_run(cls, context: RunContext) -> Sequence[Subscriber]:
-        return [cls(context)] if OLDER_COMMANDS else []
+        return [cls(context)] if any(word.partition("=")[0] == "--conf" for word in sys.argv) else []
 
     def wants(self, event: Event) -> bool:
         return isinstance(event, RunStarted)

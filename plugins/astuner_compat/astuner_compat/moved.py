@@ -13,6 +13,7 @@ import sys
 import warnings
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,6 +27,8 @@ MOVED: dict[str, str] = _TABLES["moved"]
 """The module's name before -> its name now."""
 SCATTERED: dict[str, dict[str, str]] = _TABLES["scattered"]
 """A module that is gone -> a name in it -> what it is now."""
+ATTRIBUTES: dict[str, dict[str, str]] = _TABLES["attributes"]
+"""Class -> an attribute of its objects before -> what it is now."""
 RENAMED: dict[str, dict[str, str]] = _TABLES["renamed"]
 """Module -> a name in it before -> what it is now."""
 _FIRST_NAME = "astune"
@@ -67,7 +70,14 @@ class Finder(MetaPathFinder):
         return ModuleSpec(name, loader, is_package=name in _PARENTS)
 
     def find_name(self, module: str, name: str) -> object:
-        """What ``name`` was in ``module`` before; None where nothing was called so."""
+        """What ``name`` was in ``module`` before; None where nothing was called so.
+
+        Of a class: a function that gives what its objects have now.
+        """
+        if (attribute := ATTRIBUTES.get(module, {}).get(name)) is not None:
+            of = module.rpartition(".")[2].lower()
+            tell(f"{of}.{name} is {of}.{attribute} now; the old name goes with the next release")
+            return attrgetter(attribute)
         if (now := {**RENAMED, **SCATTERED}.get(module, {}).get(name)) is None:
             return None
         tell(f"{module}.{name} is {now.replace(':', '.')} now; the old name goes with the next release")
@@ -129,7 +139,10 @@ def _import(now: str, old: str) -> ModuleType:
         ) from None
 
 
-_BETWEEN = (__file__, importlib.__file__, str(astuner.__file__), str(Path(__file__).parents[1] / "astune/__init__.py"))
+_BETWEEN = {
+    *(__file__, importlib.__file__, str(astuner.__file__), str(Path(__file__).parents[1] / "astune/__init__.py")),
+    *(str(Path(str(astuner.__file__)).parent.joinpath(*name.split(".")[1:-1])) + ".py" for name in ATTRIBUTES),
+}
 
 
 def tell(text: str) -> None:

@@ -6,7 +6,9 @@ what to write instead; none is ignored in silence.  Older names of what plugins 
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import sys
 from argparse import ArgumentParser
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,11 +18,10 @@ from typing import Any
 
 import yaml
 
-from astuner import Config, Offer, PluginManager, find_offer, import_target, key_spellings
+from astuner import Offer, PluginManager, find_offer, import_target, key_spellings
 from astuner.contracts.errors import AmbiguousName, ConfigError, UnknownName
 from astuner.contracts.parts import OlderSpellingsPart
 from astuner.contracts.places import Key, Report, Tree, did_you_mean, dotted
-from astuner_compat.moved import tell
 
 ROOT = "astuner"
 OLD_ROOTS = ("astune", "ajet")
@@ -39,7 +40,7 @@ RENAMED: dict[str, str] = _TABLES["renamed"]
 """Older key -> today's key."""
 OLD_VALUES: dict[str, dict[Any, Any]] = _TABLES["values"]
 """Key (as of today) -> older value -> today's."""
-OLDER_FILES: dict[str, str] = _TABLES["files"]
+FILES: dict[str, str] = _TABLES["files"]
 """Experiment file of the first documents -> where such a one is."""
 RETIRED = {key: Retired(**told) for key, told in _TABLES["retired"].items()}
 """Key (or section) -> why it is gone."""
@@ -48,15 +49,9 @@ JUDGE: Key = (ROOT, "task_judge")
 HELPER_MODEL = ("alien_llm_model", "alien_llm_response_length")
 """Keys of ``task_judge`` that belong to the section of the judge that asks a helper model."""
 
-Config.astune = property(lambda self: _by_its_first_name(self))  # type: ignore[attr-defined]
-
-
-def _by_its_first_name(config: Config) -> Any:
-    """``config.astune`` in a workflow."""
-    tell("config.astune is config.astuner now; the old name goes with the next release")
-    return config.astuner
-
-
+APPWORLD = ("APPWORLD_PATH", "APPWORLD_ACTIVATION")
+"""Variables that said where AppWorld was."""
+_ROOT_OPTIONS = {"-h", "--help", "--version"}
 _DEFAULT_LAYERS = ("_self_", "astuner_default", "astune_default", "ajet_default")
 
 
@@ -76,20 +71,50 @@ class Spellings(OlderSpellingsPart):
             _retire(tree, _key(name), retired, report)
 
     def command_line(self, arguments: Sequence[str]) -> list[str]:
-        """``--conf FILE --backbone X --with-ray`` is ``run FILE --backbone X --with ray``.
+        """``--conf FILE --backbone X --with-ray`` is ``run FILE --backbone X --with ray``; said once.
 
         :raises ConfigError: no experiment file.
         """
         rest = list(arguments)
         if rest[0].startswith("--") and rest[0] not in _ROOT_OPTIONS:
-            names = {text.partition("=")[0] for text in rest}
-            if "--kill" in names or all(name.startswith("--with-") for name in names):
-                return ["launcher", *rest]
-            rest = ["run", *conf_first(rest)]
-        if rest[0] not in ("run", "eval", "chat", "serve"):
-            return rest
-        named = [(re.fullmatch("(--with)-(.+)", text, re.DOTALL), text) for text in rest]
-        return [word for found, text in named for word in (found.groups() if found else [text])]
+            parser = ArgumentParser(add_help=False, allow_abbrev=False)
+            for option in ("--conf", "--kill"):
+                parser.add_argument(option, nargs="?")
+            found, others = parser.parse_known_args(rest)
+            if found.kill:
+                return ["killer", found.kill, *(["--conf", found.conf] if found.conf else []), *others]
+            served = [word.removeprefix("--with-") for word in others]
+            if found.conf:
+                rest = ["run", str(self.file_now(Path(found.conf))), *others]
+            elif served and not any(word.startswith("-") for word in served):
+                rest = ["env", "serve", *served]
+            else:
+                raise ConfigError(f"{rest[0]} needs an experiment file; write: astuner run FILE {' '.join(others)}")
+        if rest[0] in ("run", "eval", "chat", "serve"):
+            named = [(re.fullmatch("(--with)-(.+)", text, re.DOTALL), text) for text in rest]
+            rest = [word for found, text in named for word in (found.groups() if found else [text])]
+        if rest != list(arguments):
+            note(f"today: astuner {shlex.join(rest)}")
+        for name in APPWORLD:
+            if "appworld" in rest and name in os.environ:
+                note(f"{name} is not read: what astuner env setup appworld brings is found")
+        return rest
+
+    @staticmethod
+    def file_now(path: Path) -> Path:
+        """Where an experiment of the first documents is now, in a checkout.
+
+        :raises ConfigError: this folder is none.
+        """
+        now = FILES.get(path.as_posix())
+        if now is None or path.exists():
+            return path
+        if not Path(now).exists():
+            raise ConfigError(
+                f"{path} is {now} now, in a checkout of ASTuner, and this folder is none; "
+                "astuner new experiment NAME writes an experiment that runs"
+            )
+        return Path(now)
 
     def settle(self, tree: Tree, plugins: PluginManager, report: Report) -> None:
         try:
@@ -97,41 +122,6 @@ class Spellings(OlderSpellingsPart):
         except (UnknownName, AmbiguousName):  # code of the user's own, or said where judges are looked for
             judge = None
         _helper_model(tree, judge, report)
-
-
-_ROOT_OPTIONS = {"-h", "--help", "--version"}
-
-
-OLDER_COMMANDS: list[str] = []
-"""What this process was asked as the first documents ask it."""
-
-
-def conf_first(arguments: Sequence[str]) -> list[str]:
-    """The words behind ``astuner run`` for those that name the experiment by ``--conf``.
-
-    :raises ConfigError: they name none.
-    """
-    parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--conf", nargs="?")
-    found, rest = parser.parse_known_args(arguments)
-    if not found.conf:
-        raise ConfigError(f"{arguments[0]} needs an experiment file; write: astuner run FILE {' '.join(rest)}")
-    OLDER_COMMANDS.append(" ".join(arguments))
-    return [_newer_file(found.conf), *rest]
-
-
-def _newer_file(path: str) -> str:
-    """Where an experiment of the first documents is now, in a checkout."""
-    now = OLDER_FILES.get(Path(path).as_posix())
-    if now is None or Path(path).exists():
-        return path
-    if not Path(now).exists():
-        raise ConfigError(
-            f"{path} is {now} now, in a checkout of ASTuner, and this folder is none; "
-            "astuner new experiment NAME writes an experiment that runs"
-        )
-    note(f"{path} is {now} now")
-    return now
 
 
 def note(text: str) -> None:

@@ -20,16 +20,18 @@ Outcome = Literal["ended", "killed", "gone", "not permitted"]
 
 
 def kill(
-    run_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="What belongs to this run folder.")] = None,
+    run_dir: Annotated[
+        list[Path] | None, typer.Option(metavar="DIR", help="What belongs to this run folder (repeatable).")
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="What belongs to any of your runs.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list it.")] = False,
     grace: Annotated[float, typer.Option(min=0, help="Seconds to end in good order before being killed.")] = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """End what your ASTuner runs started, and only that."""
-    found = [*recorded_processes(run_dir), *left_behind(run_dir)]
+    found = [p for folder in run_dir or [None] for p in (*recorded_processes(folder), *left_behind(folder))]
     rows: Sequence[tuple[RecordedProcess, str]]
-    if which := bool(found) and not dry_run and not everything and run_dir is None:
+    if which := bool(found) and not dry_run and not everything and not run_dir:
         rows = [(p, "running") for p in found]
     elif dry_run:
         rows = [(p, "would end") for p in found]
