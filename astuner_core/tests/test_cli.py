@@ -98,6 +98,10 @@ def plugin(name, status=PluginStatus.LOADED, reason="", **provides):
         ("eval x.yaml --with-appworld", "eval x.yaml --with appworld"),
         ("chat x.yaml --with-appworld", "chat x.yaml --with appworld"),
         ("-p no:math --conf x.yaml", "-p no:math run x.yaml"),
+        ("serve x.yaml --with-logview", "serve x.yaml --with logview"),
+        ("--with-appworld", "env serve appworld"),
+        ("--kill=python|ray", "killer python|ray"),
+        ("--with-ray --kill python --conf x.yaml", "killer python --conf x.yaml --with-ray"),
         ("run x.yaml -p no:math", "-p no:math run x.yaml"),
         ("config check --with-x", "config check --with-x"),
         ("--help", "--help"),
@@ -124,9 +128,9 @@ def test_todays_spelling_is_left_as_it_is(given_words):
 @table(
     ("typed", "says"),
     [
-        ("--kill=python|ray", "astuner kill"),
         ("--backbone debug", "astuner run FILE --backbone debug"),
-        ("--with-appworld", "astuner run FILE --with-appworld"),
+        ("--with-appworld --backbone debug", "astuner run FILE --with-appworld --backbone debug"),
+        ("--kill", "astuner run FILE"),
     ],
 )
 def test_what_is_gone_says_what_to_type(astuner_command, typed, says):

@@ -38,9 +38,9 @@ def killer(
         typer.Argument(metavar="[COMMAND]...", help="What to do then, e.g. --conf FILE.", show_default=False),
     ] = None,
 ) -> None:
-    """End what your own earlier runs started, of FILE where COMMAND names one, else of all below launcher_record.
+    """End what your own earlier runs started, and nothing else, whatever the names.
 
-    As `killer` and --kill did, but for what others and you yourself started otherwise, whatever its name.
+    The runs of the experiment that COMMAND names, else all below launcher_record. Then COMMAND is done.
     """
     root, words = ctx.find_root(), list(command or ())
     wanted = re.split(r"[|,\s]+", names)

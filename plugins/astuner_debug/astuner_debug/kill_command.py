@@ -29,7 +29,8 @@ def kill(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """End what your ASTuner runs started, and only that."""
-    found = [p for folder in run_dir or [None] for p in (*recorded_processes(folder), *left_behind(folder))]
+    folders: Sequence[Path | None] = run_dir or [None]
+    found = [p for folder in folders for p in (*recorded_processes(folder), *left_behind(folder))]
     rows: Sequence[tuple[RecordedProcess, str]]
     if which := bool(found) and not dry_run and not everything and not run_dir:
         rows = [(p, "running") for p in found]
