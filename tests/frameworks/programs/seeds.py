@@ -6,24 +6,17 @@ Only the comma that the Quick Start forgot is put in; what AppWorld's snippet ta
 from __future__ import annotations
 
 import logging
-import sys
 import textwrap
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 
 from harness import call, play, story, tell, thinking_template
 
 logging.getLogger("as").setLevel(logging.CRITICAL)
-try:
-    import loguru  # noqa: F401  (the Quick Start logs with it)
-except ImportError:
-    sys.modules["loguru"] = SimpleNamespace(logger=logging.getLogger("quick_start"))  # type: ignore[assignment]
 
 SEEDS = Path(__file__).parents[1] / "seeds"
 QUICK_START = (SEEDS / "quick_start.py.txt").read_text(encoding="utf-8")
 APPWORLD = """\
-from types import SimpleNamespace
 from astuner import Environment, Workflow, WorkflowOutput
 from astuner.contracts.environment import StepResult
 
@@ -35,7 +28,7 @@ class AppWorld(Workflow):
         from agentscope.message import Msg
 
         astune_proxy = model_tuner
-        config = SimpleNamespace(astune=model_tuner.config.astuner)
+        config = model_tuner.config
         first_msg = {"role": "system", "content": "You use apps."}
         interaction_message = Msg(name="env", content=workflow_task.task.main_query, role="user")
 """
