@@ -51,7 +51,9 @@ def killer(
     if folders:
         kill = ["kill", *(word for folder in folders for word in ("--run-dir", str(folder)))]
         of = f"{len(folders)} run folders below {_RECORD}" if len(folders) > 2 else " and ".join(map(str, folders))
-        note(f"to end what your own runs started, and only that ({of}), today: astuner kill --run-dir DIR")
+        note(
+            f"killer {names}: what your own runs started ends, and only that ({of}); today: astuner kill --run-dir DIR"
+        )
         _then(root, kill)
     if words:
         _then(root, words)

@@ -6,7 +6,6 @@ what to write instead; none is ignored in silence.  Older names of what plugins 
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import sys
@@ -49,8 +48,6 @@ JUDGE: Key = (ROOT, "task_judge")
 HELPER_MODEL = ("alien_llm_model", "alien_llm_response_length")
 """Keys of ``task_judge`` that belong to the section of the judge that asks a helper model."""
 
-APPWORLD = ("APPWORLD_PATH", "APPWORLD_ACTIVATION")
-"""Variables that said where AppWorld was."""
 _ROOT_OPTIONS = {"-h", "--help", "--version"}
 _DEFAULT_LAYERS = ("_self_", "astuner_default", "astune_default", "ajet_default")
 
@@ -95,9 +92,6 @@ class Spellings(OlderSpellingsPart):
             rest = [word for found, text in named for word in (found.groups() if found else [text])]
         if rest != list(arguments):
             note(f"today: astuner {shlex.join(rest)}")
-        for name in APPWORLD:
-            if "appworld" in rest and name in os.environ:
-                note(f"{name} is not read: what astuner env setup appworld brings is found")
         return rest
 
     @staticmethod

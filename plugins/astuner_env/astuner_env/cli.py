@@ -166,11 +166,14 @@ def serve(
     """
     import asyncio
 
-    from astuner_env.env_service.server import TOKEN_VARIABLE
+    from astuner_env.env_service.server import TOKEN_VARIABLE, own_script
     from astuner_env.server import ServiceSettings
     from astuner_env.server import serve as run_until_stopped
     from astuner_sandbox.isolation.linux import hide
 
+    for own in filter(None, map(own_script, names or ())):  # instead, as for `--with NAME`
+        os.chdir(own.folder)
+        os.execvpe("bash", ["bash", "-c", own.command], {**own.variables, **os.environ})
     token = os.environ.get(TOKEN_VARIABLE, "")
     if token_from_stdin and not (token := sys.stdin.readline().strip()):
         raise ConfigError("--token-from-stdin: standard input has no first line; write the token there")
