@@ -366,6 +366,8 @@ def write_quick_start(place: Place, name: str) -> None:
     """All of its blocks in the files that it names, and in the folder what the hub would have."""
     make_folder(place, "2 bash 2")
     folder = place.folder / "math_agent"
+    if (folder / "gsm8k").exists():
+        return
     (folder / "workflow.py").write_text(mended("2 python 2"))
     merged = OmegaConf.merge(*(yaml.safe_load(FOUND[f"2 yaml {n}"]) for n in range(1, 7)))
     OmegaConf.save(merged, folder / "math_agent.yaml")
@@ -377,9 +379,15 @@ def write_quick_start(place: Place, name: str) -> None:
         shutil.copy(ROOT / f"examples/math_agent/data/{file}.jsonl", data / f"{split}.jsonl")
 
 
+def import_quick_start(place: Place, name: str) -> None:
+    """By the name in its YAML, with all that it imports."""
+    write_quick_start(place, name)
+    config = load_config(place.folder / "math_agent" / "math_agent.yaml")
+    assert config.resolve("workflow", config.astuner.rollout.workflow).name == "math_agent_workflow"
+
+
 def quick_start(place: Place, name: str) -> None:
-    if not (place.folder / "math_agent" / "gsm8k").exists():
-        write_quick_start(place, "2 python 2")
+    write_quick_start(place, name)
     type_all(place, name)
     if "debug" in FOUND[name]:
         run = place.folder / "launcher_record" / "math_agent.debug"
@@ -436,7 +444,7 @@ HOW: dict[str, Callable[..., None]] = {
     "2 bash 4": quick_start,
     "2 json 1": launch,
     "2 python 1": make_agent,
-    "2 python 2": quick_start,
+    "2 python 2": import_quick_start,
     "2 tree 1": is_there,
     **{f"2 yaml {n}": settings for n in range(1, 7)},
     "3 bash 1": with_service,

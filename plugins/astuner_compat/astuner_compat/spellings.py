@@ -21,6 +21,7 @@ from astuner import Offer, PluginManager, find_offer, import_target, key_spellin
 from astuner.contracts.errors import AmbiguousName, ConfigError, UnknownName
 from astuner.contracts.parts import OlderSpellingsPart
 from astuner.contracts.places import Key, Report, Tree, did_you_mean, dotted
+from astuner.contracts.secrets import is_secret
 
 ROOT = "astuner"
 OLD_ROOTS = ("astune", "ajet")
@@ -80,18 +81,20 @@ class Spellings(OlderSpellingsPart):
             found, others = parser.parse_known_args(rest)
             if found.kill:
                 return ["killer", found.kill, *(["--conf", found.conf] if found.conf else []), *others]
-            served = [word.removeprefix("--with-") for word in others]
             if found.conf:
                 rest = ["run", str(self.file_now(Path(found.conf))), *others]
-            elif served and not any(word.startswith("-") for word in served):
-                rest = ["env", "serve", *served]
+            elif others and all(word.startswith("--with-") for word in others):
+                rest = ["env", "serve", *(word.removeprefix("--with-") for word in others)]
             else:
                 raise ConfigError(f"{rest[0]} needs an experiment file; write: astuner run FILE {' '.join(others)}")
         if rest[0] in ("run", "eval", "chat", "serve"):
             named = [(re.fullmatch("(--with)-(.+)", text, re.DOTALL), text) for text in rest]
             rest = [word for found, text in named for word in (found.groups() if found else [text])]
         if rest != list(arguments):
-            note(f"today: astuner {shlex.join(rest)}")
+            shown = [
+                f"{key}=…" if is_secret((key := word.partition("=")[0]).rpartition(".")[2]) else word for word in rest
+            ]
+            note(f"today: astuner {shlex.join(shown)}")
         return rest
 
     @staticmethod

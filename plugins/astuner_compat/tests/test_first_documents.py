@@ -88,6 +88,13 @@ def test_what_is_typed_is_told_in_todays_words_once(typed: str, meant: str, caps
     assert capsys.readouterr().err == ""
 
 
+def test_a_key_is_not_told(capsys: pytest.CaptureFixture[str]):
+    words = ["astuner.helper_models.judge.api_key=sk-1", "a=1"]
+    assert normalise(["--conf", "x.yaml", *words]) == ["run", "x.yaml", *words]
+    said = "note: today: astuner run x.yaml 'astuner.helper_models.judge.api_key=…' a=1\n"
+    assert capsys.readouterr().err == said
+
+
 def test_a_file_of_the_first_documents_is_found_in_a_checkout(experiment: Path):
     with pytest.raises(ConfigError, match=r"git-math-agentscope\.yaml is examples/math_agent/math_agent\.yaml now"):
         normalise(["--conf", "launcher/math_agent/git-math-agentscope.yaml"])
