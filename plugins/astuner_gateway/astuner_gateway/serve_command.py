@@ -104,7 +104,7 @@ def serve(
         config = load_config(**given)
         promoted = promoted_now(config) if checkpoint in (None, PROMOTED) else None
         sampling = _sampling(config, temperature, max_tokens)
-        stack.enter_context(run_services(config, beside))
+        beside_it = stack.enter_context(run_services(config, beside))
         loader = Loader(config=config, policy=policy, workflow=workflow, sampling=sampling)
         current = loader.load(checkpoint or promoted or "best")
         about = current.about
@@ -134,7 +134,7 @@ def serve(
                 print(json.dumps(shown, ensure_ascii=False), file=stdout, flush=True)
                 return
             what = f"{about.name}{', with its agent' if workflow else ''} ({about.checkpoint})"
-            typer.echo("\n".join(_lines(what, current.note, shown, sampling, collector)))
+            typer.echo("\n".join([*beside_it, *_lines(what, current.note, shown, sampling, collector)]))
             sys.stdout.flush()
 
         follows = loader if checkpoint in (None, PROMOTED) else None
