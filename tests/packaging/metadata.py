@@ -63,7 +63,9 @@ def give_version(version: str) -> None:
     file, init = ROOT / "pyproject.toml", ROOT / "astuner_core" / "astuner" / "__init__.py"
     text = VERSION.sub(f'version = "{version}"', file.read_text("utf-8"), count=1)
     file.write_text(re.sub(r'("astuner-\w+)>=[\d.]+,<[\d.]+"', rf'\1{bounds(version)[0]}"', text), "utf-8")
-    init.write_text(re.sub(r'^__version__ = ".*"$', f'__version__ = "{version}"', init.read_text("utf-8"), flags=re.M))
+    text = re.sub(r'^__version__ = ".*"$', f'__version__ = "{version}"', init.read_text("utf-8"), flags=re.M)
+    api = version.rpartition(".")[0]  # it may change with these two, as the bounds say
+    init.write_text(re.sub(r'^API_VERSION = ".*"$', f'API_VERSION = "{api}"', text, flags=re.M), "utf-8")
 
 
 def main(version: str = "") -> None:

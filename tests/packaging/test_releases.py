@@ -104,3 +104,18 @@ def test_ci_runs_both_tiers():
         "test",
         "test-all",
     ]
+
+
+def test_issues_are_asked_for_in_forms_that_can_be_shown():
+    """As GitHub reads them: what a form has to have, and what makes it refuse one."""
+    forms = [yaml.safe_load(p.read_text("utf-8")) for p in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("[!c]*.yml")]
+    assert len({form["name"] for form in forms}) == len(forms) == 3
+    for form in forms:
+        assert form["description"]
+        labels = [field["attributes"]["label"] for field in form["body"]]
+        assert len(set(labels)) == len(labels)
+        for field in form["body"]:
+            options = field["attributes"].get("options", [""])
+            assert all(isinstance(o, str) or o["label"] for o in options), "YAML reads yes and no as something else"
+            assert field["type"] in ("checkboxes", "dropdown", "input", "textarea")
+    assert any("astuner doctor --json" in field["attributes"]["label"] for form in forms for field in form["body"])
