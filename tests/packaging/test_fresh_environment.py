@@ -5,6 +5,7 @@ import itertools
 import json
 import re
 import shutil
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -304,6 +305,18 @@ def test_the_wheels_hold_what_is_needed_and_nothing_more(wheels):
     # run by path, in another interpreter
     scripts = ("probe.py", "synthetic/__main__.py", "synthetic/evaluations/answer.txt")
     assert {f"astuner_appworld/{name}" for name in scripts} <= appworld
+
+
+def test_an_sdist_holds_what_git_knows_and_nothing_else(wheels):
+    made_by_the_builder = {"PKG-INFO", ".gitignore"}
+    for folder in (ROOT, *packaging_metadata.OURS):
+        (sdist,) = wheels[pyproject(folder)["project"]["name"]].parent.glob("*.tar.gz")
+        with tarfile.open(sdist) as archive:
+            names = {name.partition("/")[2] for name in archive.getnames()}
+        tracked = set(run("git", "ls-files", cwd=folder).splitlines())
+        assert not names - made_by_the_builder - tracked, sdist.name
+        assert {"LICENSE", "README.md", "pyproject.toml"} <= names, sdist.name
+        assert not [name for name in names if name.startswith("cpu/")], sdist.name
 
 
 def _folder_of(package):
