@@ -88,8 +88,9 @@ def look() -> None:
     run(BIN / "twine", "check", "--strict", *wheels, *sdists)
     has_code = [p for p in wheels if not p.name.startswith("astuner-")]  # the package astuner is its dependencies
     run(BIN / "check-wheel-contents", "--ignore", "W002", *has_code)  # W002: the tiny model's folder is whole by itself
-    for sdist in sdists:  # developers that have no address of their own yet: the URLs lead to them
-        run(BIN / "pyroma", "--min", "10", "--skip-tests", "AuthorEmail", "--file", sdist)
+    rated = (BIN / "pyroma", "--min", "10", "--skip-tests", "AuthorEmail", "--file")  # the URLs lead to the authors
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(lambda sdist: run(*rated, sdist), sdists))
 
 
 def pythons() -> dict[str, str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from .conftest import ROOT
-from .test_engine_installs import PINS, line
+from .test_engine_installs import PINS, command
 
 FILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
 BIN = str(Path(sys.executable).parent)
@@ -172,7 +172,7 @@ def test_what_an_image_installs_has_a_solution(engine, context, home):
 @pytest.mark.parametrize("engine", PINS)
 def test_for_gpus_an_image_installs_what_the_page_says(engine):
     """Of which test_engine_installs.py finds a solution; editable, as the code lies in the image."""
-    page = re.sub(r" --python \S+", "", line(engine, ROOT / "docs" / "backbones" / f"{engine}.md"))
+    page = re.sub(r" --python \S+", "", command(engine, ROOT / "docs" / "backbones" / f"{engine}.md"))
     (typed,) = [text for text in runs(engine, "cuda") if text.startswith("uv ")]
     assert typed.replace(" -e ", " ") == page
 
