@@ -127,15 +127,13 @@ def alone(name: str, wheels: dict[str, Path], version: str, python: str, folder:
 def each_alone(wheels: dict[str, Path], folder: Path) -> None:
     there = pythons()
     print(f"   at hand: {', '.join(there)}; not at hand: {', '.join(v for v in PYTHONS if v not in there) or 'none'}")
-    wanted = [
-        (name, version)
-        for version in there
-        for name, wheel in sorted(wheels.items())
-        if SpecifierSet(metadata(wheel)["Requires-Python"]).contains(version)
-    ]
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        list(pool.map(lambda of: alone(of[0], wheels, of[1], there[of[1]], folder), wanted))
-    print(f"   {len(wanted)} fresh environments")
+    for version, python in there.items():
+        fitting = [
+            n for n, w in sorted(wheels.items()) if SpecifierSet(metadata(w)["Requires-Python"]).contains(version)
+        ]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(lambda name, v=version, p=python: alone(name, wheels, v, p, folder), fitting))
+        print(f"   {len(fitting)} fresh environments of Python {version}", flush=True)
 
 
 def without_a_checkout(wheels: dict[str, Path], folder: Path) -> None:

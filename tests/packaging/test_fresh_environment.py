@@ -184,6 +184,11 @@ def test_what_astuner_new_writes_installs_and_its_tests_pass(fresh, author, whee
     assert re.search(r"^25 passed", shown, re.M), shown
     found = {p["dist"]: p for p in json.loads(run(other.python, "-m", "astuner", "plugins", "--json"))}["astuner-shop"]
     assert (found["status"], len(found["provides"])) == ("loaded", len(KINDS))
+    author.run("-m", "astuner", "new", "plugin", "older", "--alias", "--model", "--into", tmp_path)  # of no kind
+    other.install("--no-deps", build_wheel(tmp_path / "astuner-older", tmp_path / "wheels"))
+    tests = tmp_path / "astuner-older" / "tests"
+    shown = run(other.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests, cwd=tests.parent)
+    assert "3 passed" in shown, shown
     author.run("-m", "astuner", "new", "experiment", "sums", "--into", tmp_path)
     shown = run(other.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", ".", cwd=tmp_path / "sums")
     assert "1 passed" in shown

@@ -94,8 +94,8 @@ def plugin(
     into: IntoOption = Path("."),
 ) -> None:
     """Write a plugin with its tests; say what it is to hold (several are possible)."""
-    asked = (judge, reader, workflow, environment, backbone, loss, advantages, check, family, service, sink)
-    asked = (*asked, subscriber, rule, command, diagnosis, part, key, model, alias)
+    asked = [judge, reader, workflow, environment, backbone, loss, advantages, check, family, service, sink]
+    asked += [subscriber, rule, command, diagnosis, part, key, model, alias]
     kinds = [kind for kind, wanted in zip(MADE, asked, strict=True) if wanted]
     if not kinds:
         raise ConfigError(f"what is it to hold? type: astuner new plugin {name} --judge (or --reader, --workflow, …)")

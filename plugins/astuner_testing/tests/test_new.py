@@ -41,7 +41,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # comes with pytest there
 
-ALL = tuple(option for p in get_command(new.app).commands["plugin"].params for option in p.opts if getattr(p, "is_flag", False))
+PARAMETERS = get_command(new.app).commands["plugin"].params
+ALL = tuple(option for p in PARAMETERS if getattr(p, "is_flag", False) for option in p.opts)
 """As typed, in the order of `new.MADE`."""
 
 
