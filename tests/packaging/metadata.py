@@ -28,13 +28,13 @@ def alike(text: str, root: str, folder: str) -> str:
     """A pyproject.toml with the root's blocks in place of its own, for a project in ``folder``."""
     for found in BLOCK.finditer(root):
         block = found.group().replace("$HFPR_VERSION/", f"$HFPR_VERSION/{folder}/")
-        excluded = re.search(r'^requires-python = ".*<3\.(\d+)"', text, re.M)
-        if excluded:
-            kept = range(10, int(excluded.group(1)))
-            lines = re.findall(r'^  "Programming Language :: Python :: 3\.(\d+)",\n', block, re.M)
-            for minor in (m for m in lines if int(m) not in kept):
-                block = block.replace(f'  "Programming Language :: Python :: 3.{minor}",\n', "")
-        mine = next(b for b in BLOCK.finditer(text) if b.group(1) == found.group(1))
+        if excluded := re.search(r'^requires-python = ".*<3\.(\d+)"', text, re.M):
+            line = re.compile(r'^  "Programming Language :: Python :: 3\.(\d+)",\n', re.M)
+            block = line.sub(lambda m, end=int(excluded[1]): m[0] if int(m[1]) < end else "", block)
+        mine = next((b for b in BLOCK.finditer(text) if b[1] == found[1]), None)
+        if mine is None:
+            mark = found.group().partition("\n")[0]
+            sys.exit(f"{folder}/pyproject.toml has no lines from {mark!r} to '# end'; copy them from another package")
         text = text[: mine.start()] + block + text[mine.end() :]
     return text
 
@@ -52,6 +52,7 @@ def wanted() -> dict[Path, str]:
             text = VERSION.sub(f'version = "{version}"', text, count=1)
         text = re.sub(r'("astuner-[\w-]+(?:\[[\w,-]+\])?)>=\d+\.\d+,<\d+\.\d+"', rf'\1{usual}"', text)
         text = re.sub(r'("astuner-[\w-]+)==\d+\.\d+\.\d+"', rf'\1{exact}"', text)
+        text = re.sub(r"(# the hooks may change in )\d+\.\d+", rf"\g<1>{usual.partition('<')[2]}", text)
         texts[folder / "pyproject.toml"] = text
     return texts
 
