@@ -11,6 +11,7 @@ LLAMA_CPP := .venv-llama-cpp
 VLLM := .venv-vllm
 VERL_VLLM := .venv-verl-vllm
 CLIENTS := .venv-clients
+DIST := .venv-dist
 # Tests wait for processes half of the time, so there is one more of them at once than small machines have cores; of
 # those with engines fewer, each of which is many processes. Those of a file stay together, with what they set up.
 SPREAD ?= --numprocesses=3 --dist=loadfile
@@ -34,7 +35,7 @@ environment = test -x $(1)/bin/uv || { $(PYTHON) -m venv $(1) && $(1)/bin/python
 install = $(if $(filter pip,$(INSTALLER)),$(1)/bin/python -m pip install --quiet,$(1)/bin/uv pip install --quiet --python $(1)/bin/python)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo environments test test-all test-slow test-packages test-verl test-trinity test-llama-cpp test-vllm test-nodes test-container test-clients test-engines test-fuzz sync-verl sync-trinity lint types docs bench install clean
+.PHONY: help demo environments dist metadata test test-all test-slow test-packages test-verl test-trinity test-llama-cpp test-vllm test-nodes test-container test-clients test-engines test-fuzz sync-verl sync-trinity lint types docs bench install clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -129,6 +130,11 @@ $(CLIENTS)/.done: $(VENV)/.test $(wildcard tests/clients/*.py tests/clients/*/li
 	$(BIN)/python -m tests.clients --prepare
 	touch $@
 
+$(DIST)/.done: requirements/dist.txt
+	$(call environment,$(DIST))
+	$(call install,$(DIST)) -r requirements/dist.txt
+	touch $@
+
 sync-verl: $(VERL)/.done  ## make .venv-verl with the VERL backbone, as it runs on a CPU
 
 sync-trinity: $(TRINITY)/.done  ## make .venv-trinity with the Trinity backbone, as it runs on a CPU
@@ -202,6 +208,12 @@ lint: $(VENV)/.test  ## ruff, and the rules which module may import which
 types: $(VENV)/.test  ## mypy --strict
 	$(BIN)/mypy
 
+dist: $(DIST)/.done  ## build all packages, check them as an index would, install each alone, use them without a checkout
+	$(DIST)/bin/python -m tests.packaging.dist
+
+metadata:  ## write into every pyproject.toml what the root's says of all; VERSION=0.2.0: with a new version
+	$(PYTHON) -m tests.packaging.metadata $(VERSION)
+
 docs: $(VENV)/.test  ## write the generated pages again
 	$(BIN)/python docs/generate.py
 
@@ -210,4 +222,4 @@ bench: $(VENV)/.test  ## benchmarks: ratios measured in one run, against peers a
 	$(BIN)/python -m benchmarks
 
 clean:  ## remove the environments and caches (runs are kept)
-	rm -rf $(VENV) $(FRAMEWORKS) $(AGENTSCOPE107) $(APPWORLD) $(VERL) $(TRINITY) $(VLLM) $(VERL_VLLM) $(CLIENTS) .venv-vocabularies .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(FRAMEWORKS) $(AGENTSCOPE107) $(APPWORLD) $(VERL) $(TRINITY) $(VLLM) $(VERL_VLLM) $(CLIENTS) $(DIST) .venv-vocabularies .pytest_cache .mypy_cache .ruff_cache

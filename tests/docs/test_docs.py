@@ -30,7 +30,7 @@ from tests.table import table
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
+    *(ROOT / f"{name}.md" for name in ("CODE_OF_CONDUCT", "CONTRIBUTING", "SECURITY")),
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted(p for p in (ROOT / "plugins").rglob("README.md") if "node_modules" not in p.parts),
     *sorted((ROOT / "examples").glob("*/README.md")),

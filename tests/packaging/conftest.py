@@ -58,8 +58,8 @@ def run(*command, code=0, cwd=None, stdin=None):
 
 
 def build_wheel(project, folder):
-    """Build one wheel with the backend that is installed here, so that nothing is downloaded."""
-    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=project)
+    """Build one wheel, and an sdist beside it, with the backend that is installed here: nothing is downloaded."""
+    run(sys.executable, "-m", "hatchling", "build", "-d", folder, cwd=project)
     return max(folder.glob("*.whl"), key=lambda p: p.stat().st_mtime_ns)
 
 

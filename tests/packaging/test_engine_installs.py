@@ -29,7 +29,7 @@ def dry(*words):
     return dict(re.findall(r"^ \+ ([\w-]+)(?:==(\S+)| @ \S+)?", done.stderr, re.M))
 
 
-def line(backbone, page):
+def command(backbone, page):
     """The one command of the page that has the extra."""
     (found,) = re.findall(rf"^uv pip install .*astuner_{backbone}\[vllm\].*$", page.read_text("utf-8"), re.M)
     return found
@@ -37,8 +37,8 @@ def line(backbone, page):
 
 @pytest.mark.parametrize("backbone", PINS)
 def test_one_command_has_a_solution_for_python_3_11(backbone, tmp_path):
-    typed = line(backbone, ROOT / "docs" / "backbones" / f"{backbone}.md")
-    assert line(backbone, ROOT / "plugins" / f"astuner_{backbone}" / "README.md") == typed
+    typed = command(backbone, ROOT / "docs" / "backbones" / f"{backbone}.md")
+    assert command(backbone, ROOT / "plugins" / f"astuner_{backbone}" / "README.md") == typed
     uv, *words = shlex.split(typed)
     assert uv == "uv"
     words[words.index("--python") + 1] = sys.executable

@@ -5,11 +5,17 @@ import itertools
 import json
 import re
 import shutil
+import tarfile
 import zipfile
+from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
+from astuner.contracts.hookspecs import KINDS
 from astuner_testing.plugins import HEAVY
+from tests.packaging import metadata as packaging_metadata
+from tests.packaging.metadata import wanted
 
 from .conftest import ROOT, Environment, build_wheel, metadata, pyproject, run, with_ours
 
@@ -19,6 +25,7 @@ CPU = ROOT / "plugins" / "astuner_ray" / "cpu"
 """What both of the next need; no plugin."""
 CPU_SUPPORT = {name: ROOT / "plugins" / f"astuner_{name}" / "cpu" for name in ("verl", "trinity")}
 PROJECTS = [ROOT, *sorted((ROOT / "plugins").iterdir())]
+TYPE = "type: make metadata"
 
 
 def listed(environment, *flags):
@@ -163,19 +170,25 @@ def test_broken_strangers_leave_everything_else_working(fresh, tmp_path):
 
 
 def test_what_astuner_new_writes_installs_and_its_tests_pass(fresh, author, wheels, third_parties, tmp_path):
-    """In one environment that sees the wheels' environment, and behind it what others publish."""
-    kinds = ("--judge", "--reader", "--workflow", "--environment", "--backbone", "--loss", "--advantages")
+    """A plugin of every kind there is, in an environment that sees the wheels' environment, and what others publish."""
+    kinds = re.findall(r"^  (--\w+)  ", run(author.python, "-m", "astuner", "new", "plugin", "--help"), re.M)
     author.run("-m", "astuner", "new", "plugin", "shop", *kinds, "--into", tmp_path)
     project = tmp_path / "astuner-shop"
     (tmp_path / "wheels").mkdir()
     wheel = build_wheel(project, tmp_path / "wheels")
     see = [*fresh.folder.glob("lib/python*/site-packages"), third_parties]
     other = Environment(tmp_path / "venv", see=see)
-    other.install(
-        "--no-deps", wheel, *with_ours(wheels, "astuner-debug", "astuner-testing", "astuner-math", "astuner-agentscope")
-    )
+    ours = ("astuner-agentscope", "astuner-debug", "astuner-math", "astuner-report", "astuner-testing")
+    other.install("--no-deps", wheel, *with_ours(wheels, *ours))
     shown = run(other.python, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "tests", cwd=project)
-    assert re.search(r"\b1\d passed", shown), shown
+    assert re.search(r"^25 passed", shown, re.M), shown
+    found = {p["dist"]: p for p in json.loads(run(other.python, "-m", "astuner", "plugins", "--json"))}["astuner-shop"]
+    assert (found["status"], len(found["provides"])) == ("loaded", len(KINDS))
+    author.run("-m", "astuner", "new", "plugin", "older", "--alias", "--model", "--into", tmp_path)  # of no kind
+    other.install("--no-deps", build_wheel(tmp_path / "astuner-older", tmp_path / "wheels"))
+    tests = tmp_path / "astuner-older" / "tests"
+    shown = run(other.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests, cwd=tests.parent)
+    assert "3 passed" in shown, shown
     author.run("-m", "astuner", "new", "experiment", "sums", "--into", tmp_path)
     shown = run(other.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", ".", cwd=tmp_path / "sums")
     assert "1 passed" in shown
@@ -283,7 +296,7 @@ def test_the_wheels_hold_what_is_needed_and_nothing_more(wheels):
         assert {t for t in tops if not t.endswith(".dist-info")} == ({package} if dist != "astuner" else set()), dist
         if dist == "astuner":  # no code: what it brings is in its dependencies
             continue
-        assert f"{package}/py.typed" in names or dist == "astuner-acme", dist
+        assert f"{package}/py.typed" in names, dist
         assert not [n for n in names if "__pycache__" in n or n.startswith("tests/")], dist
         ours = [n for n in names if not n.startswith("astuner_testing/templates/")]  # those hold tests for others
         assert not [n for n in ours if "/test_" in n or n.endswith(("/conftest.py", ".pyc"))], dist
@@ -297,6 +310,18 @@ def test_the_wheels_hold_what_is_needed_and_nothing_more(wheels):
     # run by path, in another interpreter
     scripts = ("probe.py", "synthetic/__main__.py", "synthetic/evaluations/answer.txt")
     assert {f"astuner_appworld/{name}" for name in scripts} <= appworld
+
+
+def test_an_sdist_holds_what_git_knows_and_nothing_else(wheels):
+    made_by_the_builder = {"PKG-INFO", ".gitignore"}
+    for folder in (ROOT, *packaging_metadata.OURS):
+        (sdist,) = wheels[pyproject(folder)["project"]["name"]].parent.glob("*.tar.gz")
+        with tarfile.open(sdist) as archive:
+            names = {name.partition("/")[2] for name in archive.getnames()}
+        tracked = set(run("git", "ls-files", cwd=folder).splitlines())
+        assert not names - made_by_the_builder - tracked, sdist.name
+        assert {"LICENSE", "README.md", "pyproject.toml"} <= names, sdist.name
+        assert not [name for name in names if name.startswith("cpu/")], sdist.name
 
 
 def _folder_of(package):
@@ -328,13 +353,44 @@ def test_versions_agree_and_every_plugin_bounds_what_is_ours():
     assert pyproject(CPU)["project"]["version"] == astuner.__version__
 
 
+def test_all_distributions_say_alike_what_the_roots_project_says():
+    for path, text in wanted().items():
+        assert path.read_text("utf-8") == text, f"{path.parent.name}: {TYPE}"
+        assert path.with_name("LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes(), f"{path.parent.name}: {TYPE}"
+
+
+def test_a_new_version_is_given_to_all_that_has_one(tmp_path, monkeypatch):
+    """On a copy: one command, and nothing of ours still says the old one or excludes the new one."""
+    names = [p.relative_to(ROOT) for p in wanted()]
+    for name in [Path("pyproject.toml"), Path("LICENSE"), Path("astuner_core/astuner/__init__.py"), *names]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    moved = {n: tmp_path / getattr(packaging_metadata, n).relative_to(ROOT) for n in ("ROOT", "EXAMPLE")}
+    moved["OURS"] = [tmp_path / folder.relative_to(ROOT) for folder in packaging_metadata.OURS]
+    for name, value in moved.items():
+        monkeypatch.setattr(packaging_metadata, name, value)
+    packaging_metadata.main("3.4.5")
+    for folder in (tmp_path, *moved["OURS"]):
+        said = pyproject(folder)["project"]
+        assert said["version"] == "3.4.5"
+        needed = [*said["dependencies"], *itertools.chain(*said.get("optional-dependencies", {}).values())]
+        ours = [Requirement(text) for text in needed if text.startswith("astuner")]
+        assert all(of.specifier.contains("3.4.5") and not of.specifier.contains("3.5.0") for of in ours), said["name"]
+    assert '"astuner-core>=3.4,<3.5"' in (tmp_path / names[-1]).read_text()
+    lines = (tmp_path / "astuner_core/astuner/__init__.py").read_text().splitlines()
+    assert {'__version__ = "3.4.5"', 'API_VERSION = "3.4"'} <= set(lines)
+
+
 def test_a_wheel_says_what_its_project_says(wheels):
     for project in PROJECTS:
         said = pyproject(project)["project"]
         shown = metadata(wheels[said["name"]])
         assert (shown["Version"], shown["License-Expression"]) == (said["version"], "Apache-2.0"), said["name"]
         assert shown["Summary"].startswith("ASTuner: "), said["name"]
-        assert shown.get_payload().startswith("# "), said["name"]
+        assert shown.get_payload().lstrip().startswith("# "), said["name"]
+        relative = re.findall(r"\]\((?!https?:|#)[^)\s]*\)", shown.get_payload())
+        assert not relative, f"{said['name']}: {relative[0]} leads nowhere on an index"
+        assert shown["License-File"] == "LICENSE", said["name"]
         needed = {re.split(r"[ \[<>=!;~]", line)[0].lower() for line in shown.get_all("Requires-Dist")}
         named = [*said["dependencies"], *itertools.chain(*said.get("optional-dependencies", {}).values())]
         assert needed == {re.split(r"[ \[<>=!;~]", line)[0].lower() for line in named}, said["name"]

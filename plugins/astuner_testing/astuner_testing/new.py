@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -23,19 +23,47 @@ from astuner.contracts.hookspecs import KINDS
 
 app = new_app(no_args_is_help=True, help="Write a new plugin or experiment that runs.")
 
-SUMMARIES = {
-    "judge": "1 when the final answer is the reference answer",
-    "task reader": "additions, the same ones every time",
-    "workflow": "asks the model once",
-    "environment": "guess a number",
-    "backbone": "repeats the prompt, trains nothing",
-    "loss": "PPO's clip above only",
-    "advantage estimator": "the reward, less the median of its group",
+
+class Made(NamedTuple):
+    """What is written for a kind."""
+
+    module: str
+    name: str
+    """What the module calls it, with ``CAMEL`` or ``NAME`` for the plugin."""
+    summary: str
+    has_config: bool = False
+    needs: str = ""
+    """A package of ours beside the core."""
+    tested_with: str = ""
+    """What its tests want beside pytest."""
+
+
+MADE = {
+    "judge": Made("judge", "CAMELJudge", "1 when the final answer is the reference answer", True),
+    "task reader": Made("task_reader", "CAMELTaskReader", "additions, the same ones every time", True),
+    "workflow": Made("workflow", "CAMELWorkflow", "asks the model once"),
+    "environment": Made("environment", "CAMELEnvironment", "guess a number"),
+    "backbone": Made("backbone", "CAMELBackbone", "repeats the prompt, trains nothing"),
+    "loss": Made("loss", "NAME_loss", "PPO's clip above only", tested_with="torch"),
+    "advantage estimator": Made("advantages", "NAME_advantages", "the reward, less the median of its group"),
+    "output check": Made("check", "NAME_check", "capital letters"),
+    "chat family": Made("chat_family", "FAMILY", "turns between tags of its own"),
+    "service": Made("service", "CAMELService", "a server of files", True),
+    "log sink": Made("log_sink", "CAMELSink", "a line of text for each step"),
+    "subscriber": Made("subscriber", "CAMELSubscriber", "remembers the best step"),
+    "sentinel rule": Made("sentinel_rule", "CAMELRule", "the reward stands still", needs="astuner-report"),
+    "command": Made("command", "NAME_command", "say what an experiment trains"),
+    "diagnosis": Made("diagnosis", "NAME_diagnosis", "room on the disk"),
+    "part": Made("part", "CAMELPart", "counts the seconds of episodes"),
+    "config key": Made("config_key", "CAMELKeys", "what is said first"),
+    "model": Made("models", "folders", ""),
+    "alias": Made("aliases", "", ""),
 }
-"""What can be made, and the summary of the example."""
-WITH_CONFIG = ("judge", "task reader")
-FUNCTIONS = {"loss": "loss", "advantage estimator": "advantages"}
-"""Kinds that are functions -> their modules, whose names end the functions'."""
+"""Every kind there is, and the two other hooks: what is written for it."""
+OF_NO_KIND = {"model": "models", "alias": "aliases"}
+"""What is registered by a hook of another form -> the template of that hook."""
+PART = "episode_context"
+"""The one that is written, of those whose names the core fixes."""
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="Letters, digits, - and _.")]
 IntoOption = Annotated[Path, typer.Option("--into", metavar="DIR", help="Where the new folder is made.")]
@@ -51,11 +79,24 @@ def plugin(
     backbone: Annotated[bool, typer.Option("--backbone", help="What runs the model.")] = False,
     loss: Annotated[bool, typer.Option("--loss", help="What a token's loss is.")] = False,
     advantages: Annotated[bool, typer.Option("--advantages", help="How rewards become advantages.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="What is wrong with a reply.")] = False,
+    family: Annotated[bool, typer.Option("--family", help="How models write turns and tool calls.")] = False,
+    service: Annotated[bool, typer.Option("--service", help="A server beside a run.")] = False,
+    sink: Annotated[bool, typer.Option("--sink", help="Where a run's numbers go.")] = False,
+    subscriber: Annotated[bool, typer.Option("--subscriber", help="Told what happens in every run.")] = False,
+    rule: Annotated[bool, typer.Option("--rule", help="What can go wrong in a run, seen in its numbers.")] = False,
+    command: Annotated[bool, typer.Option("--command", help="A command of astuner.")] = False,
+    diagnosis: Annotated[bool, typer.Option("--diagnosis", help="A line of astuner doctor.")] = False,
+    part: Annotated[bool, typer.Option("--part", help="A part that the core asks for.")] = False,
+    key: Annotated[bool, typer.Option("--key", help="A key of the experiment file.")] = False,
+    model: Annotated[bool, typer.Option("--model", help="Models by name.")] = False,
+    alias: Annotated[bool, typer.Option("--alias", help="Older names of what others register.")] = False,
     into: IntoOption = Path("."),
 ) -> None:
     """Write a plugin with its tests; say what it is to hold (several are possible)."""
-    asked = (judge, reader, workflow, environment, backbone, loss, advantages)
-    kinds = [kind for kind, wanted in zip(SUMMARIES, asked, strict=True) if wanted]
+    asked = [judge, reader, workflow, environment, backbone, loss, advantages, check, family, service, sink]
+    asked += [subscriber, rule, command, diagnosis, part, key, model, alias]
+    kinds = [kind for kind, wanted in zip(MADE, asked, strict=True) if wanted]
     if not kinds:
         raise ConfigError(f"what is it to hold? type: astuner new plugin {name} --judge (or --reader, --workflow, …)")
     bare = normal_name(name).removeprefix("astuner-")
@@ -97,31 +138,41 @@ def plugin_files(bare: str, kinds: list[str]) -> dict[str, str]:
     """Relative path -> text of a plugin that holds ``kinds``."""
     package = f"astuner_{bare.replace('-', '_')}"
     major, minor = __version__.split(".")[:2]
+    bound = f">={major}.{minor},<{major}.{int(minor) + 1}"
+    needs = dict.fromkeys(["astuner-core", *filter(None, (MADE[kind].needs for kind in kinds))])
+    tested_with = dict.fromkeys(filter(None, (MADE[kind].tested_with for kind in kinds)))
+    registered = [kind for kind in kinds if kind in KINDS]
     values = {
         "name": bare,
         "dist": f"astuner-{bare}",
         "package": package,
-        "core_version": f"{major}.{minor}",
-        "next_version": f"{major}.{int(minor) + 1}",
-        "what": f"{' and '.join(kinds).capitalize()}",
-        "kinds": "{\n" + "".join(f'        "{kind}",\n' for kind in kinds) + "    }",
-        "offers": "\n".join(f"- the {kind} `{_offer(bare)}`" for kind in kinds),
+        "offer": _offer(bare),
+        "constant": _offer(bare).upper(),
+        "bound": bound,
+        "dependencies": "".join(f'  "{name}{bound}",  # the hooks may change after these\n' for name in needs),
+        "tested_with": "".join(f', "{name}"' for name in tested_with),
+        "what": " and ".join(kinds).capitalize() if len(kinds) < 4 else "Several parts",
+        "imports": "from astuner import Provider, hookimpl" if registered else "from astuner import hookimpl",
+        "kinds": "{\n" + "".join(f'        "{kind}",\n' for kind in registered) + "    }" if registered else "set()",
+        "offers": "\n".join(f"- the {kind} `{_registered(bare, kind)}`" for kind in kinds),
     }
+    if "model" in kinds:
+        values["imports"] += f"\nfrom {package}.models import folders"
     of_kind = {kind: {**values, **_kind_values(bare, kind)} for kind in kinds}
-    values["hooks"] = "".join(
-        _fill("plugin/hook" if kind in WITH_CONFIG else "plugin/hook_without_config", of_kind[kind]) for kind in kinds
-    ).rstrip()
+    values["hooks"] = "".join(_fill(f"plugin/{_hook_template(kind)}", of_kind[kind]) for kind in kinds).rstrip()
     texts = {
         "pyproject.toml": _fill("plugin/pyproject.toml", values),
         "README.md": _fill("plugin/README.md", values),
         ".gitignore": _fill("plugin/gitignore", values),
+        ".github/workflows/test.yml": _fill("plugin/github/workflows/test.yml", values),
         f"{package}/__init__.py": _fill("plugin/package/__init__.py", values),
         f"{package}/plugin.py": _fill("plugin/package/plugin.py", values),
         "tests/test_plugin.py": _fill("plugin/tests/test_plugin.py", values),
     }
     for its in of_kind.values():
         module = its["module"]
-        texts[f"{package}/{module}.py"] = _fill(f"plugin/package/{module}.py", its)
+        if its["class_name"]:
+            texts[f"{package}/{module}.py"] = _fill(f"plugin/package/{module}.py", its)
         texts[f"tests/test_{module}.py"] = _fill(f"plugin/tests/test_{module}.py", its)
     return texts
 
@@ -165,18 +216,27 @@ def write(folder: Path, texts: Mapping[str, str]) -> None:
 
 
 def _kind_values(bare: str, kind: str) -> dict[str, Any]:
-    camel = _camel(bare)
-    ending = kind.title().replace(" ", "")
-    function = FUNCTIONS.get(kind)
+    made, camel = MADE[kind], _camel(bare)
     return {
-        "hook": KINDS[kind],
-        "module": function or kind.replace(" ", "_"),
-        "offer": _offer(bare),
-        "class_name": f"{_offer(bare)}_{function}" if function else f"{camel}{ending}",
-        "config_name": f"{camel}{ending}Config",
+        "hook": KINDS.get(kind, ""),
+        "module": made.module,
+        "registered": _registered(bare, kind),
+        "class_name": made.name.replace("CAMEL", camel).replace("NAME", _offer(bare)),
+        "config_name": f"{camel}{kind.title().replace(' ', '')}Config",
         "engine_name": f"{camel}Engine",
-        "summary": SUMMARIES[kind],
+        "summary": made.summary,
     }
+
+
+def _hook_template(kind: str) -> str:
+    if kind in OF_NO_KIND:
+        return f"hook_{OF_NO_KIND[kind]}"
+    return "hook" if MADE[kind].has_config else "hook_without_config"
+
+
+def _registered(bare: str, kind: str) -> str:
+    """The name under which it is found."""
+    return {"part": PART, "model": f"{bare}/NAME", "alias": f"{_offer(bare)}_lines"}.get(kind, _offer(bare))
 
 
 def _offer(bare: str) -> str:

@@ -15,10 +15,13 @@ from importlib.resources import files
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.main import get_command
 
 from astuner import load_config
 from astuner.cli import main
+from astuner.contracts import hookspecs
 from astuner.contracts.errors import ConfigError
+from astuner.contracts.hookspecs import KINDS
 from astuner.contracts.types import Split, WorkflowOutput
 from astuner.testing import (
     check_advantages,
@@ -30,6 +33,7 @@ from astuner.testing import (
     workflow_task,
 )
 from astuner_testing import new
+from astuner_testing.plugins import OF_NO_KIND
 from tests.table import table
 
 if sys.version_info >= (3, 11):
@@ -37,7 +41,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # comes with pytest there
 
-ALL = ("--judge", "--reader", "--workflow", "--environment", "--backbone", "--loss", "--advantages")
+PARAMETERS = get_command(new.app).commands["plugin"].params
+ALL = tuple(option for p in PARAMETERS if getattr(p, "is_flag", False) for option in p.opts)
+"""As typed, in the order of `new.MADE`."""
 
 
 def run(*arguments):
@@ -55,7 +61,7 @@ def test_a_plugin_is_well_formed(flags, tmp_path):
     assert project["project"]["entry-points"]["astuner"] == {"fine-shop": "astuner_fine_shop.plugin"}
     for path in folder.rglob("*"):
         if path.is_file():
-            assert "$" not in path.read_text()
+            assert "$" not in path.read_text().replace("${{", "")
     modules = [p for p in folder.rglob("*.py")]
     for path in modules:
         ast.parse(path.read_text())
@@ -68,6 +74,13 @@ def import_from(folder, name, monkeypatch):
     for module in [m for m in sys.modules if m.partition(".")[0] == name.partition(".")[0]]:
         monkeypatch.delitem(sys.modules, module)
     return __import__(name, fromlist=["x"])
+
+
+def test_every_hook_has_one():
+    hooks = {name for name, of in vars(hookspecs).items() if hasattr(of, "astuner_spec")}
+    assert hooks == {*KINDS.values(), *OF_NO_KIND, "list_models"}
+    assert set(new.MADE) == {*KINDS, *new.OF_NO_KIND}
+    assert len(ALL) == len(new.MADE)
 
 
 @pytest.mark.slow
@@ -219,9 +232,9 @@ def test_a_prefix_is_not_doubled(tmp_path):
 
 
 def test_every_template_is_used(tmp_path):
-    texts = {**new.plugin_files("shop", list(new.SUMMARIES)), **new.experiment_files("shop")}
+    texts = {**new.plugin_files("shop", list(new.MADE)), **new.experiment_files("shop")}
     templates = files("astuner_testing") / "templates"
     there = [p for p in templates.rglob("*.template")]  # a real folder, in an editable install
     of_a_model = set(new.experiment_files("shop", "m")) - {".vscode/launch.json"}  # which both have
-    hooks, plugins_have_a_readme_too = 2, 1
+    hooks, plugins_have_a_readme_too = 4, 1
     assert len(there) == len(texts) + len(of_a_model) + hooks + plugins_have_a_readme_too
