@@ -1,4 +1,4 @@
-"""Writes the generated parts of the pages: command help, keys, hooks, what a loss implies, fields, families.
+"""Writes the generated parts of the pages: command help, keys, hooks, the Python API, fields, families.
 
 A part stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``; everything else in a page is written by hand.
 ``python docs/generate.py`` rewrites the parts in place, ``--check`` only says which are out of date.  Only the
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import pkgutil
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -288,6 +289,42 @@ def _every_field(module: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"{name}.{below}", entry) for below, entry in inner.items()) if inner else [(name, field)]
 
 
+# ---------------------------------------------------------------------------------------------------------- Python API
+
+
+def api(module: str) -> str:
+    """The public names of a module that are not in `astuner.contracts`: where each is, and its first sentence."""
+    home, _ = import_module("astuner").public_names(module, str(import_module(module).__file__))
+    rows = [
+        f"| [`{name}`]({_file_of(place)}) | {_first_sentence(getattr(import_module(place), name))} |"
+        for name, place in sorted(home.items())
+        if not place.startswith("astuner.contracts.") and name.upper() != name
+    ]
+    return "| name | what it is |\n|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def contracts() -> str:
+    """The modules of `astuner.contracts`."""
+    package = import_module("astuner.contracts")
+    found = [import_module(f"{package.__name__}.{module.name}") for module in pkgutil.iter_modules(package.__path__)]
+    rows = [f"| [`{m.__name__}`]({_file_of(m.__name__)}) | {_first_sentence(m)} |" for m in found]
+    return "| module | what it is |\n|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def _file_of(module: str) -> str:
+    return f"../{Path(str(import_module(module).__file__)).relative_to(ROOT).as_posix()}"
+
+
+def _first_sentence(described: object) -> str:
+    if get_origin(described):  # an alias
+        return _code(re.sub(r"(\w+\.)+", "", str(described)))
+    written = vars(described)["__doc__"] if isinstance(described, type) else described.__doc__
+    if not written:
+        return "keys of an experiment's file, see [configuration](configuration.md)"
+    paragraph = _markdown(inspect.cleandoc(written)).partition("\n\n")[0]
+    return _cell(re.split(r"(?<=[.:]) (?=[A-Z])", paragraph.replace("\n", " "))[0])
+
+
 # ------------------------------------------------------------------------------------------------------------ families
 
 
@@ -331,8 +368,11 @@ def explanations() -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {
+    "api astuner": partial(api, "astuner"),
+    "api testing": partial(api, "astuner.testing"),
     "approximations": approximations,
     "commands": commands,
+    "contracts": contracts,
     "endpoint fields": fields,
     "environment provider": environment_provider,
     "explanations": explanations,
