@@ -325,6 +325,31 @@ def _first_sentence(described: object) -> str:
     return _cell(re.split(r"(?<=[.:]) (?=[A-Z])", paragraph.replace("\n", " "))[0])
 
 
+# ------------------------------------------------------------------------------------------------------------- gallery
+
+
+def gallery() -> str:
+    """Every example with its curve, in the order and words of `examples/README.md`; then those that have none."""
+    table = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    proves = dict(re.findall(r"^\| \[(\w+)\]\(\w+/README.md\) \| (.+?) \|", table, re.MULTILINE))
+    if left := {page.parent.name for page in (ROOT / "examples").glob("*/README.md")} - proves.keys():
+        raise SystemExit(f"examples/README.md: the table has no row for {', '.join(sorted(left))}; write one")
+    texts, without = [], []
+    for name, said in proves.items():
+        line = f"[{name}](../examples/{name}/README.md): {_from_docs(said)}"
+        if (ROOT / "examples" / name / "curve.png").is_file():
+            picture = f"![Reward per step, and success on held-out tasks, of {name}](../examples/{name}/curve.png)"
+            texts.append(f"## {name}\n\n{line}.\n\n{picture}\n")
+        else:
+            without.append(f"- {line}\n")
+    return "\n".join([*texts, "## Without a curve\n", "".join(without)])
+
+
+def _from_docs(markdown: str) -> str:
+    """A text of a page in examples/, with its links as a page in docs/ writes them."""
+    return re.sub(r"\]\((?!\.\./|https?:)", "](../examples/", markdown).replace("](../docs/", "](")
+
+
 # ------------------------------------------------------------------------------------------------------------ families
 
 
@@ -377,6 +402,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "environment provider": environment_provider,
     "explanations": explanations,
     "families": families,
+    "gallery": gallery,
     "hooks": hooks,
     "keys": keys,
     "local refuses": refused,

@@ -45,7 +45,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         for path in sorted(ROOT.glob(pattern)):
             found[name(path)] = File(name(path), str(ROOT), config.site_dir, config.use_directory_urls)
     config.nav = _navigation()
-    return Files(found.values())
+    themes = [file for file in files if file.src_dir != config.docs_dir]
+    return Files([*themes, *found.values()])
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -64,6 +65,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return LINK.sub(mended, markdown)
 
 
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """A pipe in a table's code is written with a backslash, which forges take away and Python-Markdown shows."""
+    return re.sub(r"<td.*?</td>", lambda cell: cell[0].replace("\\|", "|"), html, flags=re.DOTALL)
+
+
 def on_post_build(config: MkDocsConfig) -> None:
     """Older paths lead to today's pages."""
     older = DOCS / "older_pages.yaml"
@@ -72,7 +78,9 @@ def on_post_build(config: MkDocsConfig) -> None:
         url = get_relative_url(there.url, here.url)
         target = Path(here.abs_dest_path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={url}"><a href="{url}">moved</a>\n')
+        target.write_text(
+            f'<!doctype html><meta http-equiv="refresh" content="0; url={url}"><a href="{url}">moved</a>\n'
+        )
 
 
 def linked(page: Path) -> Iterator[Path]:
