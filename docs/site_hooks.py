@@ -25,7 +25,7 @@ OUTSIDE = {  # sections of the reference whose pages stand beside what they tell
     "Examples": ("examples/**/README.md",),
     "Benchmarks": ("benchmarks/*.md",),
     "Packages": ("plugins/*/README.md", "plugins/*/cpu/README.md"),
-    "Long tests": ("tests/*.md",),
+    "Tests": ("tests/*.md", "tests/packaging/**/README.md"),
 }
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 SHOWN_AS = {".py": "python", ".yaml": "yaml", ".jinja": "jinja"}
