@@ -12,6 +12,7 @@ VLLM := .venv-vllm
 VERL_VLLM := .venv-verl-vllm
 CLIENTS := .venv-clients
 DIST := .venv-dist
+DOCS := .venv-docs
 # Tests wait for processes half of the time, so there is one more of them at once than small machines have cores; of
 # those with engines fewer, each of which is many processes. Those of a file stay together, with what they set up.
 SPREAD ?= --numprocesses=3 --dist=loadfile
@@ -35,7 +36,7 @@ environment = test -x $(1)/bin/uv || { $(PYTHON) -m venv $(1) && $(1)/bin/python
 install = $(if $(filter pip,$(INSTALLER)),$(1)/bin/python -m pip install --quiet,$(1)/bin/uv pip install --quiet --python $(1)/bin/python)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo environments dist metadata test test-all test-slow test-packages test-verl test-trinity test-llama-cpp test-vllm test-nodes test-container test-clients test-engines test-fuzz sync-verl sync-trinity lint types docs bench install clean
+.PHONY: help demo environments dist metadata test test-all test-slow test-packages test-verl test-trinity test-llama-cpp test-vllm test-nodes test-container test-clients test-engines test-fuzz sync-verl sync-trinity lint types docs site site-serve site-deploy pictures bench install clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -135,11 +136,17 @@ $(DIST)/.done: requirements/dist.txt
 	$(call install,$(DIST)) -r requirements/dist.txt
 	touch $@
 
+# Nothing of ours is in it: the site's Python API is read from the files.
+$(DOCS)/.done: requirements/docs.txt
+	$(call environment,$(DOCS))
+	$(call install,$(DOCS)) -r requirements/docs.txt
+	touch $@
+
 sync-verl: $(VERL)/.done  ## make .venv-verl with the VERL backbone, as it runs on a CPU
 
 sync-trinity: $(TRINITY)/.done  ## make .venv-trinity with the Trinity backbone, as it runs on a CPU
 
-environments: $(VENV)/.test $(CLIENTS)/.done $(FRAMEWORKS)/.done $(AGENTSCOPE107)/.done $(APPWORLD)/.done $(VERL)/.done $(TRINITY)/.done
+environments: $(VENV)/.test $(DOCS)/.done $(CLIENTS)/.done $(FRAMEWORKS)/.done $(AGENTSCOPE107)/.done $(APPWORLD)/.done $(VERL)/.done $(TRINITY)/.done
 
 install: $(VENV)/.demo  ## make .venv with ASTuner and what the demo needs
 
@@ -162,7 +169,7 @@ test-all:  ## everything else: slow tests, more random examples, other framework
 	$(MAKE) test-verl
 	$(MAKE) test-trinity
 
-test-slow: $(VENV)/.test $(CLIENTS)/.done $(FRAMEWORKS)/.done $(AGENTSCOPE107)/.done $(APPWORLD)/.done  ## what `make test` leaves out and needs neither VERL nor Trinity
+test-slow: $(VENV)/.test $(DOCS)/.done $(CLIENTS)/.done $(FRAMEWORKS)/.done $(AGENTSCOPE107)/.done $(APPWORLD)/.done  ## what `make test` leaves out and needs neither VERL nor Trinity
 	HYPOTHESIS_PROFILE=thorough $(PYTEST) $(SPREAD) -m 'slow or hypothesis'
 
 test-packages: $(VENV)/.test  ## the fast tests of each package where of ours there is only what it names
@@ -217,9 +224,26 @@ metadata:  ## write into every pyproject.toml what the root's says of all; VERSI
 docs: $(VENV)/.test  ## write the generated pages again
 	$(BIN)/python docs/generate.py
 
+# A notice about the future of mkdocs, which requirements/docs.txt answers.
+export NO_MKDOCS_2_WARNING := 1
+
+site: $(DOCS)/.done  ## the documentation as a site, in site/; a warning is a failure
+	$(DOCS)/bin/mkdocs build
+
+site-serve: $(DOCS)/.done  ## the same on http://127.0.0.1:8000, made again as pages change
+	$(DOCS)/bin/mkdocs serve --dev-addr 127.0.0.1:8000
+
+# Writes to the branch gh-pages of this repository; `git push origin gh-pages` publishes it.
+site-deploy: $(DOCS)/.done  ## adds this version to the site's branch, as the latest
+	PATH="$(CURDIR)/$(DOCS)/bin:$$PATH" mike deploy --update-aliases "$$(sed -n 's/^__version__ = "\(.*\)\..*"/\1/p' astuner_core/astuner/__init__.py)" latest
+	PATH="$(CURDIR)/$(DOCS)/bin:$$PATH" mike set-default latest
+
+pictures: $(VENV)/.test  ## draws the pages' pictures again, with the programs that they show
+	$(BIN)/python docs/pictures.py
+
 bench: $(VENV)/.test  ## benchmarks: ratios measured in one run, against peers and the machine's limits
 	$(BIN)/python -m pip install --quiet --constraint requirements/constraints.txt trl
 	$(BIN)/python -m benchmarks
 
 clean:  ## remove the environments and caches (runs are kept)
-	rm -rf $(VENV) $(FRAMEWORKS) $(AGENTSCOPE107) $(APPWORLD) $(VERL) $(TRINITY) $(VLLM) $(VERL_VLLM) $(CLIENTS) $(DIST) .venv-vocabularies .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(FRAMEWORKS) $(AGENTSCOPE107) $(APPWORLD) $(VERL) $(TRINITY) $(VLLM) $(VERL_VLLM) $(CLIENTS) $(DIST) $(DOCS) site .venv-vocabularies .pytest_cache .mypy_cache .ruff_cache

@@ -1,4 +1,4 @@
-"""Writes the generated parts of the pages: command help, keys, hooks, what a loss implies, fields, families.
+"""Writes the generated parts of the pages: command help, keys, hooks, the Python API, fields, families.
 
 A part stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``; everything else in a page is written by hand.
 ``python docs/generate.py`` rewrites the parts in place, ``--check`` only says which are out of date.  Only the
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import pkgutil
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -288,6 +289,67 @@ def _every_field(module: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"{name}.{below}", entry) for below, entry in inner.items()) if inner else [(name, field)]
 
 
+# ---------------------------------------------------------------------------------------------------------- Python API
+
+
+def api(module: str) -> str:
+    """The public names of a module that are not in `astuner.contracts`: where each is, and its first sentence."""
+    home, _ = import_module("astuner").public_names(module, str(import_module(module).__file__))
+    rows = [
+        f"| [`{name}`]({_file_of(place)}) | {_first_sentence(getattr(import_module(place), name))} |"
+        for name, place in sorted(home.items())
+        if not place.startswith("astuner.contracts.") and name.upper() != name
+    ]
+    return "| name | what it is |\n|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def contracts() -> str:
+    """The modules of `astuner.contracts`."""
+    package = import_module("astuner.contracts")
+    found = [import_module(f"{package.__name__}.{module.name}") for module in pkgutil.iter_modules(package.__path__)]
+    rows = [f"| [`{m.__name__}`]({_file_of(m.__name__)}) | {_first_sentence(m)} |" for m in found]
+    return "| module | what it is |\n|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def _file_of(module: str) -> str:
+    return f"../{Path(str(import_module(module).__file__)).relative_to(ROOT).as_posix()}"
+
+
+def _first_sentence(described: object) -> str:
+    if get_origin(described):  # an alias
+        return _code(re.sub(r"(\w+\.)+", "", str(described)))
+    written = vars(described)["__doc__"] if isinstance(described, type) else described.__doc__
+    if not written:
+        return "keys of an experiment's file, see [configuration](configuration.md)"
+    paragraph = _markdown(inspect.cleandoc(written)).partition("\n\n")[0]
+    return _cell(re.split(r"(?<=[.:]) (?=[A-Z])", paragraph.replace("\n", " "))[0])
+
+
+# ------------------------------------------------------------------------------------------------------------- gallery
+
+
+def gallery() -> str:
+    """Every example with its curve, in the order and words of `examples/README.md`; then those that have none."""
+    table = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    proves = dict(re.findall(r"^\| \[(\w+)\]\(\w+/README.md\) \| (.+?) \|", table, re.MULTILINE))
+    if left := {page.parent.name for page in (ROOT / "examples").glob("*/README.md")} - proves.keys():
+        raise SystemExit(f"examples/README.md: the table has no row for {', '.join(sorted(left))}; write one")
+    texts, without = [], []
+    for name, said in proves.items():
+        line = f"[{name}](../examples/{name}/README.md): {_from_docs(said)}"
+        if (ROOT / "examples" / name / "curve.png").is_file():
+            picture = f"![Reward per step, and success on held-out tasks, of {name}](../examples/{name}/curve.png)"
+            texts.append(f"## {name}\n\n{line}.\n\n{picture}\n")
+        else:
+            without.append(f"- {line}\n")
+    return "\n".join([*texts, "## Without a curve\n", "".join(without)])
+
+
+def _from_docs(markdown: str) -> str:
+    """A text of a page in examples/, with its links as a page in docs/ writes them."""
+    return re.sub(r"\]\((?!\.\./|https?:)", "](../examples/", markdown).replace("](../docs/", "](")
+
+
 # ------------------------------------------------------------------------------------------------------------ families
 
 
@@ -331,12 +393,16 @@ def explanations() -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {
+    "api astuner": partial(api, "astuner"),
+    "api testing": partial(api, "astuner.testing"),
     "approximations": approximations,
     "commands": commands,
+    "contracts": contracts,
     "endpoint fields": fields,
     "environment provider": environment_provider,
     "explanations": explanations,
     "families": families,
+    "gallery": gallery,
     "hooks": hooks,
     "keys": keys,
     "local refuses": refused,

@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import re
+import runpy
 import shlex
 import signal
 import subprocess
@@ -433,6 +434,42 @@ def test_the_commands_of_the_tracing_page_do_what_it_says(tmp_path: Path) -> Non
         told = [sys.executable, "feedback.py", collector["access"]]
         said = subprocess.run(told, cwd=tmp_path, check=True, timeout=120, capture_output=True, text=True)
         assert said.stdout == "{'stored': 1, 'seen': False}\n"
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_data_page_say_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from datasets import disable_progress_bars
+
+    from astuner.cli import main
+
+    page = ROOT / "docs" / "data_pipeline.md"
+    files_of(page, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ASTUNER_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "home")
+    disable_progress_bars()
+    for block in BLOCKS:
+        if block.page == page and {"run", "run, which fails"} & {*block.marks}:
+            program, *arguments = shlex.split(block.text)
+            if program == "python":
+                runpy.run_path(*arguments)
+            else:
+                with pytest.raises(SystemExit) as ended:
+                    main(arguments)
+                assert bool(ended.value.code) == ("run, which fails" in block.marks), block
+            assert "".join(capsys.readouterr()) == BEHIND[block].text, block
+
+
+def test_the_reader_of_the_data_page_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from astuner import load_config
+    from astuner.rollout.parts import build_task_reader
+    from astuner.testing import check_task_reader
+
+    files_of(ROOT / "docs" / "data_pipeline.md", tmp_path)
+    (first, second) = check_task_reader(build_task_reader(load_config(tmp_path / "quiz.yaml")))
+    assert (first.main_query, second.metadata) == ("How much is 4 + 3?", {"answer": "4"})
 
 
 @pytest.mark.slow

@@ -69,7 +69,7 @@ class EpisodeRunner:
     def prepare(self) -> None:
         """Resolve and build workflow, judge and checks now, so that their mistakes show before anything runs.
 
-        :raises PluginError, ConfigError: one of them cannot be found, imported or built.
+        :raises PluginError: one of them cannot be found, imported or built; or `ConfigError`.
         """
         if self._here.parts is None:
             if self.config.astuner.endpoint != EndpointSection():

@@ -1,0 +1,142 @@
+"""What `mkdocs build` asks while it makes the site: which pages there are, in which order, and where links lead.
+
+The pages are the repository's own, at their own places, so that a link works in the repository and in the site. The
+navigation is read from ``docs/README.md``: its headings and tables.  A file that a page links to and that is no page
+(a workflow, an experiment) is shown as one; a folder is its README, or only its name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files, InclusionLevel
+from mkdocs.structure.pages import Page
+from mkdocs.utils import get_relative_url
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+OUTSIDE = {  # sections of the reference whose pages stand beside what they tell of
+    "Examples": ("examples/**/README.md",),
+    "Benchmarks": ("benchmarks/*.md",),
+    "Packages": ("plugins/*/README.md", "plugins/*/cpu/README.md"),
+    "Tests": ("tests/*.md", "tests/packaging/**/README.md"),
+}
+LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
+SHOWN_AS = {".py": "python", ".yaml": "yaml", ".jinja": "jinja"}
+API_ROW = re.compile(r"^\| \[`([\w.]+)`\]\(\.\./(?:plugins/)?\w+/([\w/]+)\.py\) \|.*\n", re.MULTILINE)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """The repository's pages in place of what lies in docs/, and the navigation through them."""
+    found: dict[str, File] = {}
+    outside = [page for patterns in OUTSIDE.values() for page in _outside(patterns)]
+    for page in [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md")), *outside]:
+        found[name(page)] = File(name(page), str(ROOT), config.site_dir, config.use_directory_urls)
+        for path in linked(page):
+            if path.is_file() and _is_source(path):
+                found[f"{name(path)}.md"] = _source(path, config)
+    for pattern in ("docs/images/*", "benchmarks/*.png", "examples/**/curve.png"):
+        for path in sorted(ROOT.glob(pattern)):
+            found[name(path)] = File(name(path), str(ROOT), config.site_dir, config.use_directory_urls)
+    config.nav = _navigation()
+    themes = [file for file in files if file.src_dir != config.docs_dir]
+    return Files([*themes, *found.values()])
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    if page.file.generated_by:
+        return markdown
+    if page.file.src_uri == "docs/api.md":
+        return API_ROW.sub(_described, re.sub(r"^\| (name|module) \|.*\n\|---.*\n", "", markdown, flags=re.MULTILINE))
+    folder = (ROOT / page.file.src_uri).parent
+
+    def mended(link: re.Match[str]) -> str:
+        path = Path(os.path.normpath(folder / link[2]))
+        if path.is_dir():
+            return f"[{link[1]}]({link[2]}/README.md)" if (path / "README.md").is_file() else link[1]
+        return f"[{link[1]}]({link[2]}.md)" if path.is_file() and _is_source(path) else link[0]
+
+    return LINK.sub(mended, markdown)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """A pipe in a table's code is written with a backslash, which forges take away and Python-Markdown shows."""
+    return re.sub(r"<td.*?</td>", lambda cell: cell[0].replace("\\|", "|"), html, flags=re.DOTALL)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Older paths lead to today's pages."""
+    older = DOCS / "older_pages.yaml"
+    for old, new in yaml.safe_load(older.read_text(encoding="utf-8")).items() if older.is_file() else ():
+        there, here = (File(path, str(ROOT), config.site_dir, config.use_directory_urls) for path in (new, old))
+        url = get_relative_url(there.url, here.url)
+        target = Path(here.abs_dest_path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(
+            f'<!doctype html><meta http-equiv="refresh" content="0; url={url}"><a href="{url}">moved</a>\n'
+        )
+
+
+def linked(page: Path) -> Iterator[Path]:
+    """What ``page`` links to on this machine."""
+    for _, target, _ in LINK.findall(page.read_text(encoding="utf-8")):
+        if (path := Path(os.path.normpath(page.parent / target))).exists():
+            yield path
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def _is_source(path: Path) -> bool:
+    return path.suffix not in (".md", ".png", ".svg")
+
+
+def _source(path: Path, config: MkDocsConfig) -> File:
+    """A page that shows a file; neither in the navigation nor in the search."""
+    text = path.read_text(encoding="utf-8")
+    code = f"````{SHOWN_AS.get(path.suffix, 'text')}\n{text}\n````"
+    shown = f"---\nsearch: {{exclude: true}}\n---\n# {path.name}\n\n`{name(path)}`\n\n{code}\n"
+    return File.generated(config, f"{name(path)}.md", content=shown, inclusion=InclusionLevel.NOT_IN_NAV)
+
+
+def _described(row: re.Match[str]) -> str:
+    """A row of the Python API as what mkdocstrings puts there: the signature and all that the code says of it."""
+    module = row[2].removesuffix("/__init__").replace("/", ".")
+    return f"::: {row[1] if '.' in row[1] else f'{module}.{row[1]}'}\n"
+
+
+def _navigation() -> list[Any]:
+    nav: list[Any] = [{"Home": "README.md"}, {"All pages": "docs/README.md"}]
+    titles: list[str] = []
+    for line in (DOCS / "README.md").read_text(encoding="utf-8").splitlines():
+        if heading := re.match(r"##(#*) (.+)", line):
+            titles[len(heading[1]) :] = [heading[2]]
+        elif line.startswith("|"):
+            for _, target, _ in LINK.findall(line.split("|")[1]):
+                _section(nav, titles).append(name(Path(os.path.normpath(DOCS / target))))
+    for title, patterns in OUTSIDE.items():
+        _section(nav, ["Reference", title]).extend(map(name, _outside(patterns)))
+    return nav
+
+
+def _section(nav: list[Any], titles: list[str]) -> list[Any]:
+    """The list below these headings, made where it is not there yet."""
+    for title in titles:
+        found = next((item[title] for item in nav if isinstance(item, dict) and title in item), None)
+        if found is None:
+            nav.append({title: (found := [])})
+        nav = found
+    return nav
+
+
+def _outside(patterns: tuple[str, ...]) -> list[Path]:
+    """In the order of their folders; a README of several comes first."""
+    found = [page for pattern in patterns for page in ROOT.glob(pattern)]
+    return sorted(found, key=lambda page: (page.parent, page.name != "README.md", page.name))
