@@ -551,7 +551,7 @@ def test_the_first_tutorial_trains_what_the_demo_trains(tmp_path: Path) -> None:
 
 
 def test_the_launch_file_of_an_editor_is_the_command_above_it(plugins: Any) -> None:
-    (block,) = [b for b in BLOCKS if b.language == "json" and "debugpy" in b.text]
+    (block,) = [b for b in BLOCKS if b.language == "json" and "debugpy" in b.text and b.page.name == "debug.md"]
     (launch,) = json.loads(block.text)["configurations"]
     assert launch["module"] == "astuner"
     _parse(launch["args"], plugins)
