@@ -490,7 +490,9 @@ def test_the_errors_and_variables_of_the_endpoint_page_are_those_there_are() -> 
 
 
 @pytest.mark.slow
-def test_the_first_tutorial_trains_and_every_metric_is_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_tutorial_trains_and_every_metric_is_documented(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from astuner import run
     from astuner.testing import check_metrics
     from astuner_local.tiny.make import main as make

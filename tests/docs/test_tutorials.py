@@ -104,13 +104,20 @@ def marked(block: Block, name: str) -> str | None:
     return next((mark.removeprefix(f"{name}: ") for mark in block.marks if mark.startswith(f"{name}: ")), None)
 
 
+def pattern(line: str) -> str:
+    """What a line of a page stands for: a number for any number, ``…`` for anything."""
+    pieces = re.split(r"(-?\d+(?:[.,:]\d+)*|…)", line)
+    pieces[::2] = map(re.escape, pieces[::2])
+    pieces[1::2] = [".*" if piece == "…" else r"-?[\d.,:]+" for piece in pieces[1::2]]
+    return "".join(pieces)
+
+
 def unseen(shown: str, screen: str) -> str | None:
     """The first line of ``shown`` that does not stand on the screen, below those before it."""
-    lines = iter(" ".join(line.split()) for line in screen.splitlines())
-    for line in filter(None, (" ".join(line.split()) for line in shown.splitlines())):
-        parts = re.split(r"(\d+(?:[.,:]\d+)*|…)", line)
-        pattern = "".join(re.escape(p) if n % 2 == 0 else r".*" if p == "…" else r"-?[\d.,:]+" for n, p in enumerate(parts))
-        if not any(re.fullmatch(pattern, seen) for seen in lines):
+    shown_lines, seen = ([" ".join(line.split()) for line in text.splitlines()] for text in (shown, screen))
+    left = iter(seen)
+    for line in filter(None, shown_lines):
+        if not any(re.fullmatch(pattern(line), other) for other in left):
             return line
     return None
 
