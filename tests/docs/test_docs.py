@@ -210,6 +210,8 @@ def commands() -> list[Any]:
 
 
 COMMAND = re.compile(r"(astuner|make|pip install) ")
+SHELL = (">", "2>&1", "<", "|")
+"""What ends a command's own arguments."""
 
 
 @pytest.mark.slow
@@ -222,9 +224,8 @@ def test_a_command_exists(line: str, whole: bool, plugins: Any) -> None:
     elif program == "pip":
         _check_requirements(arguments[1:])
     else:
-        redirected = arguments.index(">") if ">" in arguments else len(arguments)
         try:
-            _parse(arguments[:redirected], plugins)
+            _parse([*itertools.takewhile(lambda word: word not in SHELL, arguments)], plugins)
         except Exception as e:
             # A sentence may name a command without its arguments; the class is typer's own copy of click's.
             if whole or type(e).__name__ not in ("MissingParameter", "NoArgsIsHelpError"):
