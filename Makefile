@@ -36,7 +36,7 @@ environment = test -x $(1)/bin/uv || { $(PYTHON) -m venv $(1) && $(1)/bin/python
 install = $(if $(filter pip,$(INSTALLER)),$(1)/bin/python -m pip install --quiet,$(1)/bin/uv pip install --quiet --python $(1)/bin/python)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo environments dist metadata test test-all test-slow test-packages test-verl test-trinity test-llama-cpp test-vllm test-nodes test-container test-clients test-engines test-fuzz sync-verl sync-trinity lint types docs site site-serve site-deploy pictures bench install clean
+.PHONY: help demo environments dist metadata test test-all test-slow test-packages test-verl test-trinity test-llama-cpp test-vllm test-nodes test-container test-clients test-engines test-tutorials test-fuzz sync-verl sync-trinity lint types docs site site-serve site-deploy pictures bench install clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -196,6 +196,9 @@ test-container:  ## builds docker/local.Dockerfile with buildah, as root, and tr
 
 test-clients: $(VENV)/.test  ## each client of tests/clients trains for three steps, in an environment of its own; writes the table of docs/frameworks.md
 	$(BIN)/python -m tests.clients --table
+
+test-tutorials: $(VENV)/.test $(APPWORLD)/.done  ## every tutorial is walked with its own settings; docs/tutorials/README.md says when and how long
+	ASTUNER_TUTORIALS=whole $(BIN)/python -m pytest -s tests/docs/test_tutorials.py
 
 test-engines: $(VERL)/.done $(TRINITY)/.done  ## whole runs of VERL and Trinity that `make test-all` leaves out; see tests/ENGINES.md
 	if test -e $(VERL)/.done; then $(VERL)/bin/python -m pytest $(AGAIN) $(SPREAD_ENGINES) -m engines tests/verl; fi

@@ -85,6 +85,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
+FIRST = ROOT / "docs" / "tutorials" / "math_agent.md"
 BEHIND = dict(itertools.pairwise(BLOCKS))
 RUNNABLE = sorted({b.page for b in BLOCKS if "runnable" in b.marks})
 
@@ -210,6 +211,8 @@ def commands() -> list[Any]:
 
 
 COMMAND = re.compile(r"(astuner|make|pip install) ")
+SHELL = (">", "2>&1", "<", "|")
+"""What ends a command's own arguments."""
 
 
 @pytest.mark.slow
@@ -222,9 +225,8 @@ def test_a_command_exists(line: str, whole: bool, plugins: Any) -> None:
     elif program == "pip":
         _check_requirements(arguments[1:])
     else:
-        redirected = arguments.index(">") if ">" in arguments else len(arguments)
         try:
-            _parse(arguments[:redirected], plugins)
+            _parse([*itertools.takewhile(lambda word: word not in SHELL, arguments)], plugins)
         except Exception as e:
             # A sentence may name a command without its arguments; the class is typer's own copy of click's.
             if whole or type(e).__name__ not in ("MissingParameter", "NoArgsIsHelpError"):
@@ -526,13 +528,15 @@ def test_the_errors_and_variables_of_the_endpoint_page_are_those_there_are() -> 
 
 
 @pytest.mark.slow
-def test_the_quick_start_trains_and_every_metric_is_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_tutorial_trains_and_every_metric_is_documented(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from astuner import run
     from astuner.testing import check_metrics
     from astuner_local.tiny.make import main as make
     from astuner_testing.metrics import find, metrics
 
-    files_of(ROOT / "docs" / "quickstart.md", tmp_path)
+    files_of(FIRST, tmp_path)
     monkeypatch.chdir(tmp_path)
     make(["--tasks-out", "math_agent/data"])
     short = [
@@ -554,16 +558,17 @@ def test_the_quick_start_trains_and_every_metric_is_documented(tmp_path: Path, m
     elsewhere = of_somebody | of_machines | of_warm_starts | of_forgers
     assert found - elsewhere == here - elsewhere, "what no run has is not in the tables"
 
-    page = read("docs/quickstart.md")
+    page = read("docs/report.md").partition("## The folder of a run")[2]
     for path in (*result.run_dir.iterdir(), *(result.run_dir / "checkpoints").iterdir()):
-        assert path.name.partition("-0")[0] in page, f"the quick start does not say what {path.name} is"
+        assert path.name.partition("-0")[0] in page, f"the page does not say what {path.name} is"
 
 
 @pytest.mark.slow
-def test_the_quick_start_trains_from_python(tmp_path: Path) -> None:
+def test_the_first_tutorial_trains_from_python(tmp_path: Path) -> None:
     from astuner_local.tiny.make import main as make
 
-    files_of(ROOT / "docs" / "quickstart.md", tmp_path)
+    files_of(FIRST, tmp_path)
+    files_of(ROOT / "docs" / "python.md", tmp_path)
     make(["--tasks-out", str(tmp_path / "math_agent" / "data")])
     command = [sys.executable, "math_agent/train.py"]
     ended = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
@@ -574,24 +579,24 @@ def test_the_quick_start_trains_from_python(tmp_path: Path) -> None:
     assert "continuing the run in" in ended.stderr
 
 
-def test_the_quick_start_trains_what_the_demo_trains(tmp_path: Path) -> None:
+def test_the_first_tutorial_trains_what_the_demo_trains(tmp_path: Path) -> None:
     """Whose recipe is measured over many seeds, in benchmarks/learning.md."""
     from astuner import load_config
 
-    files_of(ROOT / "docs" / "quickstart.md", tmp_path)
+    files_of(FIRST, tmp_path)
     ours = load_config(tmp_path / "math_agent" / "math_agent.yaml", backbone="local").astuner
     demo = load_config(ROOT / "examples" / "math_agent" / "math_agent.yaml", backbone="local").astuner
     for section in ("model", "rollout", "data", "trainer_common"):
         assert getattr(ours, section) == getattr(demo, section), section
 
 
-def test_the_launch_file_of_the_quick_start_is_the_command_above_it(plugins: Any) -> None:
-    (block,) = [b for b in BLOCKS if b.language == "json" and "debugpy" in b.text and b.page.name == "quickstart.md"]
+def test_the_launch_file_of_an_editor_is_the_command_above_it(plugins: Any) -> None:
+    (block,) = [b for b in BLOCKS if b.language == "json" and "debugpy" in b.text and b.page.name == "debug.md"]
     (launch,) = json.loads(block.text)["configurations"]
     assert launch["module"] == "astuner"
     _parse(launch["args"], plugins)
     command = " ".join(["astuner", *launch["args"]]).replace("${workspaceFolder}/", "")
-    assert f"```bash\n{command}\n```" in block.page.read_text(encoding="utf-8")
+    assert f"`{command}`" in block.page.read_text(encoding="utf-8")
 
 
 # --------------------------------------------------------------------------------------------------------------- pages
