@@ -144,7 +144,7 @@ def _compare(
 
 
 _SAMPLED = 0.1
-"""Answers are sampled, and few ramble: over these few episodes the sides' tokens differ by some hundredths by chance."""
+"""Answers are sampled, and some ramble: over so few episodes the tokens of the sides differ by chance."""
 _WARM_STEPS, _CONVERSATIONS = 8, 8
 _TOOL_TOKENS = 112
 """After the first prompt: a call (about 35), its result (20), an answer (10), and room for what rambles."""
