@@ -1,8 +1,9 @@
-"""Keys and values of all slots, one rectangle per layer: [slots, width + 1, kv_heads, head_dim].
+"""Keys and values of all slots, one block per layer: [slots, kv_heads, width + 1, head_dim].
 
-A slot is a row and holds one sequence from position 0.  The rectangle grows to what the admitted requests need and
-is bounded by ``token_budget`` = slots x width: long sequences leave fewer slots.  Column ``width`` is scratch: rows
-that sit idle inside a decoded range write there, and nothing ever reads it.
+A slot is a row and holds one sequence from position 0; each head's keys lie one after the other, as a product reads
+them.  The rectangle slots x width grows to what the admitted requests need and is bounded by ``token_budget`` = slots x
+width: long sequences leave fewer slots.  Column ``width`` is scratch: rows that sit idle inside a decoded range write
+there, and nothing ever reads it.
 
 Invariant: what a reader may see is always finite.  New memory is zeroed, since a masked position is multiplied with
 0, and 0 x NaN would spread.
@@ -46,7 +47,7 @@ class KVCache:
     def __init__(
         self, dims: Dimensions, *, dtype: torch.dtype, device: torch.device, max_slots: int, token_budget: int
     ) -> None:
-        self._layers, self._shape = dims.layers, (dims.kv_heads, dims.head_dim)
+        self._layers, self._heads, self._head_dim = dims.layers, dims.kv_heads, dims.head_dim
         self._dtype, self._device = dtype, device
         self.max_slots, self.token_budget = max_slots, token_budget
         self.slots = 0
@@ -69,14 +70,29 @@ class KVCache:
         kept_slots, kept_width = min(slots, self.slots), min(width, self.width)
         for name in ("keys", "values"):  # one after the other: at most one of them exists twice
             old, new = getattr(self, name), self._allocate(slots, width)
-            new[:, :kept_slots, :kept_width] = old[:, :kept_slots, :kept_width]
+            new[:, :kept_slots, :, :kept_width] = old[:, :kept_slots, :, :kept_width]
             setattr(self, name, new)
         self.slots, self.width = slots, width
 
     def copy_prefix(self, source: int, target: int, tokens: int) -> None:
         """Copy the first `tokens` positions of one slot into another, in all layers."""
         for cache in (self.keys, self.values):
-            cache[:, target, :tokens] = cache[:, source, :tokens]
+            cache[:, target, :, :tokens] = cache[:, source, :, :tokens]
+
+    def rows(self, cells: Tensor) -> Tensor:
+        """[T x heads] where the keys of T tokens go, in a layer seen as one list of rows [head_dim]; for `write`.
+
+        :param cells: [T] their cells, of slots x (width + 1) as one list.
+        """
+        columns = self.width + 1
+        first = cells // columns * (self._heads * columns) + cells % columns
+        return (first[:, None] + torch.arange(self._heads, device=self._device) * columns).view(-1)
+
+    def write(self, layer: int, rows: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Keep keys and values [T, heads, head_dim] of tokens in their `rows`."""
+        for cache, new in ((self.keys, keys), (self.values, values)):
+            cache[layer].view(-1, self._head_dim).index_copy_(0, rows, new.reshape(-1, self._head_dim))
 
     def _allocate(self, slots: int, width: int) -> Tensor:
-        return torch.zeros(self._layers, slots, width + 1, *self._shape, dtype=self._dtype, device=self._device)
+        shape = self._layers, slots, self._heads, width + 1, self._head_dim
+        return torch.zeros(shape, dtype=self._dtype, device=self._device)
