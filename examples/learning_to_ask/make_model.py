@@ -1,11 +1,10 @@
 """Makes the tiny model that this example starts from: ``python examples/learning_to_ask/make_model.py``.
 
-It is shown conversations in which a waiter asks for anything or nothing, as a coin falls, then books what it heard and
-makes up the rest. So it reads wishes and writes questions and bookings, and knows nothing about when to ask: that is
-left to the training. Only sentences of the training split are shown.
+It is shown conversations with a waiter who has little more than a hunch of what was not said, asks by that, books what
+it heard and makes up the rest. So it reads wishes, and writes questions and bookings; when to ask is left to the
+training. Only sentences of the training split are shown.
 """
 
-import argparse
 import random
 from itertools import islice
 from pathlib import Path
@@ -17,6 +16,8 @@ from waiter import QUESTIONS, SYSTEM_PROMPT, Guest, booking
 from astuner_local.tiny.make import make_talker
 
 SHOWN, STEPS = 4000, 800
+HUNCH = 0.65
+"""How often the waiter rightly asks for a part, or rightly does not; half would be a coin."""
 
 
 def conversation(task: dict[str, Any], rng: random.Random) -> list[dict[str, Any]]:
@@ -24,21 +25,19 @@ def conversation(task: dict[str, Any], rng: random.Random) -> list[dict[str, Any
     said = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": task["main_query"]}]
     known = {part: value for part, value in task["wish"].items() if part not in task["missing"]}
     for part in rng.sample(list(QUESTIONS), len(QUESTIONS)):
-        if rng.random() < 0.5:
+        if rng.random() < (HUNCH if part in task["missing"] else 1 - HUNCH):
             known[part] = guest.answer(QUESTIONS[part])
             said += [{"role": "assistant", "content": QUESTIONS[part]}, {"role": "user", "content": known[part]}]
     made_up = {part: rng.choice(values) for part, values in VALUES.items()}
     return [*said, {"role": "assistant", "content": booking(made_up | known)}]
 
 
-def make_model(folder: Path, seed: int = 0, steps: int = STEPS, count: int = SHOWN) -> float:
+def make_model(folder: Path, steps: int = STEPS, count: int = SHOWN) -> float:
     """Make tokenizer and model in ``folder``; returns the last step's loss on what the waiter says."""
-    rng = random.Random(seed)
-    shown = [conversation(task, rng) for task in islice(tasks("train", seed + 1), count)]
-    return make_talker(folder, shown, seed=seed, steps=steps)
+    rng = random.Random(0)
+    shown = [conversation(task, rng) for task in islice(tasks("train", seed=1), count)]
+    return make_talker(folder, shown, steps=steps)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "tiny_waiter")
-    make_model(parser.parse_args().out)
+    make_model(Path(__file__).parent / "tiny_waiter")

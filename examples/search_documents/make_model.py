@@ -5,7 +5,6 @@ and stops when a coin says so. So it writes searches and answers, and knows noth
 number to say: that is left to the training. The villages and people are those of the training split, with other facts.
 """
 
-import argparse
 import json
 import random
 import re
@@ -41,15 +40,13 @@ def conversations(world: World, rng: random.Random) -> Iterator[list[dict[str, A
         yield [*said, {"role": "assistant", "content": f"\\boxed{{{rng.choice(numbers or ['0'])}}}"}]
 
 
-def make_model(folder: Path, seed: int = 0, steps: int = STEPS, worlds: int = WORLDS) -> float:
+def make_model(folder: Path, steps: int = STEPS, worlds: int = WORLDS) -> float:
     """Make tokenizer and model in ``folder``; returns the last step's loss on what the librarian says."""
-    rng = random.Random(seed)
+    rng = random.Random(0)
     every = (conversations(World("train", seed=number), rng) for number in range(1, worlds + 1))
     shown = [conversation for world in every for conversation in islice(world, OF_EACH)]
-    return make_talker(folder, shown, toolkit(Path()).get_json_schemas(), seed=seed, steps=steps)
+    return make_talker(folder, shown, toolkit(Path()).get_json_schemas(), steps=steps)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "tiny_librarian")
-    make_model(parser.parse_args().out)
+    make_model(Path(__file__).parent / "tiny_librarian")

@@ -1,4 +1,4 @@
-"""Searching documents: what the search finds for anything, what an answer is worth, files that are what scripts make."""
+"""Searching documents: what is found for anything, what an answer is worth, files that are what scripts make."""
 
 from __future__ import annotations
 
@@ -103,11 +103,18 @@ def test_questions_are_held_out_by_document() -> None:
 
 @pytest.mark.slow
 def test_the_files_are_what_the_scripts_make(tmp_path: Path) -> None:
-    made = "import sys; from pathlib import Path; import make_model; make_model.make_model(Path(sys.argv[1]), steps=1, worlds=3)"
-    for command in (["make_tasks.py", "--out", str(tmp_path)], ["-c", made, str(tmp_path / "model")]):
-        subprocess.run([sys.executable, *command], cwd=EXAMPLE, check=True, capture_output=True)
-    for split in SPLITS:
-        for name in (f"data/{split}.jsonl", f"documents/{split}/people.md", f"documents/{split}/villages.md"):
-            assert (tmp_path / name).read_text() == (EXAMPLE / name).read_text(), name
-    for name in ("chat_template.jinja", "tokenizer.json", "tokenizer_config.json", "config.json"):
-        assert (tmp_path / "model" / name).read_text() == (EXAMPLE / "tiny_librarian" / name).read_text(), name
+    script = """
+import json, sys
+from pathlib import Path
+import librarian, make_model, make_tasks
+for split in make_tasks.SPLITS:
+    world = make_tasks.World(split)
+    texts = [*world.documents("villages"), *world.documents("people")]
+    assert sorted(texts) == sorted(librarian.sections(Path("documents") / split)), split
+    rows = [json.loads(line) for line in Path(f"data/{split}.jsonl").read_text().splitlines()]
+    assert rows == list(world.tasks()), split
+make_model.make_model(Path(sys.argv[1]), steps=1, worlds=3)
+"""
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=EXAMPLE, check=True, capture_output=True)
+    for name in ("chat_template.jinja", "tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / name).read_text() == (EXAMPLE / "tiny_librarian" / name).read_text(), name
