@@ -1,8 +1,8 @@
 """Makes the tiny model that this example starts from: ``python examples/learning_to_ask/make_model.py``.
 
-It is shown conversations with a waiter who has little more than a hunch of what was not said, asks by that, books what
-it heard and makes up the rest. So it reads wishes, and writes questions and bookings; when to ask is left to the
-training. Only sentences of the training split are shown.
+It is shown conversations with a waiter who notes what it heard, asks for anything or nothing, as a coin falls, then
+books what it heard and makes up the rest. So it reads wishes, and writes notes, questions and bookings; when to ask is
+left to the training. Only sentences of the training split are shown.
 """
 
 import random
@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from make_tasks import VALUES, tasks
-from waiter import QUESTIONS, SYSTEM_PROMPT, Guest, booking
+from waiter import QUESTIONS, SYSTEM_PROMPT, Guest, booking, note
 
 from astuner_local.tiny.make import make_talker
 
-SHOWN, STEPS = 4000, 800
-HUNCH = 0.65
-"""How often the waiter rightly asks for a part, or rightly does not; half would be a coin."""
+SHOWN, STEPS = 4000, 500
 
 
 def conversation(task: dict[str, Any], rng: random.Random) -> list[dict[str, Any]]:
@@ -25,11 +23,12 @@ def conversation(task: dict[str, Any], rng: random.Random) -> list[dict[str, Any
     said = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": task["main_query"]}]
     known = {part: value for part, value in task["wish"].items() if part not in task["missing"]}
     for part in rng.sample(list(QUESTIONS), len(QUESTIONS)):
-        if rng.random() < (HUNCH if part in task["missing"] else 1 - HUNCH):
+        if rng.random() < 0.5:
+            said.append({"role": "assistant", "content": note(known) + QUESTIONS[part]})
             known[part] = guest.answer(QUESTIONS[part])
-            said += [{"role": "assistant", "content": QUESTIONS[part]}, {"role": "user", "content": known[part]}]
+            said.append({"role": "user", "content": known[part]})
     made_up = {part: rng.choice(values) for part, values in VALUES.items()}
-    return [*said, {"role": "assistant", "content": booking(made_up | known)}]
+    return [*said, {"role": "assistant", "content": note(known) + booking(made_up | known)}]
 
 
 def make_model(folder: Path, steps: int = STEPS, count: int = SHOWN) -> float:

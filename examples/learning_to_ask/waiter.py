@@ -11,13 +11,19 @@ from agentscope.message import Msg
 
 from astuner import Judge, JudgeOutput, ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 
-SYSTEM_PROMPT = "You book tables. Ask for what is missing, one thing at a time, then book."
+SYSTEM_PROMPT = "You book tables. Note in brackets what you know, then ask for one thing, or book."
 QUESTIONS = {"people": "How many people?", "day": "Which day?", "hour": "What time?"}
 ASKED = {"people": r"\bhow many\b", "day": r"\b(which|what) day\b", "hour": r"\bwhat time\b"}
 """By which words the guest knows what a question asks for."""
-BOOKING = re.compile(r"Book (\d+) on (\w+) at (\d+)\.?")
+NOTE = r"(?:\[[^]]*\] *)?"
+"""What the waiter may write for itself first; the guest does not hear it."""
+BOOKING = re.compile(NOTE + r"Book (\d+) on (\w+) at (\d+)\.?")
 COST = 0.2
 """Of a question; a right booking still pays more than a wrong one, whatever the turns allow."""
+
+
+def note(known: Mapping[str, str]) -> str:
+    return f"[{', '.join(known.get(part, '?') for part in QUESTIONS)}] "
 
 
 def booking(wish: Mapping[str, str]) -> str:
@@ -34,7 +40,8 @@ class Guest:
         """What the waiter asked for so far; `unclear` where that was not one thing."""
 
     def answer(self, said: str) -> str:
-        asked = [part for part, words in ASKED.items() if re.search(words, said, re.IGNORECASE)]
+        heard = re.sub(NOTE, "", said, count=1)
+        asked = [part for part, words in ASKED.items() if re.search(words, heard, re.IGNORECASE)]
         self.asked.append(asked[0] if len(asked) == 1 else "unclear")
         return self.wish[asked[0]] if len(asked) == 1 else "Sorry, what do you want to know?"
 

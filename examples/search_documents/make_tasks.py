@@ -33,14 +33,14 @@ class World:
         for every in names:
             random.Random(0).shuffle(every)
         villages, people = (every[mine] for every, mine in zip(names, SPLITS[split], strict=True))
-        self.villages = {name: {fact: str(self._rng.randint(2, 99)) for fact in FACTS} for name in villages}
+        self.villages = {name: dict(zip(FACTS, self._rng.sample("123456789", 4), strict=True)) for name in villages}
         self.people = {name: dict(zip(TIES, self._rng.sample(villages, 2), strict=True)) for name in people}
 
     def documents(self, of: str) -> Iterator[tuple[str, str]]:
         """Titles and texts of `villages` or `people`; what is said of one comes in any order."""
         for name, facts in getattr(self, of).items():
             said = self._rng.sample(list(facts.items()), len(facts))
-            yield name, ", ".join(f"{n} {fact}" if of == "villages" else f"{fact} in {n}" for fact, n in said) + "."
+            yield name, ", ".join(f"{fact} {n}" if of == "villages" else f"{fact} in {n}" for fact, n in said) + "."
 
     def tasks(self) -> Iterator[dict[str, Any]]:
         """Every question, in any order."""

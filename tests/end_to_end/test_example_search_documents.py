@@ -61,8 +61,8 @@ def play(*replies: str) -> tuple[float, dict[str, Any]]:
     [
         ((search(PERSON), search(TWO_SEARCHES["source"]), ANSWER), 1.0, 1.0, 1.0),
         ((search(PERSON), ANSWER), 0.0, 1.0, 0.0),  # a guess
-        ((search(TWO_SEARCHES["source"]), "\\boxed{1}"), 0.0, 0.0, 1.0),
-        ((search(TWO_SEARCHES["source"]), f"{ANSWER} \\boxed{{1}}"), 0.0, 0.0, 1.0),  # one answer
+        ((search(TWO_SEARCHES["source"]), "\\boxed{0}"), 0.0, 0.0, 1.0),
+        ((search(TWO_SEARCHES["source"]), f"{ANSWER} \\boxed{{0}}"), 0.0, 0.0, 1.0),  # one answer
         ((search(TWO_SEARCHES["source"]), TWO_SEARCHES["source"] + f": {ANSWER}"), 0.0, 0.0, 1.0),
         ((f"{TWO_SEARCHES['source']}: {ANSWER}",), 0.0, 0.0, 0.0),  # what the agent says itself is not read
         ((search(""), "\\boxed{}"), 0.0, 0.0, 0.0),
@@ -98,7 +98,7 @@ def test_questions_are_held_out_by_document() -> None:
         for row in rows(split):
             assert row["documents"] == split
             fact = row["main_query"].split()[2]
-            assert f"{row['answer']} {fact}" in TEXTS[split][row["source"]]
+            assert f"{fact} {row['answer']}" in TEXTS[split][row["source"]]
 
 
 @pytest.mark.slow
