@@ -67,13 +67,6 @@ MEASURED = (
         MATH_AGENT,
     ),
     Example("learning_to_ask", 0.12, "never asks", TESTED, shuffled="ShuffledTable"),
-    Example(
-        "search_documents",
-        0.11,
-        "searches for the whole question and says the first number that is found",
-        TESTED,
-        shuffled="ShuffledSearch",
-    ),
 )
 SCRIPTED = ("rubrics", "flywheel")
 """Examples of several runs each, whose own scripts measure them against their control arms."""

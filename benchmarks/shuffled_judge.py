@@ -66,9 +66,3 @@ class ShuffledTable(ShuffledJudge):
     """The same of learning to ask."""
 
     true = "learning_to_ask/waiter.py->RightTable"
-
-
-class ShuffledSearch(ShuffledJudge):
-    """The same of searching documents."""
-
-    true = "search_documents/librarian.py->RightAndRead"
