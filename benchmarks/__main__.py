@@ -65,9 +65,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="keep the tables in benchmarks/NAME.md")
     keep = f"keep the training runs of {', '.join(TRAINING)} there, and go on with what is there"
     parser.add_argument("--runs", type=Path, metavar="DIR", help=keep)
-    only = "of real_model: only this one (repeatable), or none; of gpu: local or verl"
+    only = "of examples and real_model: only this one (repeatable), of real_model also none; of gpu: local or verl"
     parser.add_argument("--task", action="append", default=[], help=only)
-    parser.add_argument("--seeds", type=int, metavar="N", help="of real_model: only the first N seeds")
+    parser.add_argument("--seeds", type=int, metavar="N", help="of examples and real_model: only the first N seeds")
     settings = "of real_model: for every run (repeatable)"
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=settings)
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="training runs at once")
@@ -86,6 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
     kept = {name: Runs(options.runs / name if options.runs else None, options.jobs) for name in TRAINING}
     trains: dict[str, dict[str, Any]] = {name: {"runs": kept[name]} for name in TRAINING}
     trains["real_model"] |= {"tasks": options.task, "seeds": options.seeds, "settings": options.set}
+    trains["examples"] |= {"tasks": options.task, "seeds": options.seeds}
     trains["gpu"] |= {"tasks": options.task}
     failed = False
     for name in names:
@@ -96,7 +97,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(text, flush=True)
         failed |= report.failed
         if options.write:
-            (HERE / f"{name}.md").write_text(text, encoding="utf-8")
+            if name != "examples" or not options.task:  # some examples are no page, but may have pictures
+                (HERE / f"{name}.md").write_text(text, encoding="utf-8")
             for file, draw in report.pictures.items():
                 draw(HERE / file)
     return int(failed and not options.write)

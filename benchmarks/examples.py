@@ -9,12 +9,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks.report import Report
-from benchmarks.trained import AS_SHIPPED, FRESH, REPOSITORY, Command, Condition, Runs, Trained, train_all
+from benchmarks.trained import AS_SHIPPED, FRESH, REPOSITORY, Command, Condition, Runs, Trained, draw, train_all
 
 EXAMPLES = REPOSITORY / "examples"
 SEEDS = (0, 1, 2, 3, 4)
@@ -33,6 +34,17 @@ class Example:
     options: Sequence[str] = ()
     beside: Path | None = None
     measured_by: Path | None = None
+    shuffled: str = ""
+    """Its judge in `benchmarks.shuffled_judge`. Where there is one, it is also run with that and with a learning rate
+    of 0, neither of which may learn, and its folder gets the curves as a picture."""
+
+    def conditions(self, seeds: Sequence[int]) -> Mapping[str, Condition]:
+        found = {AS_SHIPPED: Condition((), seeds)}
+        if self.shuffled:
+            judge = f"astuner.task_judge.judge={REPOSITORY / 'benchmarks/shuffled_judge.py'}->{self.shuffled}"
+            found["shuffled rewards"] = Condition((judge,), seeds[:1], learns=False)
+            found["learning rate 0"] = Condition(("astuner.trainer_common.optim.lr=0",), seeds[:1], learns=False)
+        return found
 
     def command(self, *overrides: str) -> Command:
         file = EXAMPLES / f"{self.name}/{self.name}.yaml"
@@ -40,6 +52,8 @@ class Example:
         return Command(arguments, 100, self.beside, self.measured_by)
 
 
+TESTED = ("astuner.task_reader.jsonl.validation.file_path=data/test.jsonl", "astuner.data.max_validation_tasks=null")
+"""Where the recipe was chosen by validation tasks, these are others."""
 MEASURED = (
     Example("math_agent", 0.25, "the operation is drawn at random, and the numbers are in the right order"),
     Example("frozen_lake", 0.21, "goes down or right without looking", ("--with", "frozen_lake")),
@@ -52,36 +66,49 @@ MEASURED = (
         EXAMPLES / "feedback/users.py",
         MATH_AGENT,
     ),
+    Example("learning_to_ask", 0.12, "never asks", TESTED, shuffled="ShuffledTable"),
 )
 SCRIPTED = ("rubrics", "flywheel")
 """Examples of several runs each, whose own scripts measure them against their control arms."""
 
 
-def run(*, quick: bool, runs: Runs = FRESH) -> Report:
-    seeds = SEEDS[:1] if quick else SEEDS
+def run(*, quick: bool, runs: Runs = FRESH, tasks: Sequence[str] = (), seeds: int | None = None) -> Report:
+    """
+    :param tasks: those to run; all by default.
+    :param seeds: only the first so many.
+    """
+    names = [*(example.name for example in MEASURED), *SCRIPTED]
+    if unknown := {*tasks} - {*names}:
+        raise SystemExit(f"no example is called {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+    measured = [example for example in MEASURED if not tasks or example.name in tasks]
+    chosen = SEEDS[: 1 if quick else seeds]
     report = Report(
         "The examples that learn",
-        f"`astuner run examples/NAME/NAME.yaml --backbone local`, seeds {', '.join(map(str, seeds))}: success on the "
+        f"`astuner run examples/NAME/NAME.yaml --backbone local`, seeds {', '.join(map(str, chosen))}: success on the "
         "held-out tasks before and at the end, with Wilson's 95 % interval. *Above* means that the whole interval at "
         "the end lies above what somebody gets who understands nothing.",
     )
     rows = []
-    for example in MEASURED:
+    for example in measured:
         command = example.command(*(("astuner.trainer_common.total_steps=2",) if quick else ()))
         folder = Runs(runs.folder / example.name if runs.folder else None, runs.jobs)
-        found = train_all({AS_SHIPPED: Condition((), seeds)}, command, folder)[AS_SHIPPED]
-        rows += [_row(example, run) for run in found]
+        found = train_all(example.conditions(chosen), command, folder)
+        rows += [_row(example, condition, run) for condition, trained in found.items() for run in trained]
+        if example.shuffled:
+            report.pictures[f"../examples/{example.name}/curve.png"] = partial(draw, found)
     report.table(("example", "seed", "before", "at the end", "naive", "", "seconds"), rows)
-    report.text("Naive: " + "; ".join(f"*{e.name}*, {e.how}: {e.naive:.0%}" for e in MEASURED) + ".")
+    report.text("Naive: " + "; ".join(f"*{e.name}*, {e.how}: {e.naive:.0%}" for e in measured) + ".")
     for name in SCRIPTED:
-        report.heading(name)
-        report.text(_scripted(name, seeds, runs.folder, quick=quick))
+        if not tasks or name in tasks:
+            report.heading(name)
+            report.text(_scripted(name, chosen, runs.folder, quick=quick))
     return report
 
 
-def _row(example: Example, run: Trained) -> tuple[object, ...]:
+def _row(example: Example, condition: str, run: Trained) -> tuple[object, ...]:
+    name = example.name if condition == AS_SHIPPED else f"{example.name}, {condition}"
     above = "above" if run.after.low > example.naive else "NOT ABOVE"
-    return example.name, run.seed, run.before, run.after, f"{example.naive:.0%}", above, f"{run.seconds:.0f}"
+    return name, run.seed, run.before, run.after, f"{example.naive:.0%}", above, f"{run.seconds:.0f}"
 
 
 def _scripted(name: str, seeds: Sequence[int], kept: Path | None, *, quick: bool) -> str:

@@ -60,3 +60,9 @@ class ShuffledNumber(ShuffledJudge):
     """The same of the word problems."""
 
     true = "word_problems/solver.py->LastNumber"
+
+
+class ShuffledTable(ShuffledJudge):
+    """The same of learning to ask."""
+
+    true = "learning_to_ask/waiter.py->RightTable"

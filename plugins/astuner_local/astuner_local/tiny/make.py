@@ -10,6 +10,7 @@ import argparse
 import json
 import random
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from transformers import AutoTokenizer, Qwen2Tokenizer
 from astuner_local.tiny import tokenizer as bpe
 from astuner_local.tiny.problems import Problem, distinct, draw
 from astuner_local.tiny.transcripts import TOOLS, transcript
-from astuner_local.tiny.warmup import build_model, warm_up
+from astuner_local.tiny.warmup import build_model, encode, learn_to_read_and_say, warm_up
 
 STEPS = 600
 TOKENIZER_TRANSCRIPTS = 300
@@ -29,12 +30,16 @@ TRAIN_TASKS, HELD_OUT_TASKS = 2000, 256
 def make_tokenizer(folder: Path, seed: int) -> Any:
     """Train the tokenizer, write it to ``folder``, and return it as transformers loads it."""
     rng = random.Random(seed)
+    shown = [transcript(draw(rng, held_out=False), rng) for _ in range(TOKENIZER_TRANSCRIPTS)]
+    return _tokenizer_of(folder, shown, TOOLS)
+
+
+def _tokenizer_of(
+    folder: Path, shown: Sequence[Sequence[dict[str, Any]]], tools: Sequence[dict[str, Any]] | None
+) -> Any:
     bare: Any = Qwen2Tokenizer()
     bare.chat_template = bpe.chat_template()
-    texts = [
-        bare.apply_chat_template(transcript(draw(rng, held_out=False), rng), tools=TOOLS, tokenize=False)
-        for _ in range(TOKENIZER_TRANSCRIPTS)
-    ]
+    texts = [bare.apply_chat_template(conversation, tools=tools, tokenize=False) for conversation in shown]
     folder.mkdir(parents=True, exist_ok=True)
     bpe.save(bpe.train(texts), folder)
     return AutoTokenizer.from_pretrained(folder)
@@ -51,8 +56,33 @@ def make_model(folder: Path, seed: int) -> None:
             print(f"step {step}/{STEPS} loss {loss:.3f}", file=sys.stderr)
 
     warm_up(model, tokenizer, steps=STEPS, seed=seed, report=report)
+    _save(model, folder)
+
+
+def _save(model: Any, folder: Path) -> None:
     model.save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
+
+
+def make_talker(
+    folder: Path,
+    shown: Sequence[Sequence[dict[str, Any]]],
+    tools: Sequence[dict[str, Any]] | None = None,
+    *,
+    seed: int = 0,
+    steps: int,
+) -> float:
+    """Make in ``folder`` a tokenizer and a model that has been shown these conversations, and nothing else.
+
+    :returns: the last step's loss on what the assistant says.
+    """
+    torch.set_num_threads(1)
+    tokenizer = _tokenizer_of(folder, shown[:TOKENIZER_TRANSCRIPTS], tools)
+    model = build_model(tokenizer, seed)
+    encoded = [encode(tokenizer, conversation, tools) for conversation in shown]
+    loss = learn_to_read_and_say(model, encoded, tokenizer.pad_token_id, random.Random(seed), steps=steps)
+    _save(model, folder)
+    return loss
 
 
 def make_tasks(folder: Path, seed: int) -> tuple[list[Problem], list[Problem]]:

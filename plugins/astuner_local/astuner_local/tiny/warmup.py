@@ -51,7 +51,9 @@ def build_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausal
     return Qwen2ForCausalLM(config)
 
 
-def encode(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> tuple[list[int], list[int]]:
+def encode(
+    tokenizer: Any, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = TOOLS
+) -> tuple[list[int], list[int]]:
     """Token ids of a transcript, and labels that are `IGNORED` outside the assistant's turns.
 
     Encoded turn by turn, as an episode grows: what the model writes is never joined with what it reads.
@@ -62,8 +64,8 @@ def encode(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> tuple[list[int
     for turn, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        prompt = tokenizer.apply_chat_template(messages[:turn], tools=TOOLS, tokenize=False, add_generation_prompt=True)
-        answer = tokenizer.apply_chat_template(messages[: turn + 1], tools=TOOLS, tokenize=False).removesuffix("\n")
+        prompt = tokenizer.apply_chat_template(messages[:turn], tools=tools, tokenize=False, add_generation_prompt=True)
+        answer = tokenizer.apply_chat_template(messages[: turn + 1], tools=tools, tokenize=False).removesuffix("\n")
         read = tokenizer.encode(prompt[len(done) :], add_special_tokens=False)
         written = tokenizer.encode(answer[len(prompt) :], add_special_tokens=False)
         ids += read + written

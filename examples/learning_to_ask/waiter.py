@@ -1,0 +1,88 @@
+"""A waiter who books tables over several turns, the guest who talks to it, and the judge of the booking."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from agentscope.agent import ReActAgent
+from agentscope.formatter import DashScopeChatFormatter
+from agentscope.memory import InMemoryMemory
+from agentscope.message import Msg
+
+from astuner import Judge, JudgeOutput, ModelTuner, Workflow, WorkflowOutput, WorkflowTask
+
+SYSTEM_PROMPT = "You book tables. Note in brackets what you know, then ask for one thing, or book."
+QUESTIONS = {"people": "How many people?", "day": "Which day?", "hour": "What time?"}
+ASKED = {"people": r"\bhow many\b", "day": r"\b(which|what) day\b", "hour": r"\bwhat time\b"}
+"""By which words the guest knows what a question asks for."""
+NOTE = r"(?:\[[^]]*\] *)?"
+"""What the waiter may write for itself first; the guest does not hear it."""
+BOOKING = re.compile(NOTE + r"Book (\d+) on (\w+) at (\d+)\.?")
+COST = 0.2
+"""Of a question; a right booking still pays more than a wrong one, whatever the turns allow."""
+
+
+def note(known: Mapping[str, str]) -> str:
+    return f"[{', '.join(known.get(part, '?') for part in QUESTIONS)}] "
+
+
+def booking(wish: Mapping[str, str]) -> str:
+    """How the waiter says what it books."""
+    return f"Book {wish['people']} on {wish['day']} at {wish['hour']}."
+
+
+class Guest:
+    """Has a wish, and says of it what it is asked for."""
+
+    def __init__(self, wish: Mapping[str, str]) -> None:
+        self.wish = wish
+        self.asked: list[str] = []
+        """What the waiter asked for so far; `unclear` where that was not one thing."""
+
+    def answer(self, said: str) -> str:
+        heard = re.sub(NOTE, "", said, count=1)
+        asked = [part for part, words in ASKED.items() if re.search(words, heard, re.IGNORECASE)]
+        self.asked.append(asked[0] if len(asked) == 1 else "unclear")
+        return self.wish[asked[0]] if len(asked) == 1 else "Sorry, what do you want to know?"
+
+
+class Waiter(Workflow):
+    """One episode: the guest's wish, questions and answers, a booking."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        guest = Guest(workflow_task.task.metadata["wish"])
+        agent = ReActAgent(
+            name="waiter",
+            sys_prompt=SYSTEM_PROMPT,
+            model=model_tuner,  # this makes the agent trainable
+            formatter=DashScopeChatFormatter(),
+            memory=InMemoryMemory(),
+        )
+        agent.set_console_output_enabled(False)
+        heard, booked = workflow_task.task.main_query, None
+        while booked is None and len(guest.asked) < 4 and not model_tuner.context_overflow:
+            # reply(), not agent(...): the latter turns a cancelled episode into a polite answer
+            said = ((await agent.reply(Msg("guest", heard, role="user"))).get_text_content() or "").strip()
+            booked = BOOKING.fullmatch(said)
+            heard = guest.answer(said) if booked is None else ""
+        return WorkflowOutput(metadata={"booked": booked and booked.groups(), "asked": guest.asked})
+
+
+class RightTable(Judge):
+    """1 for the table that the guest wants, less `COST` for each question; 0 for any other and for none.
+
+    A success is the right table without a question that was not needed.
+    """
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+
+    def judge(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> JudgeOutput:
+        task, asked = workflow_task.task.metadata, output.metadata.get("asked", [])
+        right = output.metadata.get("booked") == tuple(task["wish"][part] for part in QUESTIONS)
+        needless = len(asked) - len({*asked} & {*task["missing"]})
+        return JudgeOutput(
+            reward=right * (1 - COST * len(asked)),
+            is_success=right and not needless,
+            metrics={"right": float(right), "questions": float(len(asked)), "needless": float(needless)},
+        )
