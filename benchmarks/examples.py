@@ -74,6 +74,13 @@ MEASURED = (
         TESTED,
         shuffled="ShuffledSearch",
     ),
+    Example(
+        "countdown",
+        0.19,
+        "the three fixed expressions that reach most training targets, whatever the target",
+        TESTED,
+        shuffled="ShuffledCountdown",
+    ),
 )
 SCRIPTED = ("rubrics", "flywheel")
 """Examples of several runs each, whose own scripts measure them against their control arms."""
