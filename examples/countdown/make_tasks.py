@@ -7,6 +7,7 @@ have sets of numbers of their own.
 import argparse
 import json
 import random
+import re
 from collections.abc import Sequence
 from itertools import combinations, permutations, product
 from pathlib import Path
@@ -40,8 +41,8 @@ def tasks(split: str) -> list[dict[str, Any]]:
 
 def targets(numbers: Sequence[int]) -> list[int]:
     """What can be made of the numbers."""
-    worth = {told(expression.format(*numbers), numbers) for expression in EXPRESSIONS}
-    return [target for target in range(1, 100) if f"That is {target}." in worth]
+    worth = dict.fromkeys(told(expression.format(*numbers), numbers) for expression in EXPRESSIONS)
+    return [int(found[1]) for found in (re.fullmatch(r"That is ([1-9]\d?)\.", text) for text in worth) if found]
 
 
 if __name__ == "__main__":
