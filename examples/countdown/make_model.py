@@ -14,8 +14,7 @@ from make_tasks import EXPRESSIONS, tasks
 
 from astuner_local.tiny.make import make_talker
 
-KNOWS = 0.3
-"""The share of tries that are right on purpose."""
+KNOWS = 0.3  # the share of tries that are right on purpose
 
 
 def game(task: dict[str, Any], rng: random.Random) -> list[dict[str, Any]]:

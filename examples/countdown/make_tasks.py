@@ -4,7 +4,6 @@ Three different numbers from 1 to 9, and a target below 100 that can be made of 
 have sets of numbers of their own.
 """
 
-import argparse
 import json
 import random
 import re
@@ -46,9 +45,6 @@ def targets(numbers: Sequence[int]) -> list[int]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "data")
-    folder = parser.parse_args().out
-    folder.mkdir(parents=True, exist_ok=True)
     for split in ("train", "validation", "test"):
-        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in tasks(split)))
+        file = Path(__file__).parent / f"data/{split}.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in tasks(split)))
