@@ -9,13 +9,25 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from benchmarks.report import Report
-from benchmarks.trained import AS_SHIPPED, FRESH, REPOSITORY, Command, Condition, Runs, Trained, draw, train_all
+from benchmarks.trained import (
+    AS_SHIPPED,
+    FRESH,
+    REPOSITORY,
+    Command,
+    Condition,
+    Runs,
+    Trained,
+    bootstrap,
+    draw,
+    train_all,
+    verdict,
+)
 
 EXAMPLES = REPOSITORY / "examples"
 SEEDS = (0, 1, 2, 3, 4)
@@ -37,6 +49,9 @@ class Example:
     shuffled: str = ""
     """Its judge in `benchmarks.shuffled_judge`. Where there is one, it is also run with that and with a learning rate
     of 0, neither of which may learn, and its folder gets the curves as a picture."""
+
+    kind: Callable[[str], object] = str
+    """Of a task, by its query: what tasks share that may make them hard; by default each is of its own."""
 
     def conditions(self, seeds: Sequence[int]) -> Mapping[str, Condition]:
         found = {AS_SHIPPED: Condition((), seeds)}
@@ -67,6 +82,14 @@ MEASURED = (
         MATH_AGENT,
     ),
     Example("learning_to_ask", 0.12, "never asks", TESTED, shuffled="ShuffledTable"),
+    Example(
+        "countdown",
+        0.19,
+        "the three fixed expressions that reach most training targets, whatever the target",
+        TESTED,
+        shuffled="ShuffledCountdown",
+        kind=lambda query: frozenset(query.split()[:3]),  # the numbers
+    ),
 )
 SCRIPTED = ("rubrics", "flywheel")
 """Examples of several runs each, whose own scripts measure them against their control arms."""
@@ -88,7 +111,7 @@ def run(*, quick: bool, runs: Runs = FRESH, tasks: Sequence[str] = (), seeds: in
         "held-out tasks before and at the end, with Wilson's 95 % interval. *Above* means that the whole interval at "
         "the end lies above what somebody gets who understands nothing.",
     )
-    rows = []
+    rows, with_controls = [], {}
     for example in measured:
         command = example.command(*(("astuner.trainer_common.total_steps=2",) if quick else ()))
         folder = Runs(runs.folder / example.name if runs.folder else None, runs.jobs)
@@ -96,8 +119,12 @@ def run(*, quick: bool, runs: Runs = FRESH, tasks: Sequence[str] = (), seeds: in
         rows += [_row(example, condition, run) for condition, trained in found.items() for run in trained]
         if example.shuffled:
             report.pictures[f"../examples/{example.name}/curve.png"] = partial(draw, found)
+            with_controls[example] = found
     report.table(("example", "seed", "before", "at the end", "naive", "", "seconds"), rows)
     report.text("Naive: " + "; ".join(f"*{e.name}*, {e.how}: {e.naive:.0%}" for e in measured) + ".")
+    for example, found in with_controls.items():
+        change = partial(bootstrap, kind=example.kind)
+        verdict(report, found, example.conditions(chosen), f"Verdict: {example.name}", change)
     for name in SCRIPTED:
         if not tasks or name in tasks:
             report.heading(name)

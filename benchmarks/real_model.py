@@ -11,19 +11,20 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import yaml
 
 from astuner_local.tiny.problems import WORDINGS
 from benchmarks.report import Report
 from benchmarks.trained import (
     AS_SHIPPED,
+    DRAWS,
     FRESH,
     REPOSITORY,
     Command,
     Condition,
     Runs,
     Trained,
+    bootstrap,
     is_kept,
     train_all,
 )
@@ -32,8 +33,6 @@ SEEDS = (310, 311, 312)
 """The recipes were chosen with the seed that the examples have, which is none of these."""
 LEAST_HELD_OUT = 256
 NOT_RUN = "not run"
-DRAWS = 10_000
-"""Of the bootstrap."""
 
 
 @dataclass(frozen=True)
@@ -170,28 +169,13 @@ def _verdict(report: Report, task: Task, found: Mapping[str, Sequence[Trained]])
 
 
 def _change(task: Task, runs: Sequence[Trained], start: int) -> tuple[float, float, float]:
-    """Success after less before, with a 95 % percentile interval: seeds and wordings are drawn with replacement.
-
-    Source: Owen, The pigeonhole bootstrap, Annals of Applied Statistics 1 (2007) 386-411, wordings in place of tasks.
-
-    :param start: which validation is before.
-    """
     wordings = [re.compile(re.sub(r"\\{\w+\\}", ".+", re.escape(text))) for text in task.wordings]
-    gains, sizes = np.zeros((len(runs), len(wordings))), np.zeros(len(wordings))
-    for i, run in enumerate(runs):
-        before, after = (run.episodes[v.step] for v in (run.validations[start], run.after))
-        for old, new in zip(before, after, strict=True):
-            if old["task_id"] != new["task_id"]:
-                raise RuntimeError(f"{task.name}, seed {run.seed}: validations in different orders")
-            [wording] = (n for n, text in enumerate(wordings) if text.fullmatch(old["query"]))
-            gains[i, wording] += bool(new["is_success"]) - bool(old["is_success"])
-            sizes[wording] += i == 0
-    rng, means = np.random.default_rng(0), []
-    for _ in range(DRAWS):
-        seeds, drawn = (rng.integers(n, size=n) for n in gains.shape)
-        means.append(gains[seeds][:, drawn].sum() / (len(seeds) * sizes[drawn].sum()))
-    low, high = np.quantile(means, (0.025, 0.975))
-    return gains.sum() / (len(runs) * sizes.sum()), low, high
+
+    def wording(query: str) -> int:
+        [found] = (n for n, text in enumerate(wordings) if text.fullmatch(query))
+        return found
+
+    return bootstrap(runs, wording, start)
 
 
 def _said(change: tuple[float, float, float]) -> str:

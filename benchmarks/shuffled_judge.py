@@ -66,3 +66,9 @@ class ShuffledTable(ShuffledJudge):
     """The same of learning to ask."""
 
     true = "learning_to_ask/waiter.py->RightTable"
+
+
+class ShuffledCountdown(ShuffledJudge):
+    """The same of Countdown."""
+
+    true = "countdown/game.py->Reached"

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +26,8 @@ from benchmarks.report import Report
 REPOSITORY = Path(__file__).resolve().parent.parent
 AS_SHIPPED = "as shipped"
 """The condition without changes."""
+DRAWS = 10_000
+"""Of the bootstrap."""
 
 
 @dataclass(frozen=True)
@@ -224,12 +226,21 @@ def table(report: Report, found: Mapping[str, Sequence[Trained]]) -> None:
     )
 
 
-def verdict(report: Report, found: Mapping[str, Sequence[Trained]], conditions: Mapping[str, Condition]) -> None:
-    """A row for each condition: did it learn, and should it have?"""
-    report.heading("Verdict")
+def verdict(
+    report: Report,
+    found: Mapping[str, Sequence[Trained]],
+    conditions: Mapping[str, Condition],
+    title: str = "Verdict",
+    change_of: Callable[[Sequence[Trained]], tuple[float, float, float]] | None = None,
+) -> None:
+    """A row for each condition: did it learn, and should it have?
+
+    :param change_of: how the change is found; `pooled_change` by default.
+    """
+    report.heading(title)
     rows = []
     for condition, runs in found.items():
-        change, low, high = pooled_change(runs)
+        change, low, high = (change_of or pooled_change)(runs)
         learned = low > 0
         rows.append(
             (
@@ -256,6 +267,35 @@ def pooled_change(runs: Sequence[Trained], start: int = 0) -> tuple[float, float
     (p0, variance0), (p1, variance1) = pooled([r.validations[start] for r in runs]), pooled([r.after for r in runs])
     half = 1.959964 * math.sqrt(variance0 + variance1)
     return p1 - p0, p1 - p0 - half, p1 - p0 + half
+
+
+def bootstrap(runs: Sequence[Trained], kind: Callable[[str], object], start: int = 0) -> tuple[float, float, float]:
+    """Success after less before, with a 95 % percentile interval: seeds and kinds of tasks are drawn with replacement.
+
+    Source: Owen, The pigeonhole bootstrap, Annals of Applied Statistics 1 (2007) 386-411, kinds in place of tasks.
+
+    :param kind: of a task, by its query: tasks of a kind may share what makes them hard.
+    :param start: which validation is before.
+    """
+    import numpy as np
+
+    kinds: dict[object, int] = {}
+    gains, sizes = np.zeros((len(runs), len(runs[0].episodes[0]))), np.zeros(len(runs[0].episodes[0]))
+    for i, run in enumerate(runs):
+        before, after = (run.episodes[v.step] for v in (run.validations[start], run.after))
+        for old, new in zip(before, after, strict=True):
+            if old["task_id"] != new["task_id"]:
+                raise RuntimeError(f"seed {run.seed}: validations in different orders")
+            place = kinds.setdefault(kind(old["query"]), len(kinds))
+            gains[i, place] += bool(new["is_success"]) - bool(old["is_success"])
+            sizes[place] += i == 0
+    gains, sizes = gains[:, : len(kinds)], sizes[: len(kinds)]
+    rng, means = np.random.default_rng(0), []
+    for _ in range(DRAWS):
+        seeds, drawn = (rng.integers(n, size=n) for n in gains.shape)
+        means.append(gains[seeds][:, drawn].sum() / (len(seeds) * sizes[drawn].sum()))
+    low, high = np.quantile(means, (0.025, 0.975))
+    return gains.sum() / (len(runs) * sizes.sum()), low, high
 
 
 def draw(found: Mapping[str, Sequence[Trained]], path: Path) -> None:

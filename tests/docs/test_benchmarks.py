@@ -149,6 +149,23 @@ def test_shuffled_rewards_keep_their_number_but_not_their_owner() -> None:
     assert (ask(good, Split.VALIDATION).reward, ask(bad, Split.VALIDATION).reward) == (1.0, 0.0)
 
 
+def test_the_bootstrap_draws_whole_kinds_of_tasks() -> None:
+    from benchmarks.trained import Trained, Validation, bootstrap
+
+    def run(seed: int, gained: str) -> Trained:
+        """One that failed all tasks before, and then passes those whose query begins so."""
+        queries = [f"{kind} {n}" for kind in "abcd" for n in range(50)]
+        rows = [[{"task_id": q, "query": q, "is_success": step and q[0] in gained} for q in queries] for step in (0, 9)]
+        return Trained(seed, [Validation(s, 0, 0, 1, 200) for s in (0, 9)], [], 0.0, [], {0: rows[0], 9: rows[1]})
+
+    assert bootstrap([run(0, "abcd"), run(1, "abcd")], str) == (1, 1, 1)
+    alone, kinds = (bootstrap([run(0, "ab"), run(1, "ab")], kind) for kind in (str, lambda query: query[0]))
+    assert alone[0] == kinds[0] == 0.5
+    assert alone[1] > 0.4 > 0.1 > kinds[1]  # four kinds, of which two gained, say much less than 200 tasks
+    seeds = bootstrap([run(0, ""), run(1, "abcd")], str)
+    assert (seeds[0], seeds[1], seeds[2]) == (0.5, 0, 1)
+
+
 def test_how_something_grows_is_found_and_what_does_not_grow_so_is_seen() -> None:
     fit = _module("scale").Fit
     square = fit.of({n: 3.0 * n**2 for n in (2.0, 8.0, 32.0)})
