@@ -133,9 +133,10 @@ def run(*, quick: bool, runs: Runs = FRESH, tasks: Sequence[str] = (), seeds: in
 
 
 def _row(example: Example, condition: str, run: Trained) -> tuple[object, ...]:
-    name = example.name if condition == AS_SHIPPED else f"{example.name}, {condition}"
-    above = "above" if run.after.low > example.naive else "NOT ABOVE"
-    return name, run.seed, run.before, run.after, f"{example.naive:.0%}", above, f"{run.seconds:.0f}"
+    name, found = example.name, "above" if run.after.low > example.naive else "NOT ABOVE"
+    if condition != AS_SHIPPED:
+        name, found = f"{name}, {condition}", "LEARNED" if run.after.low > run.before.high else "did not learn"
+    return name, run.seed, run.before, run.after, f"{example.naive:.0%}", found, f"{run.seconds:.0f}"
 
 
 def _scripted(name: str, seeds: Sequence[int], kept: Path | None, *, quick: bool) -> str:
