@@ -1,7 +1,7 @@
 """Makes the tiny model that this example starts from: ``python examples/countdown/make_model.py``.
 
 It is shown games of somebody who knows now and then what a target asks for, and else tries anything. So it writes
-expressions and has a faint idea of which; to rely on it is left to the training. Only training numbers are shown.
+expressions of given numbers, and which one to write is left to the training. Only training numbers are shown.
 """
 
 import argparse

@@ -118,7 +118,7 @@ def test_the_files_are_what_the_script_makes(make_tasks: ModuleType) -> None:
 
 @pytest.mark.slow
 def test_fixed_expressions_reach_what_the_page_says(make_tasks: ModuleType) -> None:
-    """The page's naive figure, of the three that, one by one, reach most of the tasks of training that the ones before do not."""
+    """The page's naive figure, of the three that, one by one, reach most of what is left of training."""
 
     def ways(row: dict[str, Any]) -> set[str]:
         right = f"That is {row['target']}."
