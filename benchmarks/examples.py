@@ -84,11 +84,11 @@ MEASURED = (
     Example("learning_to_ask", 0.12, "never asks", TESTED, shuffled="ShuffledTable"),
     Example(
         "countdown",
-        0.19,
+        0.21,
         "the three fixed expressions that reach most training targets, whatever the target",
         TESTED,
         shuffled="ShuffledCountdown",
-        kind=lambda query: frozenset(query.split()[:3]),  # the numbers
+        kind=lambda query: frozenset(query.split()[:4]),  # the numbers
     ),
 )
 SCRIPTED = ("rubrics", "flywheel")

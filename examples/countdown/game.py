@@ -3,13 +3,14 @@
 import ast
 import operator
 import re
+from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
 from astuner import Judge, JudgeOutput, ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 
-SYSTEM = "Use each number once, with + - * / and ( ), to make the target."
+SYSTEM = "Make the target with + - * / and ( ), of the numbers, each at most once."
 TRIES = 3
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
@@ -34,7 +35,7 @@ def told(said: str, numbers: Sequence[int]) -> str:
         return "That is no expression."
     except ZeroDivisionError:
         return "That divides by zero."
-    return f"That is {found}." if sorted(used) == sorted(numbers) else "Use each number once."
+    return "Use the numbers, each at most once." if Counter(used) - Counter(numbers) else f"That is {found}."
 
 
 class Player(Workflow):
