@@ -41,7 +41,7 @@ def rows(split: str) -> list[dict[str, Any]]:
 
 TWO_SEARCHES = next(row for row in rows("test") if "lives" in row["main_query"])
 PERSON = TWO_SEARCHES["main_query"].partition("where ")[2].removesuffix(" lives?")
-ANSWER = f"\\boxed{{{TWO_SEARCHES['answer']}}}"
+ANSWER = f"Answer: {TWO_SEARCHES['answer']}"
 
 
 def search(query: str) -> str:
@@ -61,11 +61,11 @@ def play(*replies: str) -> tuple[float, dict[str, Any]]:
     [
         ((search(PERSON), search(TWO_SEARCHES["source"]), ANSWER), 1.0, 1.0, 1.0),
         ((search(PERSON), ANSWER), 0.0, 1.0, 0.0),  # a guess
-        ((search(TWO_SEARCHES["source"]), "\\boxed{0}"), 0.0, 0.0, 1.0),
-        ((search(TWO_SEARCHES["source"]), f"{ANSWER} \\boxed{{0}}"), 0.0, 0.0, 1.0),  # one answer
-        ((search(TWO_SEARCHES["source"]), TWO_SEARCHES["source"] + f": {ANSWER}"), 0.0, 0.0, 1.0),
-        ((f"{TWO_SEARCHES['source']}: {ANSWER}",), 0.0, 0.0, 0.0),  # what the agent says itself is not read
-        ((search(""), "\\boxed{}"), 0.0, 0.0, 0.0),
+        ((search(TWO_SEARCHES["source"]), "Answer: none"), 0.0, 0.0, 1.0),
+        ((search(TWO_SEARCHES["source"]), f"{ANSWER} Answer: none"), 0.0, 0.0, 1.0),  # one answer
+        ((search(TWO_SEARCHES["source"]), ANSWER.lower()), 0.0, 0.0, 1.0),
+        ((f"# {TWO_SEARCHES['source']}\n{ANSWER}",), 0.0, 1.0, 0.0),  # what the agent says itself is not read
+        ((search(""), "Answer: "), 0.0, 0.0, 0.0),
     ],
 )
 def test_an_answer_is_worth_what_the_judge_says(
@@ -77,7 +77,7 @@ def test_an_answer_is_worth_what_the_judge_says(
 
 @table("title", list(TEXTS["test"]))
 def test_a_title_finds_its_document(title: str) -> None:
-    assert INDEX.best(title) == f"{title}: {TEXTS['test'][title]}"
+    assert INDEX.best(title) == f"# {title}\n{TEXTS['test'][title]}"
 
 
 @table("query", ["", "!?", "xyzzy", "NOT", '"', "title:", "NEAR(", "'; DROP TABLE sections; --", "\x00"])
@@ -88,7 +88,7 @@ def test_a_hostile_query_finds_nothing(query: str) -> None:
 @given(query=st.text(max_size=80))
 def test_a_search_finds_a_document_or_nothing(query: str) -> None:
     found = INDEX.best(query)
-    assert found is None or found.partition(": ")[0] in TEXTS["test"]
+    assert found is None or found.partition("\n")[0].removeprefix("# ") in TEXTS["test"]
 
 
 def test_questions_are_held_out_by_document() -> None:
@@ -98,7 +98,7 @@ def test_questions_are_held_out_by_document() -> None:
         for row in rows(split):
             assert row["documents"] == split
             fact = row["main_query"].split()[2]
-            assert f"{fact} {row['answer']}" in TEXTS[split][row["source"]]
+            assert f"- {fact} {row['answer']}" in TEXTS[split][row["source"]].splitlines()
 
 
 @pytest.mark.slow
@@ -109,8 +109,7 @@ from pathlib import Path
 import librarian, make_model, make_tasks
 for split in make_tasks.SPLITS:
     world = make_tasks.World(split)
-    texts = [*world.documents("villages"), *world.documents("people")]
-    assert sorted(texts) == sorted(librarian.sections(Path("documents") / split)), split
+    assert [*world.documents()] == [*librarian.sections(Path("documents") / split)], split
     rows = [json.loads(line) for line in Path(f"data/{split}.jsonl").read_text().splitlines()]
     assert rows == list(world.tasks()), split
 make_model.make_model(Path(sys.argv[1]), steps=1, worlds=3)
