@@ -6,6 +6,7 @@ moment.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -89,6 +90,14 @@ MEASURED = (
         TESTED,
         shuffled="ShuffledCountdown",
         kind=lambda query: frozenset(query.split()[:4]),  # the numbers
+    ),
+    Example(
+        "search_documents",
+        0.25,
+        "searches as it should, and says any of the four numbers",
+        TESTED,
+        shuffled="ShuffledSearch",
+        kind=lambda query: " ".join(re.findall(r"[A-Z]\w+", query)[1:]),  # the village or person; not `How`
     ),
 )
 SCRIPTED = ("rubrics", "flywheel")

@@ -72,3 +72,9 @@ class ShuffledCountdown(ShuffledJudge):
     """The same of Countdown."""
 
     true = "countdown/game.py->Reached"
+
+
+class ShuffledSearch(ShuffledJudge):
+    """The same of searching documents."""
+
+    true = "search_documents/librarian.py->RightAndRead"

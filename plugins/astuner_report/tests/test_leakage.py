@@ -26,6 +26,7 @@ SHIPPED = [
     ("shop_lookup", "validation"), ("shop_lookup", "test"), ("ticket_triage", "validation"),
     ("ticket_triage", "test"), ("werewolves", "validation"), ("learning_to_ask", "validation"),
     ("learning_to_ask", "test"), ("countdown", "validation"), ("countdown", "test"),
+    ("search_documents", "validation"), ("search_documents", "test"),
 ]  # fmt: skip
 STORY = (
     "Mrs Miller bakes {a} loaves of bread every morning in the small bakery behind the church, sells {b} of them to "

@@ -1,0 +1,99 @@
+"""A librarian: an AgentScope ReActAgent that searches a folder of documents, and the judge of its answers."""
+
+import functools
+import re
+import sqlite3
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from agentscope.agent import ReActAgent
+from agentscope.formatter import DashScopeChatFormatter
+from agentscope.memory import InMemoryMemory
+from agentscope.message import Msg, TextBlock
+from agentscope.tool import Toolkit, ToolResponse
+
+from astuner import Judge, JudgeOutput, ModelTuner, Workflow, WorkflowOutput, WorkflowTask
+
+SYSTEM_PROMPT = "Search the documents. Quote what you go by."
+HERE = Path(__file__).parent
+
+
+def sections(folder: Path) -> Iterator[tuple[str, str]]:
+    """Titles and texts in the Markdown files of a folder."""
+    for file in sorted(folder.glob("*.md")):
+        _, *parts = re.split(r"^#+ (.+)$", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        yield from zip(parts[::2], map(str.strip, parts[1::2]), strict=True)
+
+
+class Index:
+    """Texts under titles, found by their words: BM25, as SQLite's FTS5 has it."""
+
+    def __init__(self, texts: Iterable[tuple[str, str]]) -> None:
+        self._database = sqlite3.connect(":memory:", check_same_thread=False)
+        self._database.execute("CREATE VIRTUAL TABLE sections USING fts5(title, text)")
+        self._database.executemany("INSERT INTO sections VALUES (?, ?)", texts)
+
+    def best(self, query: str) -> str | None:
+        """The section that fits best, a word in its title counting three times; None where no word of it occurs."""
+        words = " OR ".join(f'"{word}"' for word in re.findall(r"\w+", query))  # quoted: no word is an operator
+        rank = "SELECT title, text FROM sections WHERE sections MATCH ? ORDER BY bm25(sections, 3, 1) LIMIT 1"
+        found = self._database.execute(rank, (words,)).fetchone() if words else None
+        return found and f"# {found[0]}\n{found[1]}"
+
+
+@functools.cache
+def toolkit(folder: Path) -> Toolkit:
+    """The librarian's one tool; made once a folder, since it remembers nothing."""
+    index = Index(sections(folder))
+
+    def search(query: str) -> ToolResponse:
+        """Find the document that fits best.
+
+        Args:
+            query (str): Words that are in it.
+        """
+        return ToolResponse(content=[TextBlock(type="text", text=index.best(query) or "nothing found")])
+
+    made = Toolkit()
+    made.register_tool_function(search)
+    return made
+
+
+class Librarian(Workflow):
+    """One episode: a question, searches, an answer."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        task = workflow_task.task
+        memory = InMemoryMemory()
+        agent = ReActAgent(
+            name="librarian",
+            sys_prompt=SYSTEM_PROMPT,
+            model=model_tuner,  # this makes the agent trainable
+            formatter=DashScopeChatFormatter(),
+            toolkit=toolkit(HERE / "documents" / task.metadata["documents"]),
+            memory=memory,
+            max_iters=4,
+        )
+        agent.set_console_output_enabled(False)
+        result = await agent.reply(Msg("user", task.main_query, role="user"))
+        blocks = [block for message in await memory.get_memory() for block in message.get_content_blocks("tool_result")]
+        read = [part["text"] for block in blocks for part in block["output"]]
+        return WorkflowOutput(metadata={"final_answer": result.get_text_content() or "", "read": read})
+
+
+class RightAndRead(Judge):
+    """1 where the answer is right and the document that says so was found, else 0: a lucky guess is no answer."""
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+
+    def judge(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> JudgeOutput:
+        task, read = workflow_task.task.metadata, output.metadata.get("read", [])
+        said = re.findall(r"Answer: (\w+)", output.metadata.get("final_answer", output.response) or "")
+        grounded = any(text.startswith(f"# {task['source']}\n") for text in read)
+        right = said == [task["answer"]]
+        return JudgeOutput(
+            reward=float(right and grounded),
+            metrics={"right": float(right), "grounded": float(grounded), "searches": float(len(read))},
+        )

@@ -1,0 +1,56 @@
+"""Writes documents and questions of this example: ``python examples/search_documents/make_tasks.py``.
+
+A document is about a village, or about a person who lives there or was born there. Half the questions name the village,
+the others only somebody of there, so that it takes two searches. Training, validation and test have villages
+and people of their own: whatever was learned about one is of no use for another.
+"""
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+HERE = Path(__file__).parent
+SPLITS = {"train": slice(50), "validation": slice(50, 66), "test": slice(66, 100)}
+"""Which of the 100 villages, and of the 100 people, occur."""
+WORDS = yaml.safe_load((HERE / "words.yaml").read_text(encoding="utf-8"))
+FACTS, NUMBERS, TIES = WORDS["facts"], WORDS["numbers"], WORDS["ties"]
+
+
+class World:
+    """The villages and people of a split, whom no other split has; what is said of them is drawn from the seed."""
+
+    def __init__(self, split: str, seed: int = 0) -> None:
+        self.split, self._rng = split, random.Random(f"{seed}/{split}")
+        names = [[f"{a} {b}" for a in WORDS[of][0] for b in WORDS[of][1]] for of in ("villages", "people")]
+        villages, people = (random.Random(0).sample(every, len(every))[SPLITS[split]] for every in names)
+        self.villages = {name: dict(zip(FACTS, self._rng.sample(NUMBERS, 4), strict=True)) for name in villages}
+        self.people = {name: {self._rng.choice([*TIES]): self._rng.choice(villages)} for name in people}
+
+    def documents(self) -> Iterator[tuple[str, str]]:
+        """Titles and texts."""
+        for name, facts in (self.villages | self.people).items():
+            yield name, "\n".join(f"- {what} {said}" for what, said in facts.items())
+
+    def tasks(self) -> Iterator[dict[str, Any]]:
+        """Every question, in any order."""
+        asked = [(name, f"in {name}") for name in self.villages]
+        asked += [(there, TIES[tie].format(name)) for name, of in self.people.items() for tie, there in of.items()]
+        every = [(village, where, fact) for village, where in asked for fact in FACTS]
+        for village, where, fact in self._rng.sample(every, len(every)):
+            text, answer = f"How many {fact} are there {where}?", self.villages[village][fact]
+            yield {"main_query": text, "answer": answer, "source": village, "documents": self.split}
+
+
+if __name__ == "__main__":
+    (HERE / "data").mkdir(exist_ok=True)
+    for split in SPLITS:
+        world, folder = World(split), HERE / "documents" / split
+        folder.mkdir(parents=True, exist_ok=True)
+        text = "\n".join(f"# {title}\n\n{text}\n" for title, text in world.documents())
+        (folder / "parish.md").write_text(text, encoding="utf-8")
+        rows = "".join(json.dumps(task) + "\n" for task in world.tasks())
+        (HERE / f"data/{split}.jsonl").write_text(rows, encoding="utf-8")
