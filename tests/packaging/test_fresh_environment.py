@@ -293,15 +293,16 @@ def test_the_wheels_hold_what_is_needed_and_nothing_more(wheels):
         names = zipfile.ZipFile(wheel).namelist()
         tops = {n.partition("/")[0] for n in names}
         package = "astuner" if dist == "astuner-core" else dist.replace("-", "_")
-        assert {t for t in tops if not t.endswith(".dist-info")} == ({package} if dist != "astuner" else set()), dist
+        packages = {package, "astune"} if dist == "astuner-compat" else {package}  # the first name of astuner
+        assert {t for t in tops if not t.endswith(".dist-info")} == (packages if dist != "astuner" else set()), dist
         if dist == "astuner":  # no code: what it brings is in its dependencies
             continue
         assert f"{package}/py.typed" in names, dist
         assert not [n for n in names if "__pycache__" in n or n.startswith("tests/")], dist
         ours = [n for n in names if not n.startswith("astuner_testing/templates/")]  # those hold tests for others
         assert not [n for n in ours if "/test_" in n or n.endswith(("/conftest.py", ".pyc"))], dist
-        folder = _folder_of(package)
-        here = {p.relative_to(folder.parent).as_posix() for p in folder.rglob("*") if p.is_file()}
+        root = _folder_of(package).parent
+        here = {p.relative_to(root).as_posix() for name in packages for p in (root / name).rglob("*") if p.is_file()}
         assert {n for n in here if "__pycache__" not in n} == {n for n in names if ".dist-info/" not in n}, dist
     assert [n for n in zipfile.ZipFile(wheels["astuner-testing"]).namelist() if n.endswith(".template")]
     for backbone in (*CPU_SUPPORT, "ray"):
