@@ -176,7 +176,8 @@ def test_a_browser_searches_and_turns_dark_and_asks_nobody_else(site: Path) -> N
         page.get_by_title("Switch to light").click()
         expect(page.locator("body")).to_have_attribute("data-md-color-scheme", "default")
         page.get_by_role("textbox", name="Search").fill("rloo")
-        expect(page.locator(".md-search-result__link").first).to_be_visible(timeout=30_000)
+        # a worker reads the index first
+        expect(page.locator(".md-search-result__link").first).to_be_visible(timeout=120_000)
         browser.close()
     assert asked
     assert [url for url in asked if not url.startswith((address, "data:"))] == []
