@@ -220,7 +220,8 @@ SHELL = (">", "2>&1", "<", "|")
 def test_a_command_exists(line: str, whole: bool, plugins: Any) -> None:
     program, *arguments = shlex.split(line.rstrip("…"), comments=True)
     if program == "make":
-        assert set(arguments) <= set(read("Makefile").partition(".PHONY:")[2].partition("\n")[0].split())
+        targets = {word for word in arguments if "=" not in word}
+        assert targets <= set(read("Makefile").partition(".PHONY:")[2].partition("\n")[0].split())
         subprocess.run(["make", "-n", *arguments], cwd=ROOT, check=True, capture_output=True)
     elif program == "pip":
         _check_requirements(arguments[1:])
@@ -255,8 +256,8 @@ def _parse(arguments: list[str], plugins: Any) -> None:
     for override in parameters.get("overrides") or ():
         if override != "KEY=VALUE":
             find_key(override.partition("=")[0], plugins)
-    if parameters.get("key") not in (None, "KEY"):
-        find_key(parameters["key"], plugins)
+    if isinstance(key := parameters.get("key"), str) and key != "KEY":
+        find_key(key, plugins)
     if isinstance(backbone := parameters.get("backbone"), str) and backbone != "NAME":
         known = {name for kind, name in known_plugins() if kind == "backbone"}  # verl has an environment of its own
         assert backbone in known | {offered for _, offered, _ in plugins.offers("backbone")}
