@@ -172,6 +172,8 @@ def serve(
     from astuner_sandbox.isolation.linux import hide
 
     for own in filter(None, map(own_script, names or ())):  # instead, as for `--with NAME`
+        if len(names or ()) > 1:
+            raise ConfigError(f"{' '.join(names or ())}: one of them has a service of your own; serve that one alone")
         os.chdir(own.folder)
         os.execvpe("bash", ["bash", "-c", own.command], {**own.variables, **os.environ})
     token = os.environ.get(TOKEN_VARIABLE, "")
