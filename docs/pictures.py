@@ -32,7 +32,9 @@ def main(runs: Path) -> None:
     if not (runs / NAME / "report.html").is_file():
         astuner(*RUN, f"astuner.experiment_dir={runs}")
     ended = {report.parent.name: report.parent for report in runs.glob("*/report.html")}
-    ended["rubrics"] = runs.parent / "rubrics_runs" / "seed-0" / "learned"  # where examples/rubrics/rubrics.py puts it
+    # where the examples of several runs put the one that the others are compared with
+    ended["rubrics"] = runs.parent / "rubrics_runs" / "seed-0" / "learned"
+    ended["flywheel"] = runs.parent / "flywheel_runs" / "seed-0" / "again"
     for name, run in ended.items():
         if (ROOT / "examples" / name).is_dir() and (run / "report.html").is_file():
             draw_reward_curve(list(read_jsonl(run / "metrics.jsonl")), ROOT / "examples" / name / "curve.png")

@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
 
 from astuner import Judge, JudgeOutput, ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 
@@ -55,9 +54,6 @@ class Player(Workflow):
 
 class Reached(Judge):
     """1 where the last try is worth the target, else 0."""
-
-    def __init__(self, config: Any = None) -> None:
-        super().__init__(config)
 
     def judge(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> JudgeOutput:
         row = workflow_task.task.metadata

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from agentscope.agent import ReActAgent
 from agentscope.formatter import DashScopeChatFormatter
@@ -73,9 +72,6 @@ class RightTable(Judge):
 
     A success is the right table without a question that was not needed.
     """
-
-    def __init__(self, config: Any = None) -> None:
-        super().__init__(config)
 
     def judge(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> JudgeOutput:
         task, asked = workflow_task.task.metadata, output.metadata.get("asked", [])

@@ -5,7 +5,6 @@ import re
 import sqlite3
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from agentscope.agent import ReActAgent
 from agentscope.formatter import DashScopeChatFormatter
@@ -77,16 +76,13 @@ class Librarian(Workflow):
         )
         agent.set_console_output_enabled(False)
         result = await agent.reply(Msg("user", task.main_query, role="user"))
-        blocks = [block for message in await memory.get_memory() for block in message.get_content_blocks("tool_result")]
-        read = [part["text"] for block in blocks for part in block["output"]]
+        found = [block for said in await memory.get_memory() for block in said.get_content_blocks("tool_result")]
+        read = [part["text"] for block in found for part in block["output"]]
         return WorkflowOutput(metadata={"final_answer": result.get_text_content() or "", "read": read})
 
 
 class RightAndRead(Judge):
     """1 where the answer is right and the document that says so was found, else 0: a lucky guess is no answer."""
-
-    def __init__(self, config: Any = None) -> None:
-        super().__init__(config)
 
     def judge(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> JudgeOutput:
         task, read = workflow_task.task.metadata, output.metadata.get("read", [])

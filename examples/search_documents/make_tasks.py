@@ -39,18 +39,16 @@ class World:
         """Every question, in any order."""
         asked = [(name, f"in {name}") for name in self.villages]
         asked += [(there, TIES[tie].format(name)) for name, of in self.people.items() for tie, there in of.items()]
-        every = [(village, where, fact) for village, where in asked for fact in FACTS]
-        for village, where, fact in self._rng.sample(every, len(every)):
-            text, answer = f"How many {fact} are there {where}?", self.villages[village][fact]
-            yield {"main_query": text, "answer": answer, "source": village, "documents": self.split}
+        every = [(village, f"How many {fact} are there {where}?", fact) for village, where in asked for fact in FACTS]
+        for village, text, fact in self._rng.sample(every, len(every)):
+            yield dict(main_query=text, answer=self.villages[village][fact], source=village, documents=self.split)
 
 
 if __name__ == "__main__":
-    (HERE / "data").mkdir(exist_ok=True)
     for split in SPLITS:
         world, folder = World(split), HERE / "documents" / split
         folder.mkdir(parents=True, exist_ok=True)
-        text = "\n".join(f"# {title}\n\n{text}\n" for title, text in world.documents())
-        (folder / "parish.md").write_text(text, encoding="utf-8")
-        rows = "".join(json.dumps(task) + "\n" for task in world.tasks())
-        (HERE / f"data/{split}.jsonl").write_text(rows, encoding="utf-8")
+        texts = (f"# {title}\n\n{text}\n" for title, text in world.documents())
+        (folder / "parish.md").write_text("\n".join(texts), encoding="utf-8")
+        rows = (json.dumps(task) + "\n" for task in world.tasks())
+        (HERE / f"data/{split}.jsonl").write_text("".join(rows), encoding="utf-8")

@@ -169,7 +169,7 @@ class Fleet:
 
         why, lost = "", 0
         while lost <= self._max_retries:
-            self._look()
+            await self._look()
             seat = min(self._seats, key=lambda s: s.running)
             actor = seat.actor
             seat.running += 1
@@ -216,7 +216,7 @@ class Fleet:
         options = {**self._options, "scheduling_strategy": where or self._where}
         return ray.remote(EpisodeWorker).options(**options).remote(*self._arguments)
 
-    def _look(self) -> None:
+    async def _look(self) -> None:
         """Start a worker on each machine that has joined; take in those that have come up meanwhile."""
         import ray
         from ray.exceptions import RayError
@@ -224,7 +224,7 @@ class Fleet:
         if time.monotonic() < self._look_at:
             return
         self._look_at = time.monotonic() + LOOK_SECONDS
-        machines = _machines()
+        machines = await asyncio.to_thread(_machines)
         for label in machines - self._machines:
             actor = self._start(_on(label))
             self._coming[actor.pid.remote()] = _Seat(actor)
