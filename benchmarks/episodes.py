@@ -15,6 +15,7 @@ from astuner.rollout.model_tuner import ModelTuner
 from astuner.rollout.models import one_model
 from astuner.rollout.parts import OutputChecks
 from astuner.rollout.turns import EpisodeRecorder
+from astuner.support.collector import leave_out_what_is_loaded
 from benchmarks.records import ANSWER, call, first_messages, results
 
 
@@ -69,6 +70,7 @@ class Episodes:
 
     def make(self, **options: Any) -> tuple[ModelTuner, EpisodeRecorder]:
         """One episode that has just begun."""
+        leave_out_what_is_loaded()
         self._made += 1
         recorder = EpisodeRecorder()
         tuner = ModelTuner(
