@@ -24,14 +24,15 @@ import yaml
 from astuner.contracts.types import SamplingParams
 from astuner_local.tiny.problems import distinct
 from astuner_local.tiny.transcripts import TOOLS, transcript
-from benchmarks.local_side import REPOSITORY, LocalSteps, StepCount, make_config, make_engine
+from benchmarks.local_side import REPOSITORY, StepCount, make_engine
 from benchmarks.machine import product_flops, read_bandwidth
 from benchmarks.measure import Timings, interleave
 from benchmarks.models import load
 from benchmarks.report import Report, goal
+from benchmarks.side import Side
 from benchmarks.step_vs_trl import check_tokens
 from benchmarks.trained import run_astuner
-from benchmarks.trl_side import SETTINGS, TrlSteps, quiet
+from benchmarks.trl_side import SETTINGS, quiet
 
 PROMPT, NEW = 64, 48
 SEQUENCES = (8, 32, 64)
@@ -56,8 +57,9 @@ def run(*, quick: bool) -> Report:
     repeats = 1 if quick else 3
     report = Report(
         "A real language model on a CPU: steps and generating",
-        f"{Path(folder).resolve().name}, {size / 1e6:.0f} million weights, one thread. The sides take turns in one "
-        f"process; medians of {repeats} repetitions; ratios are of CPU time, since neighbours disturb it less. "
+        f"{Path(folder).resolve().name}, {size / 1e6:.0f} million weights, one thread. The sides take turns, in "
+        f"one process when they generate and in one each when they train; medians of {repeats} repetitions; ratios "
+        "are of CPU time, since neighbours disturb it less. "
         f"`model.dtype: auto` is {dtype} here.",
     )
     with quiet(), tempfile.TemporaryDirectory() as place:
@@ -117,32 +119,30 @@ def _compare(
     :param tolerance: by how much the sides' tokens may differ.
     :param wanted: the ratio that is the goal.
     """
-    trl = TrlSteps(
-        model, groups=GROUPS, group_size=GROUP_SIZE, max_completion=longest, tools=tools, forced=not tools, dtype=dtype
-    )
+    asked = {"model": model, "dtype": dtype, "tools": tools, "longest": longest}
+    asked |= {"groups": GROUPS, "group_size": GROUP_SIZE}
+    timings, counts = {name: Timings() for name in _TRAINERS}, {name: list[StepCount]() for name in _TRAINERS}
     with contextlib.ExitStack() as stack:
-        stack.callback(trl.close)
-        place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        config = make_config(
-            place,
-            model,
-            workflow=f"benchmarks.agents->{'CalculatorLoop' if tools else 'OneTurn'}",
-            groups=GROUPS,
-            group_size=GROUP_SIZE,
-            max_new_tokens=longest,
-            max_added_tokens=longest,
-            skip_zero_advantage=False,
-            dtype=dtype,
-        )
-        local = LocalSteps(config, place, forced=not tools)
-        stack.callback(local.close)
-        timings = interleave({"TRL": trl, "local": local}, repeats=repeats, warm_up=1)
-        counts = {"TRL": trl.counts[-repeats:], "local": local.counts[-repeats:]}
+        sides = {}
+        for name in _TRAINERS:
+            said = json.dumps({"trainer": name, **asked})
+            sides[name] = Side(sys.executable, "benchmarks.step_side", said, OMP_NUM_THREADS="1")
+            stack.callback(sides[name].close)
+        for number in range(_WARM_UP + repeats):
+            for name in _TRAINERS[:: -1 if number % 2 else 1]:
+                taken = sides[name].ask("step")
+                if number >= _WARM_UP:
+                    timings[name].wall.append(taken["wall"])
+                    timings[name].cpu.append(taken["cpu"])
+                    counts[name].append(StepCount(**taken["count"]))
     check_tokens(counts, tolerance)
     _steps_table(report, timings, counts)
     report.text(f"TRL / local: {goal(timings['TRL'].median_cpu / timings['local'].median_cpu, wanted)}.")
 
 
+_TRAINERS = ("TRL", "local")
+_WARM_UP = 2
+"""Steps of each that are not timed: their memory grows."""
 _SAMPLED = 0.1
 """Answers are sampled, and some ramble: over so few episodes the tokens of the sides differ by chance."""
 _WARM_STEPS, _CONVERSATIONS = 8, 8

@@ -45,6 +45,7 @@ from astuner.chat.reply import (
     read_by_template,
     read_tagged,
 )
+from astuner.chat.sandbox import quicken
 from astuner.contracts.chat_family import CallStyle, Family, Read, ReadReply, Tools
 from astuner.contracts.errors import ConfigError, ContextOverflow, UnsupportedRequest
 from astuner.contracts.messages import Message, normalise, packed, parse_arguments
@@ -381,6 +382,8 @@ class ChatTemplate:
             raise ConfigError(
                 f"the chat template of {self._name} cannot render a plain conversation ({e}); {_HINT}"
             ) from e
+        if isinstance(text := self._template or tokenizer.chat_template, str):  # else it has several
+            quicken(text)
 
     def _probe(self) -> None:
         """Find out how the template behaves by rendering with it."""
