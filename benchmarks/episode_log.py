@@ -75,7 +75,7 @@ def _runs(report: Report, folder: Path, steps: int) -> None:
         "astuner.trainer_common.algorithm.filter_zero_advantage=false",  # random weights solve nothing
         "astuner.data.max_validation_tasks=8",
     )
-    rows = []
+    rows: list[tuple[object, ...]] = []
     for name, count, overrides in (
         ("the math agent as it is shipped: 0.13 M weights, 22 generated tokens in an episode", steps, ()),
         ("the same with 3 M random weights, 400 generated tokens", -(-steps // 7), long),
@@ -164,8 +164,8 @@ def _large(report: Report, run_folder: Path, count: int) -> None:
     times = []
     for _ in range(6):
         started = time.perf_counter()
-        with EpisodeLog(run_folder) as log:
-            log.list(limit=100)
+        with EpisodeLog(run_folder) as opened:
+            opened.list(limit=100)
         times.append(time.perf_counter() - started)
     found.append(("open for the first time: what the run has left to readers is listed", times.pop(0)))
     found.append(("open, first 100 episodes", statistics.median(times)))

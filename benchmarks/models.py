@@ -53,7 +53,7 @@ def make(name: str) -> Any:
         eos_token_id=None,
         pad_token_id=0,
         dtype="float32",
-        attn_implementation="sdpa",
+        attn_implementation="sdpa",  # type: ignore[call-arg]
     )
     return Qwen2ForCausalLM(config).eval()
 

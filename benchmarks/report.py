@@ -18,7 +18,7 @@ class Report:
     intro: str
     """What is compared with what, and how."""
     parts: list[str] = field(default_factory=list)
-    pictures: dict[str, Callable[[Path], None]] = field(default_factory=dict)
+    pictures: dict[str, Callable[[Path], object]] = field(default_factory=dict)
     """File name -> what draws it; drawn when the report is kept."""
     failed: bool = False
     """Whether something is worse than it was."""

@@ -19,7 +19,7 @@ _example = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_example)
 
 
-class SlowMathAgent(_example.MathAgentWorkflow):  # type: ignore[misc, name-defined]
+class SlowMathAgent(_example.MathAgentWorkflow):  # type: ignore[name-defined]
     """Waits before it begins: half of ``SLOW_MATH_AGENT_SECONDS`` to one and a half of it, drawn for each episode.
 
     A validation does not wait: its time is not what is measured.
