@@ -272,7 +272,8 @@ def _ray(repeats: int) -> tuple[dict[float, float], dict[float, float]]:
             block = np.random.default_rng(0).bytes(size)
             return _cpu(lambda: ray.get(ray.put(np.frombuffer(block, dtype=np.uint8))).sum())
 
-        taken: dict[float, float] = {n: _best(repeats, lambda n=n: _cpu(lambda: asyncio.run(episodes(n)))) for n in (64, 256, 1024)}
+        counts = (64.0, 256.0, 1024.0)
+        taken = {n: _best(repeats, lambda n=n: _cpu(lambda: asyncio.run(episodes(int(n))))) for n in counts}
         return taken, {n * 2**20: _best(repeats, lambda n=n: moved(n * 2**20)) for n in (1, 4, 16, 64)}
     finally:
         ray.shutdown()
