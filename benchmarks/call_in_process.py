@@ -28,7 +28,7 @@ def run(*, quick: bool) -> Report:
         f"{AT_ONCE} agents at once, each with a conversation of {TURNS} turns: a tool call of about 30 tokens, a "
         "result of about 80, at the end an answer. The model answers at once. Messages, chat template, tool calls, "
         "recorder and checks are real; no two conversations are alike. The vocabulary is a byte-level BPE that was "
-        "trained on this repository's text.",
+        "trained on this repository's text. Garbage is collected as in a run ([collector.md](collector.md)).",
     )
     _in_process(report, repeats=1 if quick else 7)
     return report
