@@ -6,13 +6,19 @@ rates of reinforcement learning (1e-6) almost every update is.  So each trainabl
 float32 *master*: gradients are added up in float32, the optimizer moves the master, and the model's weight is the
 rounded master, written in place (the engine reads the same tensors).
 
-Invariant: after `step`, every trainable weight equals its master rounded to the weight's dtype; a step whose
-gradients are not finite changes nothing.
+A bfloat16 weight is rounded at random, to one of its master's two neighbours, so that in the mean it is the master
+(stochastic rounding; Gupta et al. 2015).  Rounded to the nearest, it would stay where it was until its master has come
+half way to the next: for half of the weights of SmolLM2-135M that takes eight steps at a rate of 3e-5, and a run of
+twenty learned half as much.
+
+Invariant: after `step`, every trainable weight is its master or one of its neighbours in the weight's dtype, the same
+after a resume; a step whose gradients are not finite changes nothing.
 """
 
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +50,9 @@ class Muon(torch.optim.Optimizer):
                 muon.move(weight, muon.orthogonal(ahead), rate=group["lr"], weight_decay=group["weight_decay"])
 
 
+_NOISE = 1 << 20
+"""Weights that random numbers in a row round; the next begin anywhere among twice as many. To draw one for each weight
+takes ten times as long as to add it."""
 _STATE = {torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"}, Muon: {"momentum_buffer"}}
 """What each optimizer keeps per weight."""
 
@@ -105,8 +114,8 @@ class PolicyOptimizer:
                 for group in optimizer.param_groups:
                     group["lr"] = lr
                 optimizer.step()
-            self._write_weights()
             self.steps += 1
+            self._write_weights()
         self.zero_grad()
         return StepResult(norm, lr, applied)
 
@@ -116,9 +125,20 @@ class PolicyOptimizer:
 
     @torch.no_grad()
     def _write_weights(self) -> None:
+        rng, noise = random.Random(self.steps), None
         for name, weight in self._weights.items():
-            if self._masters[name] is not weight:
-                weight.copy_(self._masters[name])
+            master = self._masters[name]
+            if weight.dtype != torch.bfloat16:
+                if master is not weight:
+                    weight.copy_(master)
+                continue
+            if noise is None:
+                drawn = torch.Generator(device=master.device).manual_seed(self.steps)
+                noise = torch.randint(1 << 16, (2 * _NOISE,), dtype=torch.int32, device=master.device, generator=drawn)
+            for part, exact in zip(weight.view(-1).split(_NOISE), master.view(-1).split(_NOISE), strict=True):
+                start = rng.randrange(_NOISE)
+                bits = exact.view(torch.int32) + noise[start : start + len(exact)]
+                part.copy_(bits.bitwise_and_(-1 << 16).view(torch.float32))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything a resumed run needs, as flat tensors (live, not copies): moments, masters, number of steps."""
