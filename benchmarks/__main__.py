@@ -23,6 +23,7 @@ BENCHMARKS = {
     "step_vs_trl": "a GRPO step of `local` against TRL's GRPOTrainer",
     "rollout_vs_hf": "tokens/s of the engine against transformers' generate and the machine's limit",
     "real_model_speed": "a real language model (ASTUNER_BENCHMARK_MODEL=FOLDER): steps against TRL's, generating",
+    "rounding": "what a step gains in bfloat16, rounded at random and to the nearest, beside float32 (minutes)",
     "trainer_tokens": "what packing and prefix sharing save in an update",
     "engine_overhead": "CPU time per model call around an instant model",
     "codec_cost": "tokens tokenised and CPU time of encoding long conversations",
@@ -44,7 +45,7 @@ BENCHMARKS = {
 }
 TRAINING = ("examples", "gpu", "learning", "real_model")
 """Whole training runs."""
-NOT_BY_DEFAULT = ("guard", "asynchrony", "many_runs", "real_model_speed", "scale", *TRAINING)
+NOT_BY_DEFAULT = ("guard", "asynchrony", "many_runs", "real_model_speed", "rounding", "scale", *TRAINING)
 BY_DEFAULT = tuple(name for name in BENCHMARKS if name not in NOT_BY_DEFAULT)
 ON_THE_CLOCK = ("env_load", "many_runs", "sandbox_cost")
 """Their work is in other processes, so that a busy machine spoils their numbers."""

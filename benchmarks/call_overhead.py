@@ -145,8 +145,8 @@ How to read this:
   in-memory store.
 - **The stub itself** is a bare aiohttp handler that reads the JSON and answers with a prepared one: about the least
   that any server here costs.
-- **Garbage** is collected in ASTuner's processes as in a run of it: what was loaded before the first episode is left out
-  ([collector.md](collector.md)).
+- **Garbage** is collected in ASTuner's processes as in a run of it: what was loaded before the first episode is left
+  out ([collector.md](collector.md)).
 - **Latency** at {AT_ONCE} at once is mostly waiting for one's turn, since the model takes no time: each agent sends
   its next request as soon as it has its answer, and one process serves them all. At 1 it is what a call takes. The
   machine has few cores, and clients and stub need some too: latencies depend on it more than CPU does.

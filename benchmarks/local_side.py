@@ -120,11 +120,15 @@ class LocalSteps:
             model, a.trainer_common, temperature=a.rollout.temperature, device="cpu", total_optimizer_steps=10**9
         )
 
+    @property
+    def asked(self) -> InferenceEngine:
+        """The engine as rollouts ask it."""
+        return _Unending(self.engine) if self.forced else self.engine
+
     def __call__(self) -> None:
         started = time.process_time()
         number = len(self.counts) + 1
-        engine = _Unending(self.engine) if self.forced else self.engine
-        rollout = self.experiment.rollout(one_model(engine, self.codec), number)
+        rollout = self.experiment.rollout(one_model(self.asked, self.codec), number)
         samples, _ = self.experiment.credit(rollout, policy_version=number - 1)
         rolled_out = time.process_time()
         with self.engine.paused():

@@ -135,7 +135,7 @@ class PolicyOptimizer:
             if noise is None:
                 drawn = torch.Generator(device=master.device).manual_seed(self.steps)
                 noise = torch.randint(1 << 16, (2 * _NOISE,), dtype=torch.int32, device=master.device, generator=drawn)
-            for part, exact in zip(weight.view(-1).split(_NOISE), master.view(-1).split(_NOISE), strict=True):
+            for part, exact in zip(*(torch.split(t.view(-1), _NOISE) for t in (weight, master)), strict=True):
                 start = rng.randrange(_NOISE)
                 bits = exact.view(torch.int32) + noise[start : start + len(exact)]
                 part.copy_(bits.bitwise_and_(-1 << 16).view(torch.float32))
