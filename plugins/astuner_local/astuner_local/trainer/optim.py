@@ -8,8 +8,8 @@ rounded master, written in place (the engine reads the same tensors).
 
 A bfloat16 weight is rounded at random, to one of its master's two neighbours, so that in the mean it is the master
 (stochastic rounding; Gupta et al. 2015).  Rounded to the nearest, it would stay where it was until its master has come
-half way to the next: for half of the weights of SmolLM2-135M that takes eight steps at a rate of 3e-5, and a run of
-twenty learned half as much.
+half way to the next, which takes half of the weights of SmolLM2-135M eight steps at a rate of 3e-5: a first step gained
+next to nothing (`python -m benchmarks rounding`).
 
 Invariant: after `step`, every trainable weight is its master or one of its neighbours in the weight's dtype, the same
 after a resume; a step whose gradients are not finite changes nothing.
