@@ -120,7 +120,7 @@ class Fleet:
         self._machines = _machines()
         # where files do not travel, as in a cluster of one, a machine that joins has none
         grows = not here and "working_dir" in ray.get_runtime_context().runtime_env
-        self._look_at = 0.0 if grows else math.inf
+        self._look_at = time.monotonic() + LOOK_SECONDS if grows else math.inf
         self._coming: dict[Any, _Seat] = {}
         """What a worker says when it can work -> its seat, on machines that have joined."""
         # one machine after another: "SPREAD" of actors that ask for nothing puts all of them on one, a wish (soft) some
