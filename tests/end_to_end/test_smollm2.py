@@ -28,7 +28,7 @@ def test_it_learns_to_sort_messages(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for line in (
         "new experiment mail --model smollm2-135m",
-        "run mail/mail.yaml --backbone local --run-dir run local.threads=1 astuner.trainer_common.total_steps=10",
+        "run mail/mail.yaml --backbone local --run-dir run local.threads=1 astuner.trainer_common.test_freq=20",
     ):
         with pytest.raises(SystemExit) as ended:
             main(line.split())
@@ -36,4 +36,4 @@ def test_it_learns_to_sort_messages(tmp_path, monkeypatch):
     rows = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
     before, after = (row["val/success"] for row in rows if "val/success" in row)
     assert before < 0.6
-    assert after > before + 0.15, "10 steps took it from 43 % to 78 % when this was written"
+    assert after > before + 0.1, "six seeds ended 18 to 44 points above when this was written"
