@@ -36,13 +36,14 @@ def _version(name: str) -> str:
 
 
 def cpu_name() -> str:
-    """As the processor calls itself."""
+    """As the processor calls itself, with its generation: rented machines call several of them the same."""
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    if not cpuinfo.exists():
+        return platform.processor() or platform.machine()
+    first = cpuinfo.read_text(encoding="utf-8").partition("\n\n")[0]
+    said = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
+    name = said.get("model name") or platform.machine()
+    return f"{name} (family {said['cpu family']}, model {said['model']})" if "cpu family" in said else name
 
 
 def matmul_flops() -> float:
