@@ -49,8 +49,20 @@ ENVIRONMENT = {
 }
 
 
+WEIGHTS = {
+    "all": (),
+    "adapters": (
+        "astuner.model.lora.rank=8",
+        "astuner.model.lora.alpha=16",
+        "astuner.trainer_common.optim.lr=3e-3",
+        "verl.actor_rollout_ref.model.lora.merge=false",  # the CPU's own server takes whole weights only
+    ),
+}
+
+
+@pytest.mark.parametrize("trained", WEIGHTS)
 def test_it_trains_on_what_vllm_made_is_killed_and_goes_on(
-    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    trained: str, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
@@ -61,6 +73,7 @@ def test_it_trains_on_what_vllm_made_is_killed_and_goes_on(
         f"astuner.rollout.num_repeat={2 if OTHER else 4}",
         f"astuner.data.max_validation_tasks={2 if OTHER else 16}",
         *(OF_ANOTHER if OTHER else ()),
+        *WEIGHTS[trained],
     ]
     monkeypatch.setattr(runs, "PATIENCE", 3600.0)
     more += [f"{common}.total_steps={STEPS}", f"{common}.save_freq={SAVED}", f"{common}.test_freq={STEPS}", *VLLM]
@@ -77,12 +90,23 @@ def test_it_trains_on_what_vllm_made_is_killed_and_goes_on(
     assert certificate["continued_exactly_share"] in ((1, None) if OTHER else (1,)), "None: nobody had a second turn"
     worst = max(row["kl/mismatch_max"] for row in steps.values())
     mean = sum(row["kl/mismatch_mean"] for row in steps.values()) / STEPS
-    print(f"\nVERL, {STEPS} steps, float32: mismatch at most {worst:.2g} nats, {mean:.2g} in the mean")
+    print(f"\nVERL, {STEPS} steps, {trained}, float32: mismatch at most {worst:.2g} nats, {mean:.2g} in the mean")
     assert worst < 1e-3, "vLLM's weights are the trainer's at every step"
     assert mean < 1e-4
+    assert _moved(tmp_path / "run", Path(OTHER) if OTHER else tiny_model) > 1e-3, "nothing was learned, so nothing sent"
     report = check(tmp_path / "run", _as_told(tmp_path) if OTHER else tiny_model)
     assert [str(problem) for problem in report.problems] == []
     assert report.counts["log-probabilities computed again"] > 0
+
+
+def _moved(run: Path, start: Path) -> float:
+    """How far the run's last checkpoint is from where it started, of the weight that moved most."""
+    from safetensors.torch import load_file
+
+    saved, before = (
+        load_file(folder / "model.safetensors") for folder in (run / "checkpoints" / f"step-{STEPS:06}", start)
+    )
+    return max(float((saved[name].float() - weight.float()).abs().max()) for name, weight in before.items())
 
 
 def _as_told(folder: Path) -> Path:
