@@ -1,7 +1,9 @@
-"""Tiny models in the shapes the comparisons need; all share the tokenizer and template of the shipped one."""
+"""Tiny models in the shapes the comparisons need, with tokenizer and template of the shipped one; and a real one."""
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,19 @@ def shipped_folder() -> str:
 
     folder = locate_model("tiny-calculator")
     assert folder is not None, "astuner-local ships tiny-calculator"
+    return folder
+
+
+def real_model_folder() -> str:
+    """SmolLM2-135M in float32, or what ASTUNER_BENCHMARK_MODEL names."""
+    folder = os.environ.get("ASTUNER_BENCHMARK_MODEL")
+    if folder is None:
+        from astuner_smollm2.plugin import locate_model
+
+        folder = locate_model("smollm2-135m-float32")
+        assert folder is not None, "astuner-smollm2 knows smollm2-135m-float32"
+    if not (Path(folder) / "config.json").is_file():
+        sys.exit(f"ASTUNER_BENCHMARK_MODEL is {folder}; name a folder that holds a model and its tokenizer")
     return folder
 
 

@@ -27,7 +27,7 @@ from astuner_local.tiny.transcripts import TOOLS, transcript
 from benchmarks.local_side import REPOSITORY, StepCount, make_engine
 from benchmarks.machine import product_flops, read_bandwidth
 from benchmarks.measure import Timings, interleave
-from benchmarks.models import load
+from benchmarks.models import load, real_model_folder
 from benchmarks.report import Report, goal
 from benchmarks.side import Side
 from benchmarks.step_vs_trl import check_tokens
@@ -47,7 +47,7 @@ def run(*, quick: bool) -> Report:
     from astuner_local.allocator import keep_freed_memory
     from astuner_local.modeling import Dimensions, resolve_dtype
 
-    folder = _folder()
+    folder = real_model_folder()
     torch.set_num_threads(1)
     keep_freed_memory()  # as every run of such a model does; it serves all sides
     model, _ = load(folder)
@@ -72,19 +72,6 @@ def run(*, quick: bool) -> Report:
             part()
             print(*report.parts[told:], sep="\n", file=sys.stderr, flush=True)  # the next takes minutes more
     return report
-
-
-def _folder() -> str:
-    """Where the model is."""
-    folder = os.environ.get("ASTUNER_BENCHMARK_MODEL")
-    if folder is None:
-        from astuner_smollm2.plugin import locate_model
-
-        folder = locate_model("smollm2-135m-float32")
-        assert folder is not None, "astuner-smollm2 knows smollm2-135m-float32"
-    if not (Path(folder) / "config.json").is_file():
-        sys.exit(f"ASTUNER_BENCHMARK_MODEL is {folder}; name a folder that holds a model and its tokenizer")
-    return folder
 
 
 # --- a step -----------------------------------------------------------------------------------------------------

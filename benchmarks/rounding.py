@@ -18,8 +18,7 @@ import numpy as np
 from astuner import Sample
 from astuner.rollout.models import one_model
 from benchmarks.local_side import LocalSteps, make_config
-from benchmarks.models import load
-from benchmarks.real_model_speed import _folder
+from benchmarks.models import load, real_model_folder
 from benchmarks.report import Report
 
 LEARNING_RATE, STEPS, NEW = 3e-5, 8, 32
@@ -33,7 +32,7 @@ def run(*, quick: bool) -> Report:
     from astuner_local.trainer.optim import PolicyOptimizer
 
     torch.set_num_threads(1)
-    steps, model, at_random = 2 if quick else STEPS, _folder(), PolicyOptimizer._write_weights
+    steps, model, at_random = 2 if quick else STEPS, real_model_folder(), PolicyOptimizer._write_weights
     report = Report(
         "What bfloat16 weights gain from a step",
         f"{Path(model).resolve().name}, {steps} optimizer steps on one batch: {GROUPS * GROUP_SIZE} answers of {NEW} "
