@@ -49,9 +49,10 @@ ENVIRONMENT = {
 }
 
 
-WEIGHTS = {
-    "all": (),
-    "adapters": (
+TRAINED: dict[str, tuple[str, ...]] = {
+    "all weights, float32": (),
+    "all weights, bfloat16": ("astuner.model.dtype=bfloat16",),
+    "adapters, float32": (
         "astuner.model.lora.rank=8",
         "astuner.model.lora.alpha=16",
         "astuner.trainer_common.optim.lr=3e-3",
@@ -60,7 +61,7 @@ WEIGHTS = {
 }
 
 
-@pytest.mark.parametrize("trained", WEIGHTS)
+@pytest.mark.parametrize("trained", TRAINED)
 def test_it_trains_on_what_vllm_made_is_killed_and_goes_on(
     trained: str, tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,7 +74,7 @@ def test_it_trains_on_what_vllm_made_is_killed_and_goes_on(
         f"astuner.rollout.num_repeat={2 if OTHER else 4}",
         f"astuner.data.max_validation_tasks={2 if OTHER else 16}",
         *(OF_ANOTHER if OTHER else ()),
-        *WEIGHTS[trained],
+        *TRAINED[trained],
     ]
     monkeypatch.setattr(runs, "PATIENCE", 3600.0)
     more += [f"{common}.total_steps={STEPS}", f"{common}.save_freq={SAVED}", f"{common}.test_freq={STEPS}", *VLLM]
@@ -90,12 +91,15 @@ def test_it_trains_on_what_vllm_made_is_killed_and_goes_on(
     assert certificate["continued_exactly_share"] in ((1, None) if OTHER else (1,)), "None: nobody had a second turn"
     worst = max(row["kl/mismatch_max"] for row in steps.values())
     mean = sum(row["kl/mismatch_mean"] for row in steps.values()) / STEPS
-    print(f"\nVERL, {STEPS} steps, {trained}, float32: mismatch at most {worst:.2g} nats, {mean:.2g} in the mean")
-    assert worst < 1e-3, "vLLM's weights are the trainer's at every step"
-    assert mean < 1e-4
+    print(f"\nVERL, {STEPS} steps, {trained}: mismatch at most {worst:.2g} nats, {mean:.2g} in the mean")
+    rounded = "bfloat16" in trained
+    most, on_average = (0.5, 0.01) if rounded else (1e-3, 1e-4)  # docs/backbones/verl.md#rounding
+    assert worst < most, "vLLM's weights are the trainer's at every step"
+    assert mean < on_average
     assert _moved(tmp_path / "run", Path(OTHER) if OTHER else tiny_model) > 1e-3, "nothing was learned, so nothing sent"
     report = check(tmp_path / "run", _as_told(tmp_path) if OTHER else tiny_model)
-    assert [str(problem) for problem in report.problems] == []
+    # The checker's bound for a log-probability is that of float32; in bfloat16 the one above holds.
+    assert [str(problem) for problem in report.problems if not (rounded and problem.kind == "logprob")] == []
     assert report.counts["log-probabilities computed again"] > 0
 
 
