@@ -24,7 +24,7 @@ from astuner.contracts.errors import ConfigError, RunError
 from astuner.contracts.secrets import REMOVED
 from astuner_ray.native import facts
 from astuner_ray.native.table import UNSET, Row
-from astuner_trinity.facts import STALENESS, VERL, platform
+from astuner_trinity.facts import RUNNERS, STALENESS, VERL, platform
 from astuner_trinity.native import FILE, Facts, Native, compose, every_key
 from astuner_trinity.table import EXPERIENCES, TABLE, VALUES
 
@@ -359,7 +359,6 @@ def test_trinitys_own_word_for_it_wins(usual: Any, tmp_path: Path) -> None:
         (2, 8, ["trinity.explorer.rollout_model.data_parallel_size=2"], 4, 8),
         (1, 8, ["trinity.explorer.auxiliary_models=[{model_path: judge/model, tensor_parallel_size: 2}]"], 2, 4),
         (1, 8, ["trinity.explorer.rollout_model.engine_num=6"], 6, 2),
-        (1, 1, ["trinity.mode=colocate"], 1, 1),
     ],
 )
 def test_gpus_are_shared_out(
@@ -372,10 +371,7 @@ def test_gpus_are_shared_out(
     assert config.explorer.rollout_model.engine_num == engines
     assert (config.cluster.rollout_gpu_num + config.cluster.auxiliary_model_gpu_num) == found.rollout_gpus
     assert config.cluster.trainer_gpu_num == trains
-    assert (config.mode, config.synchronizer.sync_method.value) == (
-        found.mode,
-        {"both": "nccl", "colocate": "memory"}[found.mode],
-    )
+    assert (config.mode, config.synchronizer.sync_method.value) == ("both", "nccl")
 
 
 def test_oversampling_waits_for_exactly_the_batch() -> None:
@@ -521,10 +517,9 @@ def test_what_trinity_does_not_take_is_an_error_before_anything_starts(
 
 
 def test_what_trinity_would_change_in_silence_is_an_error(tmp_path: Path) -> None:
-    overrides = ["trinity.mode=colocate", f"trinity.{ENGINE}.engine_num=1"]
-    share = f"trinity.{ENGINE}.gpu_memory_utilization"
-    with pytest.raises(ConfigError, match=re.escape(f"Trinity would not keep {share}: 0.5; it makes that 0.25")):
-        taken(tmp_path, [*overrides, f"{share}=0.5"], gpus=1)
+    machine = {"explorer.concurrent_mode": "asynchronous", RUNNERS: 1000}  # who writes an experiment may not say that
+    with pytest.raises(ConfigError, match=f"Trinity would not keep trinity.{RUNNERS}: 1000; it makes that 132"):
+        taken(tmp_path, machine=machine)
 
 
 def test_the_copy_for_a_person_is_theirs_alone_and_can_be_read_again(tmp_path: Path) -> None:
@@ -778,7 +773,7 @@ def test_a_platform_lends_gpus() -> None:
         ),
         (["trinity.mode=serve"], "trinity.mode is 'serve'; `astuner run --with feedback` serves users"),
         (["trinity.mode=bench"], "trinity.mode is 'bench'; `astuner eval` measures checkpoints; write one of both"),
-        (["trinity.mode=colocate"], "trinity.mode is colocate, which is for one GPU and one engine on it, but there"),
+        (["trinity.mode=colocate"], "trinity.mode is 'colocate'; it never starts in Trinity 0.6.0"),
         (["trinity.synchronizer.sync_style=sometimes"], "is 'sometimes'; write one of fixed, explorer_driven"),
         ([f"trinity.{ENGINE}.engine_num=two"], "engine_num should be a whole number from 1, got 'two'"),
         (["trinity.synchronizer.sync_interval=0"], "sync_interval should be a whole number from 1, got 0"),

@@ -1,8 +1,8 @@
 """What Trinity's configuration depends on beside the experiment file.
 
-GPUs are for rollouts or for training, never for both (but for ``trinity.mode: colocate``), and how many rollout engines
-there are decides it; so does Trinity's mode, which a person writes in Trinity's words.  What they wrote there is read
-here, because the rest follows from it.
+GPUs are for rollouts or for training, never for both, and how many rollout engines there are decides it; so does
+Trinity's mode, which a person writes in Trinity's words.  What they wrote there is read here, because the rest follows
+from it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ VERL = "trainer.trainer_config"
 ENGINE = "explorer.rollout_model"
 ENGINE_SHARE = 0.9
 """Trinity's ``gpu_memory_utilization`` where nothing is written."""
-COLOCATED_SHARE = 0.25
-"""The most that Trinity gives an engine which shares its GPU with training."""
 ENGINES = f"{ENGINE}.engine_num"
 HELPERS = "explorer.auxiliary_models"
 RUNNERS = "explorer.runner_per_model"
@@ -54,13 +52,16 @@ PARTS = ("explore", "train")
 """Modes of two commands that share a run: the first has its log and rolls out, the second trains.  Trinity is told
 ``both``: its actors find each other in Ray's cluster, whoever has started them.
 """
-MODES = ("both", "colocate", *PARTS)
+MODES = ("both", *PARTS)
 """What can be written as Trinity's mode; `_INSTEAD` has what to do in place of its others."""
 STYLES = ("fixed", "explorer_driven", "trainer_driven", "fully_async")
 OLD_STYLES = {"dynamic_by_explorer": "explorer_driven", "dynamic_by_trainer": "trainer_driven"}
 _INSTEAD = {
     "bench": "`astuner eval` measures checkpoints",
     "serve": "`astuner run --with feedback` serves users, and learns from what they rate",
+    # seen on a CPU; on a GPU: Trinity's issue 602
+    "colocate": "it never starts in Trinity 0.6.0, whose engine and trainer each ask Ray for the one GPU: "
+    "`--backbone verl` shares GPUs",
 }
 _LIMIT = 3600
 """Seconds that one part waits for another at least: Trinity's own default between explorer and trainer."""
@@ -122,11 +123,6 @@ class Facts(facts.Facts):
         """What the auxiliary models are called, in their order; None: it has only its number."""
         models = super().own.get(HELPERS)
         return [model.get("name") for model in models if isinstance(model, dict)] if isinstance(models, list) else []
-
-    @property
-    def mode(self) -> str:
-        """``both``: rollouts and training have GPUs of their own; ``colocate``: they share one."""
-        return str(self.own.get("mode") or MODES[0])
 
     @property
     def sync_style(self) -> str:
@@ -201,7 +197,7 @@ class Facts(facts.Facts):
     @property
     def training_gpus(self) -> int:
         """GPUs of the trainer."""
-        return 1 if self.mode == "colocate" else self.world - self.rollout_gpus
+        return self.world - self.rollout_gpus
 
     @property
     def data_parallel(self) -> int:
@@ -209,8 +205,6 @@ class Facts(facts.Facts):
         return self.training_gpus // self.a.trainer_common.ulysses_sequence_parallel_size
 
     def _engines_that_fit(self) -> int:
-        if self.mode == "colocate":
-            return 1
         half = max(self.world // 2, self.engine_gpus + self.helper_gpus)
         most = (half - self.helper_gpus) // self.engine_gpus
         good = (n for n in range(most, 0, -1) if self._can_train(self.world - n * self.engine_gpus - self.helper_gpus))
@@ -316,7 +310,7 @@ class Facts(facts.Facts):
             if not (type(value) is int and value >= least):
                 yield f"trinity.{key}", f"should be a whole number from {least}, got {value!r}"
         for key, value, possible in (
-            ("mode", self.mode, MODES),
+            ("mode", str(self.own.get("mode") or MODES[0]), MODES),
             ("synchronizer.sync_style", self.sync_style, STYLES),
         ):
             if value not in possible:
@@ -361,9 +355,6 @@ class Facts(facts.Facts):
             takes = f"{takes} and {self.helper_gpus} for auxiliary models"
         if self.gpus < 1:
             yield count, f"is {self.gpus}, and trinity needs one at least"
-        elif self.mode == "colocate":
-            if (world, self.rollout_gpus, shared) != (1, 1, 1):
-                yield "trinity.mode", f"is colocate, which is for one GPU and one engine on it, but there are {there}"
         elif world < 2:
             yield (
                 count,
@@ -401,16 +392,13 @@ class Facts(facts.Facts):
         Rollout engines and training have GPUs of their own: an engine may fill ``gpu_memory_utilization`` of its GPUs
         with weights and cache, and the trainer's state and activations have theirs to themselves.
         """
-        colocated = self.mode == "colocate"
         helpers = f", {self.helper_gpus} for auxiliary models" if self.helper_gpus else ""
         rollouts = f"{self.engines} x {self.engine_gpus} for rollouts{helpers}"
-        apart = f"{self.world}: {rollouts}, {self.training_gpus} for training"
-        lines = {"GPUs": "1 for rollouts and training" if colocated else apart}
+        lines = {"GPUs": f"{self.world}: {rollouts}, {self.training_gpus} for training"}
         found = of_facts(self, gpus=self.training_gpus)
         if found is None:
             return lines
         share = float(self.own.get(f"{ENGINE}.gpu_memory_utilization") or ENGINE_SHARE)
-        share = min(share, COLOCATED_SHARE) if colocated else share
         conversation = self.max_model_len * found.kv_per_token
         engine = (found.rollout_weights + conversation) / share
         lines["a rollout engine"] = (

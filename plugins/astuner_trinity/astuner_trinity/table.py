@@ -45,12 +45,6 @@ def _adapters(facts: Facts) -> Any:
     return [{"lora_rank": lora.rank, "lora_alpha": int(lora.alpha), "target_modules": names}] if lora.rank else UNSET
 
 
-def _sync_method(facts: Facts) -> Any:
-    if facts.mode != "colocate":
-        return "nccl"
-    return "checkpoint" if facts.a.model.lora.rank else "memory"
-
-
 VALUES: Mapping[str, Callable[[Facts], Any]] = {
     "ray_namespace": lambda f: f"astuner/{f.a.project_name}/{f.config.experiment_name}",
     "checkpoint_root_dir": lambda f: str(f.run_dir.path),
@@ -76,7 +70,6 @@ VALUES: Mapping[str, Callable[[Facts], Any]] = {
         f.sync_offset + f.sync_interval if f.max_staleness is None else f.max_staleness + 1
     ),
     STALENESS: lambda f: UNSET if f.max_staleness is None else f.max_staleness,
-    "synchronizer.sync_method": _sync_method,
 }
 """Trinity's key -> its value."""
 
