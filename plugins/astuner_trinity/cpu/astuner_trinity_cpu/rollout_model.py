@@ -97,39 +97,10 @@ class CpuRolloutModel(BaseInferenceModel):
         return await asyncio.wait_for(self._sync(model_version, method), timeout)
 
     async def _sync(self, model_version: int, method: SyncMethod) -> int:
-        if method == SyncMethod.MEMORY:
-            weights, version = await self._from_memory()
-        elif method == SyncMethod.CHECKPOINT:
-            weights, version = await asyncio.to_thread(self._from_checkpoint, model_version), model_version
-        else:
-            raise ValueError(f"the CPU engine cannot sync by {method.value}; set synchronizer.sync_method: memory")
+        weights, version = await weights_of(self.config, model_version, method, self.logger)
         await self._ready.load(weights, version, at_once=True)
         self.logger.info(f"weights of version {version} are loaded: {len(weights)} tensors")
         return version
-
-    async def _from_memory(self) -> tuple[dict[str, Tensor], int]:
-        from trinity.manager.synchronizer import Synchronizer
-
-        synchronizer = Synchronizer.get_actor(namespace=self.config.ray_namespace)
-        weights, version = await synchronizer.get_model_state_dict.remote()
-        if not isinstance(weights, dict):
-            raise ValueError("the Synchronizer has no weights: the trainer has not sent any yet")
-        return weights, version
-
-    def _from_checkpoint(self, version: int) -> dict[str, Tensor]:
-        """As they were trained, where the folder has them so.
-
-        Trinity's own functions read a full checkpoint in bfloat16: the Hugging Face model because its config says so,
-        whatever its tensors are, and verl's shards because verl rounds them as it joins them.
-        """
-        folder = Path(self.config.checkpoint_job_dir) / f"global_step_{version}" / "actor"
-        for place in (folder, folder / "huggingface"):
-            if files := sorted(place.glob("*.safetensors")):
-                return {name: tensor for file in files for name, tensor in load_file(file).items()}
-        self.logger.warning(f"{folder} has verl's shards only, which are joined in bfloat16: not exactly the policy")
-        from trinity.common.models.utils import load_state_dict_iterator
-
-        return dict(load_state_dict_iterator(str(folder)))
 
     def get_model_version(self) -> int:
         return self._engine.version if self._engine is not None else 0
@@ -147,3 +118,37 @@ class CpuRolloutModel(BaseInferenceModel):
     async def sleep(self, level: int = 1) -> None: ...
 
     async def wake_up(self) -> None: ...
+
+
+async def weights_of(config: Any, version: int, method: SyncMethod, logger: Any) -> tuple[dict[str, Tensor], int]:
+    """The trainer's weights and their version, which in memory is its newest.
+
+    :param config: the engine's, Trinity's `InferenceModelConfig`.
+    :raises ValueError: ``method`` needs GPUs, or the trainer has not sent any yet.
+    """
+    if method == SyncMethod.CHECKPOINT:
+        folder = Path(config.checkpoint_job_dir) / f"global_step_{version}" / "actor"
+        return await asyncio.to_thread(_from_checkpoint, folder, logger), version
+    if method != SyncMethod.MEMORY:
+        raise ValueError(f"the CPU engine cannot sync by {method.value}; set synchronizer.sync_method: memory")
+    from trinity.manager.synchronizer import Synchronizer
+
+    weights, version = await Synchronizer.get_actor(namespace=config.ray_namespace).get_model_state_dict.remote()
+    if not isinstance(weights, dict):
+        raise ValueError("the Synchronizer has no weights: the trainer has not sent any yet")
+    return weights, version
+
+
+def _from_checkpoint(folder: Path, logger: Any) -> dict[str, Tensor]:
+    """As they were trained, where the folder has them so.
+
+    Trinity's own functions read a full checkpoint in bfloat16: the Hugging Face model because its config says so,
+    whatever its tensors are, and verl's shards because verl rounds them as it joins them.
+    """
+    for place in (folder, folder / "huggingface"):
+        if files := sorted(place.glob("*.safetensors")):
+            return {name: tensor for file in files for name, tensor in load_file(file).items()}
+    logger.warning(f"{folder} has verl's shards only, which are joined in bfloat16: not exactly the policy")
+    from trinity.common.models.utils import load_state_dict_iterator
+
+    return dict(load_state_dict_iterator(str(folder)))
