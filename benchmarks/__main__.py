@@ -40,7 +40,7 @@ BENCHMARKS = {
     "scale": "from one machine to a thousand: each term at small sizes, its growth, multiplied out (in .venv-verl)",
     "examples": "where the examples that learn end, five seeds each (hours)",
     "real_model": "a real language model on three tasks, three seeds each, with controls that must not learn (hours)",
-    "gpu": "local and verl on a GPU: learning, mismatch, tokens/s, memory (ten minutes; --quick rehearses it)",
+    "gpu": "local, verl or trinity on GPUs: learning, mismatch, tokens/s, memory (ten minutes; --quick rehearses it)",
     "learning": "success on held-out tasks of 20 seeds, the recipe before, and ablations that must not learn (an hour)",
 }
 TRAINING = ("examples", "gpu", "learning", "real_model")
@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="keep the tables in benchmarks/NAME.md")
     keep = f"keep the training runs of {', '.join(TRAINING)} there, and go on with what is there"
     parser.add_argument("--runs", type=Path, metavar="DIR", help=keep)
-    only = "of examples and real_model: only this one (repeatable), of real_model also none; of gpu: local or verl"
+    only = "of examples and real_model: only this one (repeatable), of real_model also none; of gpu: a backbone"
     parser.add_argument("--task", action="append", default=[], help=only)
     parser.add_argument("--seeds", type=int, metavar="N", help="of examples and real_model: only the first N seeds")
     settings = "of real_model: for every run (repeatable)"

@@ -1,4 +1,4 @@
-"""What a GPU computes: the same experiments on `local` and on `verl` with vLLM, read from what the runs wrote.
+"""What GPUs compute: the same experiments on `local`, on `verl` and `trinity` with vLLM, read from what the runs wrote.
 
 Everything travels with the repository or with packages: the weights of SmolLM2-135M, which learns, and random ones in
 the shapes of larger models, which only take time and memory.  Without a GPU, ``--quick`` rehearses it on a tiny model.
@@ -31,6 +31,8 @@ LONG_ANSWERS = REPOSITORY / "benchmarks/long_answers.yaml"
 REHEARSED = REPOSITORY / "examples/math_agent/math_agent.yaml"
 """In place of the word problems where there is no GPU: the shipped model solves some of its tasks."""
 SEED = 310
+NEEDED = {"local": "astuner_local", "verl": "transfer_queue", "trinity": "trinity"}
+"""Backbone -> a module of what it needs, which no other brings."""
 FULL, LORA = "all weights", "LoRA of rank 32"
 ADAPTERS = (
     "astuner.model.lora.rank=32",
@@ -80,25 +82,28 @@ class Measured:
 
 def run(*, quick: bool, runs: Runs = FRESH, tasks: Sequence[str] = ()) -> Report:
     """
-    :param tasks: ``local``, ``verl``; all that are installed by default.
+    :param tasks: ``local``, ``verl``, ``trinity``; all that can be run here by default.
     """
     import torch
 
-    here = [b for b in ("local", "verl") if b == "local" or importlib.util.find_spec("transfer_queue")]
+    here = [backbone for backbone, module in NEEDED.items() if importlib.util.find_spec(module)]
+    if torch.cuda.device_count() == 1 and "trinity" in here:
+        here.remove("trinity")  # which has GPUs for rollouts and others for training
     if unknown := {*tasks} - {*here}:
         raise SystemExit(f"{', '.join(sorted(unknown))} cannot be run here; there are {' and '.join(here)}")
     card = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     if not card and not quick:
         raise SystemExit("torch sees no GPU here; python -m benchmarks gpu --quick rehearses it on the CPU")
     if not card:
-        os.environ.setdefault("VERL_PLATFORM", "cpu")
+        for engine in ("VERL", "TRINITY"):
+            os.environ.setdefault(f"{engine}_PLATFORM", "cpu")
     chosen = [b for b in here if not tasks or b in tasks]
     report = Report(
         f"On a GPU: {card or 'a rehearsal without one'}",
         "One GPU, `astuner run` as a person types it, in a process of its own with a fresh run folder; all figures are "
         "read from what the runs wrote. On `verl` vLLM generates, trainer and engine share the card, and vLLM sleeps "
-        "during an update. bfloat16, but for the weights that the optimizer moves. flash-attn: "
-        f"{'installed' if importlib.util.find_spec('flash_attn') else 'not installed'}.",
+        "during an update; on `trinity` trainer and engine have a card each. bfloat16, but for the weights that the "
+        f"optimizer moves. flash-attn: {'installed' if importlib.util.find_spec('flash_attn') else 'not installed'}.",
     )
     with tempfile.TemporaryDirectory() as temporary:
         root = runs.folder.resolve() if runs.folder else Path(temporary)
@@ -108,13 +113,13 @@ def run(*, quick: bool, runs: Runs = FRESH, tasks: Sequence[str] = ()) -> Report
 
 
 def _word_problems(backbone: str, root: Path, quick: bool) -> Iterator[Measured]:
-    """The example, measured by its test tasks; on `verl` the run of all weights is killed on its way and goes on."""
+    """The example, measured by its test tasks; with vLLM the run of all weights is killed on its way and goes on."""
     steps, experiment = (4, REHEARSED) if quick else (40, WORDS)
     fewer = {"data.max_validation_tasks": 8, "data.train_batch_size": 4, "trainer_common.total_steps": steps}
     fewer |= {"trainer_common.test_freq": steps, "trainer_common.save_freq": steps // 2}
     settings = [f"astuner.{key}={value}" for key, value in fewer.items()] if quick else []
     for how, more in ((FULL, ()), (LORA, ADAPTERS)):
-        cut = steps // 2 if backbone == "verl" and how == FULL else None
+        cut = steps // 2 if backbone != "local" and how == FULL else None
         command = Command((str(experiment), "--backbone", backbone, *settings, *more, *_engine(backbone)))
         yield _measured(backbone, how, command, run_folder(root, f"words {backbone} {how}", SEED), cut)
 
@@ -131,8 +136,10 @@ def _long_answers(backbone: str, root: Path, quick: bool) -> Iterator[Measured]:
 
 def _engine(backbone: str) -> Sequence[str]:
     """What a backbone is told beside the experiment."""
-    if backbone != "verl" or os.environ.get("VERL_PLATFORM"):
+    if backbone == "local" or os.environ.get(f"{backbone.upper()}_PLATFORM"):
         return ()
+    if backbone == "trinity":
+        return ("astuner.trainer_common.n_gpus_per_node=2",)
     return ("astuner.trainer_common.n_gpus_per_node=1", "verl.actor_rollout_ref.rollout.gpu_memory_utilization=0.4")
 
 
@@ -221,7 +228,7 @@ def _learning(report: Report, found: Sequence[Measured]) -> None:
     report.heading("SmolLM2-135M learns the word problems")
     report.text(
         f"`examples/word_problems`, one seed, {found[0].run.before.tasks} test problems that no recipe was chosen by, "
-        "one greedy answer each, with Wilson's 95 % interval. On `verl` the run of all weights was killed (`kill -9`) "
+        "one greedy answer each, with Wilson's 95 % interval. With vLLM the run of all weights was killed (`kill -9`) "
         "half way and went on by the same command; its seconds are those of its steps and validations. Mismatch: "
         "|log-probability of the trainer - that of the rollout| of what was generated, same weights; mean and largest."
     )
@@ -248,8 +255,8 @@ def _speed(report: Report, found: Sequence[Measured]) -> None:
     report.text(
         "Random weights in the shapes of these models with SmolLM2's 49,152 words, bfloat16: 8 tasks x 8 answers of "
         "512 tokens, `micro_batch_tokens` 8192, activation checkpointing. Medians of the steps behind the first "
-        f"{WARM}. *Used* is the most that `nvidia-smi` showed, vLLM's part (0.4 of the card) and CUDA included; "
-        "*trainer* is torch's peak as VERL logs it."
+        f"{WARM}. *Used* is the most that `nvidia-smi` showed of the first card, CUDA and vLLM's part included (on "
+        "`verl` 0.4 of the card); *trainer* is torch's peak as VERL logs it."
     )
     report.table(
         ("run", "s/step", "generated tokens/s", "trained tokens/s", "mismatch", "largest", "used GiB", "trainer GiB"),
