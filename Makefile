@@ -201,7 +201,7 @@ test-vllm: $(VLLM)/.done $(VERL_VLLM)/.done $(TRINITY_VLLM)/.done  ## vLLM itsel
 test-nodes: $(VERL)/.done  ## VERL on a cluster of machines made of namespaces; tests/NODES.md says when it last ran. Linux
 	if test -e $(VERL)/.done; then $(VERL)/bin/python -m pytest $(AGAIN) -s tests/nodes; fi
 
-test-container:  ## builds docker/local.Dockerfile with buildah, as root, and tries it; docs/containers.md says when it last ran
+test-container:  ## builds docker/*.Dockerfile for a CPU with buildah, as root, and tries them; docs/containers.md says when it last ran
 	tests/packaging/container.sh
 
 test-clients: $(VENV)/.test  ## each client of tests/clients trains for three steps, in an environment of its own; writes the table of docs/frameworks.md
