@@ -138,6 +138,7 @@ $(TRINITY_VLLM)/.done: $(call projects,$(ON_TRINITY)) requirements/constraints-t
 	touch $@
 
 # What a GPU machine gets by the lines of docs/backbones/, CUDA included: 10 GB each, and what the tests need beside it.
+# It may bring a pytest-asyncio, which warns of what is not set here.
 $(VERL_GPU)/.done: $(call projects,$(ON_VERL)) requirements/newcomer.txt
 	$(call environment,$(VERL_GPU))
 	$(VERL_GPU)/bin/uv pip install --quiet --python $(VERL_GPU)/bin/python -r requirements/newcomer.txt $(call packages,$(ON_VERL)) -e 'plugins/astuner_verl[vllm]' pytest pytest-rerunfailures pytest-timeout pytest-xdist
@@ -212,8 +213,8 @@ test-vllm: $(VLLM)/.done $(VERL_VLLM)/.done $(TRINITY_VLLM)/.done  ## vLLM itsel
 	$(TRINITY_VLLM)/bin/python -m pytest $(AGAIN) -s tests/trinity/test_vllm.py
 
 test-gpu-installs: $(VERL_GPU)/.done $(TRINITY_GPU)/.done  ## the tests of VERL and Trinity, on the CPU, with the versions that a GPU machine gets; tests/ENGINES.md says when it last ran
-	$(VERL_GPU)/bin/python -m pytest $(AGAIN) $(SPREAD_ENGINES) -m 'not engines' tests/verl
-	$(TRINITY_GPU)/bin/python -m pytest $(AGAIN) $(SPREAD_ENGINES) -m 'not engines' tests/trinity
+	$(VERL_GPU)/bin/python -m pytest -p no:asyncio $(AGAIN) $(SPREAD_ENGINES) -m 'not engines' tests/verl
+	$(TRINITY_GPU)/bin/python -m pytest -p no:asyncio $(AGAIN) $(SPREAD_ENGINES) -m 'not engines' tests/trinity
 
 test-nodes: $(VERL)/.done  ## VERL on a cluster of machines made of namespaces; tests/NODES.md says when it last ran. Linux
 	if test -e $(VERL)/.done; then $(VERL)/bin/python -m pytest $(AGAIN) -s tests/nodes; fi
