@@ -1,5 +1,6 @@
 """What backbones share that hand an experiment to somebody else's trainer: a person's keys, rows, lengths."""
 
+import importlib
 from types import SimpleNamespace
 
 import pytest
@@ -127,7 +128,13 @@ def test_sizes_are_said_as_people_say_them():
     assert [gpu_memory.gib(size) for size in (36 * 2**20, 2**30 / 2, 1.25 * 2**34)] == ["36 MiB", "0.5 GiB", "20.0 GiB"]
 
 
-def test_the_plan_says_which_processes_there_are_and_what_they_take():
+def test_the_plan_says_which_processes_there_are_and_what_they_take(tmp_path, monkeypatch):
     plan = host_plan({"training": 4, "serving": 2, "lent": 0}, cpus=22)
     assert plan["processes"] == "15: this one, 4 training, 2 serving, 8 of Ray's; Ray is to count 22 CPUs"
     assert plan["host memory"].startswith("about 2.7 GiB for them")
+    (tmp_path / "vllm").mkdir()  # a folder of that name is none
+    monkeypatch.syspath_prepend(tmp_path)
+    assert host_plan({"training": 6}, cpus=22)["host memory"] == plan["host memory"]
+    (tmp_path / "vllm" / "__init__.py").touch()
+    importlib.invalidate_caches()
+    assert host_plan({"training": 6}, cpus=22)["host memory"].startswith("about 3.9 GiB for them")

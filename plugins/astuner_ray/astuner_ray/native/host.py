@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING
 
 from astuner_objectives.plan import device_here, disk_plan, gib, speed_plan
@@ -11,8 +12,10 @@ from astuner_ray.native.gpu_memory import GIB, MASTER, Shape
 if TYPE_CHECKING:
     from astuner_ray.native.facts import Facts
 
-_PROCESS = 0.32 * GIB
-"""Bytes of a process that has imported its engine, torch with it, as its share (PSS): 0.2 to 0.6 were measured."""
+_PROCESS, _WITH_VLLM = 0.32 * GIB, 0.48 * GIB
+"""Bytes of a process that has imported its engine, torch with it, as its share (PSS): 0.2 to 0.6 were measured.  Where
+vLLM is installed, with a torch for CUDA, most import it, whoever generates.
+"""
 _RAYS, _RAYS_BYTES = 8, 0.5 * GIB
 """Ray's own processes on one machine, and their bytes."""
 
@@ -24,10 +27,12 @@ def host_plan(processes: Mapping[str, int], *, cpus: int) -> Mapping[str, str]:
     :param cpus: how many Ray has to count, see `astuner_ray.cluster.connected`.
     """
     count = 1 + sum(processes.values())
+    vllm = PathFinder.find_spec("vllm")  # on the disk: a stand-in may have been imported
+    each = _WITH_VLLM if vllm and vllm.origin else _PROCESS
     listed = ", ".join(f"{n} {who}" for who, n in processes.items() if n)
     return {
         "processes": f"{count + _RAYS}: this one, {listed}, {_RAYS} of Ray's; Ray is to count {cpus} CPUs",
-        "host memory": f"about {gib(count * _PROCESS + _RAYS_BYTES)} for them, and what is kept there of weights "
+        "host memory": f"about {gib(count * each + _RAYS_BYTES)} for them, and what is kept there of weights "
         "(offloaded, checkpoints on their way) and of batches",
     }
 
