@@ -1,7 +1,8 @@
 #!/bin/sh
-# container.sh [ENGINE...]: builds docker/ENGINE.Dockerfile (local, verl and trinity) for a CPU on a base of Debian's
-# packages, and tries it: no image hub and no daemon, but root, buildah, mmdebstrap and 30 GB. pip's settings and the
-# certificates of this machine go into the base, and the folder PIP_FIND_LINKS, if it is set, is lent while an image is built.
+# [DEVICE=cuda] container.sh [ENGINE...]: builds docker/ENGINE.Dockerfile (local, verl and trinity) on a base of Debian's
+# packages, and tries it as far as there is no GPU: no image hub and no daemon, but root, buildah, mmdebstrap and 30 GB (for
+# CUDA 60). pip's settings and the certificates of this machine go into the base, and the folder PIP_FIND_LINKS, if it is
+# set, is lent while an image is built.
 set -eu
 cd "$(dirname "$0")/../.."
 made=$(mktemp -d)
@@ -11,7 +12,7 @@ mkdir -p "$made/base/certificates"
 mmdebstrap --quiet --variant=minbase bookworm "$made/base/debian.tar"
 cp /usr/local/share/ca-certificates/*.crt "$made/base/certificates" 2>/dev/null || true
 cp /etc/pip.conf "$made/base" 2>/dev/null || echo '[global]' >"$made/base/pip.conf"
-engines=${*:-local verl trinity}
+engines=${*:-local verl trinity} device=${DEVICE:-cpu}
 set --
 if test -n "${PIP_FIND_LINKS:-}"; then
   echo "find-links = $PIP_FIND_LINKS" >>"$made/base/pip.conf"
@@ -21,11 +22,12 @@ printf 'FROM scratch\nADD debian.tar /\nCOPY certificates /usr/local/share/ca-ce
   >"$made/base/Dockerfile"
 run bud --isolation chroot --tag debian "$made/base"
 for engine in $engines; do
-  sed 's/^FROM ${DEVICE}$/FROM cpu/' "docker/$engine.Dockerfile" >"$made/Dockerfile"  # Debian's buildah reads a name only
+  # Debian's buildah reads a name only.
+  sed "s/^FROM \${DEVICE}\$/FROM $device/" "docker/$engine.Dockerfile" >"$made/Dockerfile"
   run bud --isolation chroot --format docker --network host --layers=false "$@" --build-arg BASE=localhost/debian \
-    --file "$made/Dockerfile" --tag "astuner-$engine" .
+    --build-arg DEVICE="$device" --file "$made/Dockerfile" --tag "astuner-$engine" .
   container=$(run from --pull-never "localhost/astuner-$engine")
-  run run --isolation chroot "$container" -- sh /opt/astuner/docker/smoke.sh "$engine"
+  run run --isolation chroot "$container" -- sh /opt/astuner/docker/smoke.sh "$(test "$device" = cpu && echo "$engine" || echo debug)"
   run images "localhost/astuner-$engine"
   run rm "$container"
   run rmi "localhost/astuner-$engine"
