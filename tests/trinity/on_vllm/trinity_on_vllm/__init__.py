@@ -1,6 +1,7 @@
 """Trinity's platform ``vllm_on_cpu``: that of astuner-trinity-cpu, with vLLM itself as the rollout engine.
 
-What Trinity 0.6.0 asks of vLLM needs GPUs in four places, and vLLM 0.28 in one more; `rollout_model` is other there.
+What Trinity 0.6.0 asks of vLLM needs GPUs in three places, and vLLM 0.28 wants one argument more; `rollout_model` and
+`worker` are other there.
 """
 
 from __future__ import annotations

@@ -45,11 +45,8 @@ def adapt(engine: type[Any]) -> None:
         self.model_version = version
         return version
 
-    engine.prepare, engine.init_process_group, engine.sync_model_weights = (
-        prepare,
-        init_process_group,
-        sync_model_weights,
-    )
+    engine.prepare, engine.init_process_group = prepare, init_process_group
+    engine.sync_model_weights = sync_model_weights
 
 
 def _engine_args(*, weight_transfer_config: Any, **given: Any) -> Any:
