@@ -215,8 +215,16 @@ CASES: list[tuple[str, list[str], Any]] = [
     (OPTIM, a("trainer_common.optim.lr_warmup_steps=7"), {"lr_warmup_steps": 7}),
     (OPTIM, a("trainer_common.optim.min_lr_ratio=0.1"), {"min_lr_ratio": 0.1}),
     (OPTIM, a("trainer_common.total_steps=7"), {"total_steps": 7}),
-    (OPTIM, a("trainer_common.total_steps=7", "trainer_common.mini_batch_num=2"), {"total_steps": 14}),
-    (OPTIM, a("trainer_common.total_steps=7", "trainer_common.ppo_epochs=3"), {"total_steps": 21}),
+    (
+        OPTIM,
+        a("trainer_common.total_steps=7", "trainer_common.mini_batch_num=2"),
+        {"total_steps": 14, "updates_per_step": 2},
+    ),
+    (
+        OPTIM,
+        a("trainer_common.total_steps=7", "trainer_common.ppo_epochs=3"),
+        {"total_steps": 21, "updates_per_step": 3},
+    ),
     ("trainer.param_offload", a("trainer_common.fsdp_config.param_offload=true"), True),
     ("trainer.optimizer_offload", a("trainer_common.fsdp_config.optimizer_offload=true"), True),
     ("trainer.ulysses_sequence_parallel_size", a("trainer_common.ulysses_sequence_parallel_size=3"), 3),

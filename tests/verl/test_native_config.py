@@ -165,8 +165,16 @@ CASES: list[tuple[str, list[str], Any]] = [
     (OPTIM, a("trainer_common.optim.lr_warmup_steps=7"), {"lr_warmup_steps": 7}),
     (OPTIM, a("trainer_common.optim.min_lr_ratio=0.1"), {"min_lr_ratio": 0.1}),
     (OPTIM, a("trainer_common.total_steps=7"), {"total_steps": 7}),
-    (OPTIM, a("trainer_common.total_steps=7", "trainer_common.mini_batch_num=2"), {"total_steps": 14}),
-    (OPTIM, a("trainer_common.total_steps=7", "trainer_common.ppo_epochs=3"), {"total_steps": 21}),
+    (
+        OPTIM,
+        a("trainer_common.total_steps=7", "trainer_common.mini_batch_num=2"),
+        {"total_steps": 14, "updates_per_step": 2},
+    ),
+    (
+        OPTIM,
+        a("trainer_common.total_steps=7", "trainer_common.ppo_epochs=3"),
+        {"total_steps": 21, "updates_per_step": 3},
+    ),
     (f"{ACTOR}.ppo_mini_batch_size", a("data.train_batch_size=16"), 16),
     (f"{MODEL}.custom_chat_template", a(f"model.chat_template={TEMPLATE}"), TEMPLATE.read_text()),
     (f"{ACTOR}.optim.clip_grad", a("trainer_common.optim.grad_clip=0.5"), 0.5),

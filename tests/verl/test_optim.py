@@ -15,11 +15,12 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from astuner.config.schema import LoraSection, Optim
+from astuner.config.schema import LoraSection, Optim, TrainerCommon
 from astuner.contracts.errors import CheckpointError, ConfigError
 from astuner_local.trainer.lora import wrap
 from astuner_local.trainer.optim import PolicyOptimizer as LocalOptimizer
 from astuner_ray.native.table import kwargs_for
+from astuner_ray.training.before_update import BeforeUpdate, row_id
 from astuner_ray.training.optim import PolicyOptimizer
 
 VOCABULARY, TOTAL, UPDATES, SAVED_AFTER = 97, 6, 5, 2
@@ -69,7 +70,7 @@ def rates_of_local(case: str) -> tuple[dict[str, torch.Tensor], list[float]]:
     for update in range(UPDATES):
         for name, grad in gradients(model, update).items():
             model.get_parameter(name).grad = grad
-        rates.append(optimizer.step().lr)
+        rates.append(optimizer.step(update).lr)
     return {n: p.detach() for n, p in model.named_parameters()}, rates
 
 
@@ -97,7 +98,9 @@ class Sharded:
                 "clip_grad": optim.grad_clip,
                 "optimizer": PolicyOptimizer.__name__,
                 "optimizer_impl": PolicyOptimizer.__module__,
-                "override_optimizer_config": kwargs_for(optim, total_steps=TOTAL, vocab_size=VOCABULARY),
+                "override_optimizer_config": kwargs_for(
+                    optim, total_steps=TOTAL, updates_per_step=1, vocab_size=VOCABULARY
+                ),
             }
         )
         self.config = omega_conf_to_dataclass(native)
@@ -111,8 +114,12 @@ class Sharded:
             checkpoint_config=OmegaConf.create({"save_contents": contents, "load_contents": contents}),
         )
 
-    def update(self, grads: dict[str, torch.Tensor]) -> float:
-        """One step as `optimizer_step` of VERL's engine takes it; the rate."""
+    def update(self, grads: dict[str, torch.Tensor], *, step: int = 0) -> float:
+        """Take one optimizer step as `optimizer_step` of VERL's engine does, and return the rate.
+
+        :param step: Training step, from 0.
+        """
+        see_row_of(step + 1)
         from torch.distributed.tensor import distribute_tensor
         from verl.utils.fsdp_utils import fsdp2_clip_grad_norm_
 
@@ -130,27 +137,33 @@ class Sharded:
         return {n: p.detach().full_tensor() for n, p in self.model.named_parameters()}
 
 
+def see_row_of(step: int) -> None:
+    """Show the process's loss a row of a training step, from 1."""
+    one = torch.zeros(1, 1)
+    rows = torch.tensor([row_id(step, 0)])
+    BeforeUpdate(None).see(TrainerCommon(), rows=rows, logprobs=one, before=one, trained=one, rows_of_step=1)
+
+
 def run_case(case: str, folder: Path) -> dict[str, Any]:
-    """Five updates at a stretch, a step of zeros amid them; and from the checkpoint on once more."""
+    """Take five updates with a step of zeros before the third; then resume from the checkpoint before that step."""
     whole = Sharded(case)
     rates = []
     for update in range(UPDATES):
         if update == SAVED_AFTER:
             whole.checkpoints.save_checkpoint(str(folder / case), global_step=update)
             before = whole.weights()
-            whole.update({n: torch.zeros_like(g) for n, g in gradients(whole.model, 0).items()})
+            whole.update({n: torch.zeros_like(g) for n, g in gradients(whole.model, 0).items()}, step=update - 1)
             unchanged = all(torch.equal(before[n], w) for n, w in whole.weights().items())
-        rates.append(whole.update(gradients(whole.model, update)))
+        rates.append(whole.update(gradients(whole.model, update), step=update))
     resumed = Sharded(case)
     resumed.checkpoints.load_checkpoint(str(folder / case))
     for update in range(SAVED_AFTER, UPDATES):
-        resumed.update(gradients(resumed.model, update))
+        resumed.update(gradients(resumed.model, update), step=update)
     return {
         "rates": rates,
         "unchanged": unchanged,
         "weights": whole.weights(),
         "resumed": resumed.weights(),
-        "updates": whole.optimizer.updates,
         "by_muon": sum(len(g["params"]) for g in whole.optimizer.param_groups if g["muon"]),
     }
 
@@ -161,7 +174,7 @@ def tiny_share() -> bool:
     grads = {n: torch.zeros_like(g) for n, g in gradients(sharded.model, 0).items()}
     grads["model.norm.weight"][-1] = 1e-30
     sharded.update(grads)
-    return bool(sharded.optimizer.updates == 1)
+    return bool(sharded.optimizer.state)
 
 
 def worker(rank: int, world: int, folder: Path) -> None:
@@ -210,9 +223,8 @@ def test_weights_move_as_the_local_backbones_do(found: dict[str, Any], case: str
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_step_of_zeros_changes_nothing_and_is_not_counted(found: dict[str, Any], case: str) -> None:
+def test_a_step_of_zeros_changes_nothing(found: dict[str, Any], case: str) -> None:
     assert found[case]["unchanged"]
-    assert found[case]["updates"] == UPDATES
 
 
 def test_a_gradient_that_one_process_has_is_a_gradient(found: dict[str, Any]) -> None:
@@ -230,13 +242,13 @@ def test_verls_checkpoint_continues_exactly(found: dict[str, Any], case: str) ->
 def plain(case: str = "muon-linear", model: Any = None, **changes: Any) -> PolicyOptimizer:
     """The optimizer of a model that is not sharded."""
     optim = settings(case).model_copy(update=changes)
-    kwargs = kwargs_for(optim, total_steps=TOTAL, vocab_size=VOCABULARY)
+    kwargs = kwargs_for(optim, total_steps=TOTAL, updates_per_step=1, vocab_size=VOCABULARY)
     weights = (model or model_of(case)).parameters()
     return PolicyOptimizer(weights, lr=optim.lr, weight_decay=optim.weight_decay, **kwargs)
 
 
 def test_the_kwargs_are_plain_values_that_yaml_has() -> None:
-    kwargs = kwargs_for(settings("muon-linear"), total_steps=6, vocab_size=97)
+    kwargs = kwargs_for(settings("muon-linear"), total_steps=6, updates_per_step=2, vocab_size=97)
     assert kwargs == {
         "optimizer": "muon",
         "betas": [0.85, 0.9],
@@ -244,7 +256,8 @@ def test_the_kwargs_are_plain_values_that_yaml_has() -> None:
         "lr_scheduler": "linear",
         "lr_warmup_steps": 2,
         "min_lr_ratio": 0.1,
-        "total_steps": 6,
+        "total_steps": 12,
+        "updates_per_step": 2,
         "vocab_size": 97,
     }
 
@@ -267,7 +280,7 @@ def test_what_cannot_be_trained_is_refused() -> None:
             model_of("adamw-cosine").parameters(),
             lr=optim.lr,
             weight_decay=0.0,
-            **kwargs_for(optim, total_steps=None, vocab_size=VOCABULARY),
+            **kwargs_for(optim, total_steps=None, updates_per_step=1, vocab_size=VOCABULARY),
         )
     with pytest.raises(ValueError, match="vocab_size is 97"):
         plain(model=torch.nn.Linear(4, 4))
@@ -275,17 +288,36 @@ def test_what_cannot_be_trained_is_refused() -> None:
         plain(model=model_of("muon-linear").requires_grad_(False))
 
 
-def test_a_resumed_run_has_its_own_settings_and_the_saved_steps() -> None:
-    first = plain()
-    for group in first.param_groups:
+def step_of_ones(optimizer: PolicyOptimizer, gradient: float = 1.0) -> float:
+    """Take one optimizer step with equal gradients, and return the rate."""
+    for group in optimizer.param_groups:
         for weight in group["params"]:
-            weight.grad = torch.ones_like(weight)
-    first.step()
+            weight.grad = torch.full_like(weight, gradient)
+    optimizer.step()
+    return float(optimizer.param_groups[0]["lr"])
+
+
+def test_a_resumed_run_has_its_own_settings() -> None:
+    first = plain()
+    step_of_ones(first)
     second = plain(weight_decay=0.3, betas=(0.5, 0.6))
     second.load_state_dict(first.state_dict())
-    assert second.updates == 1
     assert [g["weight_decay"] for g in second.param_groups] == [0.3, 0.3, 0.0]
     assert all(tuple(g["betas"]) == (0.5, 0.6) for g in second.param_groups)
+
+
+def test_the_rate_follows_from_the_training_step() -> None:
+    """Steps without a gradient, and updates of fewer optimizer steps, do not delay the schedule."""
+    optim = settings("adamw-linear").model_copy(update={"lr": 1.0, "lr_warmup_steps": 0, "min_lr_ratio": 0.0})
+    kwargs = kwargs_for(optim, total_steps=5, updates_per_step=2, vocab_size=VOCABULARY)
+    optimizer = PolicyOptimizer(model_of("adamw-linear").parameters(), lr=1.0, weight_decay=0.0, **kwargs)
+    rates: list[float] = []
+    for step, gradients in {1: (1.0, 1.0), 2: (0.0,), 4: (1.0,), 5: (0.0, 1.0)}.items():
+        see_row_of(step)
+        rates += [step_of_ones(optimizer, gradient) for gradient in gradients]
+    assert rates == pytest.approx(
+        [1.0, 0.9, 0.9, 0.4, 0.4, 0.1]
+    )  # the rate shown after a step of zeros is the last one
 
 
 def test_the_state_of_another_optimizer_is_refused() -> None:

@@ -300,7 +300,7 @@ def test_infinite_gradients_are_skipped_too() -> None:
     optimizer = PolicyOptimizer(model, Optim(lr=1.0))
     before = weights(model)
     model.weight.grad = torch.full((2, 2), torch.inf)
-    assert not optimizer.step().applied
+    assert not optimizer.step(0).applied
     assert same(before, weights(model))
     assert optimizer.steps == 0
     assert model.weight.grad is None
@@ -337,10 +337,10 @@ def test_bfloat16_models_move_at_small_learning_rates() -> None:
     start = model.weight.detach().float()
     ours = PolicyOptimizer(model, Optim(lr=1e-6))
     theirs = torch.optim.AdamW(plain.parameters(), lr=1e-6, weight_decay=0.0)
-    for _ in range(400):
+    for position in range(400):
         for m in (model, plain):
             (m.weight.float() * direction).sum().backward()
-        ours.step()
+        ours.step(position)
         theirs.step()
         theirs.zero_grad()
     optimizer_state = ours.state_dict()
@@ -356,7 +356,7 @@ def test_bfloat16_weights_are_their_masters_in_the_mean_from_the_first_step_on()
     start = model.weight.detach().float()
     ours = PolicyOptimizer(model, Optim(lr=1e-6))
     (model.weight.float() * start.sign()).sum().backward()  # every weight's magnitude shrinks by 1e-6
-    ours.step()
+    ours.step(0)
     master, weight = ours.state_dict()["master/weight"], model.weight.detach()
     nearest = master.to(torch.bfloat16)
     below = torch.where(nearest.abs() > master.abs(), (nearest.view(torch.int16) - 1).view(torch.bfloat16), nearest)
@@ -371,7 +371,7 @@ def test_gradients_of_bfloat16_models_add_up_in_float32() -> None:
     optimizer = PolicyOptimizer(model, Optim(lr=0.0, grad_clip=1e9))
     for gradient in (256.0, 1.0, 1.0):  # in bfloat16, 256 + 1 is 256
         (model.weight * gradient).sum().backward()
-    assert optimizer.step().grad_norm == 258
+    assert optimizer.step(0).grad_norm == 258
 
 
 def test_weights_are_written_in_place() -> None:
@@ -496,3 +496,33 @@ def test_kl_penalties_for_the_reward() -> None:
         float(r.sum()) for r in trainer.reference_logprobs(Batch(forked))
     )
     assert penalties["episode-0-2", forked[0].agent] == pytest.approx(0.5 * expected, rel=1e-4)
+
+
+@table(
+    ("scheduler", "warmup", "epochs", "has_gradient", "last"),
+    [
+        ("linear", 0, 1, "1111111111", 0.19),
+        ("linear", 0, 1, "1010101011", 0.19),
+        ("linear", 0, 1, "0000000001", 0.19),
+        ("linear", 0, 1, "1111100001", 0.19),
+        ("linear", 2, 1, "0010000001", 0.2125),
+        ("cosine", 0, 1, "1010101011", 0.1220246),
+        ("cosine", 0, 1, "0000000001", 0.1220246),
+        ("linear", 0, 2, "1111111111", 0.1675),
+        ("linear", 0, 2, "0101010101", 0.1675),
+        ("linear", 0, 3, "1001001001", 0.16),
+        ("constant", 0, 1, "0101010101", 1.0),
+        ("constant", 4, 1, "0001", 1.0),
+    ],
+)
+def test_the_schedule_ends_with_the_run_however_many_steps_have_a_gradient(
+    scheduler: str, warmup: int, epochs: int, has_gradient: str, last: float
+) -> None:
+    model, peak, steps = tiny_model(), 1e-4, len(has_gradient)
+    optim = {"lr": peak, "lr_scheduler": scheduler, "lr_warmup_steps": warmup, "min_lr_ratio": 0.1}
+    trainer = trainer_of(model, settings(optim=optim, ppo_epochs=epochs), total_optimizer_steps=steps * epochs)
+    good = random_samples(model)
+    without = [replace(sample, advantage=0.0) for sample in good]
+    numbers = [trainer.update(good if flag == "1" else without) for flag in has_gradient]
+    assert [row["nothing_learnable"] for row in numbers] == [float(flag == "0") for flag in has_gradient]
+    assert numbers[-1]["lr"] / peak == pytest.approx(last)

@@ -1,8 +1,11 @@
 """The learning rate of each optimizer step: one definition, so that an experiment is the same on every backbone.
 
-A step is an update of the weights, of which a step of the run may take several (`trainer_common.mini_batch_num` and
-`ppo_epochs`).  Invariant: the rate depends on the settings and the step's number only, so a resumed run needs no more
-than that number to go on.
+A training step has at most ``n = mini_batch_num * ppo_epochs`` optimizer steps. Optimizer step ``i`` of training step
+``s`` (both from 0) has the position ``s * n + i`` in the schedule, also if earlier training steps took fewer optimizer
+steps or none.
+
+Invariant: the rate depends on the settings and on that position only, so the schedule ends with the run, and a resumed
+run needs nothing else to continue it.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from astuner.contracts.errors import ConfigError
 
 
 def mean_learning_rate(config: Optim, first: int, steps: int, total_steps: int | None) -> float:
-    """The mean rate of ``steps`` optimizer steps, the first of which has the number ``first``: what a log shows.
+    """Return the mean rate of ``steps`` optimizer steps from position ``first`` on, as metrics show it.
 
     :raises ConfigError: as `learning_rate`.
     """
@@ -22,9 +25,10 @@ def mean_learning_rate(config: Optim, first: int, steps: int, total_steps: int |
 
 
 def learning_rate(config: Optim, step: int, total_steps: int | None) -> float:
-    """The rate of optimizer step `step` (from 0): linear warm-up from 0, then constant, linear or cosine decay.
+    """Return the rate at a position: linear warm-up from 0, then constant, linear or cosine decay.
 
-    :param total_steps: optimizer steps of the whole run, the warm-up among them.
+    :param step: Position in the schedule, from 0.
+    :param total_steps: Positions in the run's schedule, including the warm-up.
     :raises ConfigError: a schedule that decays needs `total_steps`.
     """
     warmup = config.lr_warmup_steps

@@ -136,11 +136,11 @@ def test_what_an_update_is_given() -> None:
         policy_version=0, reward=1.0,
     )  # fmt: skip
     common = TrainerCommon(ppo_epochs=2, optim=Optim(lr=1.0))
-    updates = Updates(common, done=0, total_steps=10)
-    assert updates.take([one], 1) == {"nothing_learnable": 1, "tokens/trained": 0}, "no advantage, no gradient"
-    assert (updates.take([replace(one, advantage=1.0), one], 1), updates.done) == ({
+    updates = Updates(common, total_steps=10)
+    assert updates.metrics(1, [one], 1) == {"nothing_learnable": 1, "tokens/trained": 0}, "no advantage, no gradient"
+    assert updates.metrics(2, [replace(one, advantage=1.0), one], 1) == {
         "nothing_learnable": 0, "tokens/trained": 8, "tokens/raw": 12, "lr": 1.0,
-    }, 2)  # fmt: skip
+    }  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------- the conformance

@@ -86,7 +86,7 @@ class TrinityBackbone(Backbone):
         facts = Facts.of_run(run)
         composed = native.compose(facts, machine.settings)
         run.publish(StalenessBounded(most=facts.max_staleness))
-        done, saved = step_states.restore(run)
+        done, _ = step_states.restore(run)
         redirect = Redirect(run.run_dir.path / "trinity" / "trinity.log")
         with redirect.theirs():
             from astuner_trinity import launch  # imports Trinity, which has much to say
@@ -113,7 +113,6 @@ class TrinityBackbone(Backbone):
                 parts,
                 job=job,
                 done=done,
-                updates=saved.get("updates", 0),
                 max_staleness=facts.max_staleness,
                 cuts_stragglers=facts.a.rollout.oversample > 1 or told.explorer.dynamic_timeout.enable,
             )

@@ -89,13 +89,11 @@ class Session:
         *,
         job: Path,
         done: int = 0,
-        updates: int = 0,
         max_staleness: int | None = None,
         cuts_stragglers: bool = False,
     ) -> None:
         """:param job: the folder of Trinity's checkpoints.
         :param done: steps that a run which is being continued has behind it.
-        :param updates: optimizer steps among them.
         :param max_staleness: of how many versions the weights that a step is drawn with may be behind those that it
             trains; None: as many as Trinity's queue and batches in flight allow.
         :param cuts_stragglers: whether Trinity may train a step without its slowest groups; they are drawn again.
@@ -130,7 +128,7 @@ class Session:
         """The groups of the validation under way that have not come back."""
         self._heard = time.monotonic()
         self._settings = run.config.astuner
-        self._updates = Updates(self._settings.trainer_common, done=updates, total_steps=run.total_steps)
+        self._updates = Updates(self._settings.trainer_common, total_steps=run.total_steps)
 
     def answer(self, request: Request) -> Any:
         """The reply to what was asked, or an awaitable of it."""
@@ -270,8 +268,8 @@ class Session:
             numbers[sample.episode_id] += 1
         self._credited = step
         self._logged[step] = {**rollout.metrics, **metrics, "time/rollout": rollout.seconds}
-        self._logged[step] |= self._updates.take(kept, steps)
-        self._resumable[step] = {"state": run.state(), "updates": self._updates.done}
+        self._logged[step] |= self._updates.metrics(step, kept, steps)
+        self._resumable[step] = {"state": run.state()}
         return found
 
     # -------------------------------------------------------------- the trainer

@@ -117,7 +117,7 @@ class VerlBackbone(Backbone):
                     note=lambda text: run.publish(Note(text=text)),
                 )
 
-            session = Session(run, composed, redirect, done=done, updates=saved.get("updates", 0))
+            session = Session(run, composed, redirect, done=done)
             if (
                 unlogged := saved.get("unlogged")
             ) and not any(  # by verl, or by an earlier run that continued from here

@@ -80,10 +80,8 @@ class _Step:
 class Session:
     """Answers verl's trainer."""
 
-    def __init__(self, run: Run, composed: Native, redirect: Redirect, *, done: int = 0, updates: int = 0) -> None:
-        """:param done: steps that a run which is being continued has behind it.
-        :param updates: optimizer steps among them.
-        """
+    def __init__(self, run: Run, composed: Native, redirect: Redirect, *, done: int = 0) -> None:
+        """:param done: steps that a run which is being continued has behind it."""
         self.training = run
         self.native, self._common = composed.config, composed.common
         self.redirect = redirect
@@ -98,7 +96,7 @@ class Session:
         self._ahead = self.native.trainer.v1.trainer_mode != "sync"
         """Whether groups run while weights are updated."""
         self._settings = run.config.astuner
-        self._updates = Updates(self._settings.trainer_common, done=updates, total_steps=run.total_steps)
+        self._updates = Updates(self._settings.trainer_common, total_steps=run.total_steps)
         self._trainer: Any = None
         self._mailbox: Any = None
         """A `Mailbox`, where workers put log-probabilities for the episode log; None: there is none."""
@@ -204,7 +202,7 @@ class Session:
         self._step = _Step(rollout=rollout, samples=kept, places=places, metrics=dict(metrics))
         outputs = [rows.as_output(s) for s in kept] or [rows.nothing(self._trainer.tokenizer.eos_token_id, step - 1)]
         steps = self._deal_out(len(outputs))
-        self._step.metrics.update(self._updates.take(kept, steps))
+        self._step.metrics.update(self._updates.metrics(step, kept, steps))
         weights = [s.token_weight * steps for s in kept] or [0.0]
         return rows.publish(outputs, partition="train", step=step, token_weights=weights)
 
@@ -256,7 +254,7 @@ class Session:
                 run.run_dir.checkpoints,
                 keep=self._settings.trainer_common.max_checkpoints,
             )
-            books = {"state": ours, "unlogged": unlogged, "updates": self._updates.done}
+            books = {"state": ours, "unlogged": unlogged}
             step_states.complete(state, books, written=written)
             self.saved_step = step
 

@@ -103,9 +103,12 @@ class PolicyOptimizer:
             made.append(torch.optim.AdamW([g for g in groups if g["params"]], lr=c.lr, betas=c.betas, fused=True))
         return made
 
-    def step(self) -> StepResult:
-        """Apply the accumulated gradients and clear them."""
-        lr = learning_rate(self.config, self.steps, self.total_steps)
+    def step(self, position: int) -> StepResult:
+        """Apply the accumulated gradients and clear them.
+
+        :param position: Place of this optimizer step in the learning-rate schedule, from 0.
+        """
+        lr = learning_rate(self.config, position, self.total_steps)
         masters = list(self._masters.values())
         norm = float(torch.nn.utils.clip_grad_norm_(masters, self.config.grad_clip))
         applied = math.isfinite(norm)

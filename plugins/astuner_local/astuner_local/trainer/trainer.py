@@ -209,6 +209,8 @@ class PolicyTrainer:
             raise ValueError("KL to the reference needs a reference_model, or LoRA adapters on the model")
         self.optimizer = PolicyOptimizer(model, trainer_config.optim, total_steps=total_optimizer_steps)
         self.updates = 0
+        """Calls of `update` so far. The learning rate and the mini-batches follow from this number, so that steps
+        without a gradient do not delay the schedule and a resumed run repeats neither."""
         self.before_update: Mapping[int, np.ndarray] = {}
         """Of the last `update`: place of a sample -> its trained tokens' log-probabilities under the weights before it;
         see `astuner.contracts.events.LogprobsComputed` for which samples these are."""
@@ -298,6 +300,11 @@ class PolicyTrainer:
         :returns: metrics; ``nothing_learnable`` is 1 when no sample carried a gradient, and then nothing changed.
         :raises RunError: several optimizer steps in a row had no finite loss or gradient.
         """
+        metrics = self._update(samples)
+        self.updates += 1
+        return metrics
+
+    def _update(self, samples: Sequence[Sample]) -> dict[str, float]:
         config, algorithm = self.config, self.config.algorithm
         self.before_update = {}
         if not samples:
@@ -311,7 +318,6 @@ class PolicyTrainer:
         }
         if not carrying:
             return _nothing()
-        # from the update's number only, so that a resumed run deals out the same mini-batches
         dealers = [random.Random(f"{self.seed}/{self.updates}/{epoch}") for epoch in range(config.ppo_epochs)]
         steps = [
             MiniBatch(members, mini.scale)
@@ -328,26 +334,26 @@ class PolicyTrainer:
         self.model.train()  # only adapters' dropout, if a person wants it, tells the difference
         give_back()  # what the rollout left
         try:
+            first = self.updates * config.ppo_epochs * config.mini_batch_num
             for number, mini in enumerate(steps):
-                self._step(work, mini, weights_are_old=number == 0)
+                self._step(work, mini, position=first + number, weights_are_old=number == 0)
         finally:
             self.model.eval()
             self.optimizer.zero_grad()
             give_back()
-        self.updates += 1
         self.before_update = work.before()
         metrics = {"nothing_learnable": 0.0, **work.meters.read()}
         metrics["pg_loss"] /= len(steps)
         return metrics
 
-    def _step(self, work: _Update, mini: MiniBatch, *, weights_are_old: bool) -> None:
+    def _step(self, work: _Update, mini: MiniBatch, *, position: int, weights_are_old: bool) -> None:
         loss, norm, applied = 0.0, math.nan, False
         for micro in self._plan(work.batch, mini.members):
             part = self._loss(work, mini, micro, weights_are_old=weights_are_old)
             part.backward()  # type: ignore[no-untyped-call]
             loss += part.item()
         if math.isfinite(loss):
-            result = self.optimizer.step()
+            result = self.optimizer.step(position)
             norm, applied = result.grad_norm, result.applied
         self.optimizer.zero_grad()
         work.meters.count("optimizer_steps", float(applied))

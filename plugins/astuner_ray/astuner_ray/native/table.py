@@ -146,23 +146,33 @@ PASSED = tuple(name for name in Optim.model_fields if name not in ("lr", "weight
 keys of its own, and clips by itself."""
 
 
-def kwargs_for(optim: Optim, *, total_steps: int | None, vocab_size: int) -> dict[str, Any]:
+def kwargs_for(optim: Optim, *, total_steps: int | None, updates_per_step: int, vocab_size: int) -> dict[str, Any]:
     """VERL's ``override_optimizer_config`` for `astuner_ray.training.optim.PolicyOptimizer`, as YAML has it.
 
     VERL makes the optimizer with ``lr``, ``weight_decay`` and these.  Its own schedule must stay constant and without a
     warm-up, for the optimizer has the schedule.  Trinity's trainer passes all of it on to VERL.
 
-    :param total_steps: optimizer steps of the whole run: its steps x `mini_batch_num` x `ppo_epochs`.
+    :param total_steps: Training steps of the run.
+    :param updates_per_step: Optimizer steps of a training step: `mini_batch_num` x `ppo_epochs`.
     :param vocab_size: rows of the model's embedding, which is ``vocab_size`` in its ``config.json``: a tokenizer often
         has fewer tokens.
     """
-    return {**optim.model_dump(mode="json", include=set(PASSED)), "total_steps": total_steps, "vocab_size": vocab_size}
+    return {
+        **optim.model_dump(mode="json", include=set(PASSED)),
+        "total_steps": None if total_steps is None else total_steps * updates_per_step,
+        "updates_per_step": updates_per_step,
+        "vocab_size": vocab_size,
+    }
 
 
 def optimizer(facts: Facts) -> dict[str, Any]:
     """`kwargs_for` the run."""
-    steps = None if facts.total_steps is None else facts.total_steps * facts.updates_per_step
-    return kwargs_for(facts.a.trainer_common.optim, total_steps=steps, vocab_size=facts.vocab_size)
+    return kwargs_for(
+        facts.a.trainer_common.optim,
+        total_steps=facts.total_steps,
+        updates_per_step=facts.updates_per_step,
+        vocab_size=facts.vocab_size,
+    )
 
 
 def precision(facts: Facts) -> Any:

@@ -33,6 +33,14 @@ def row_id(step: int, row: int) -> int:
     return step << _BITS | row
 
 
+_training_step = 1
+
+
+def training_step() -> int:
+    """Return the training step (from 1) that the rows of this process's last micro-batch belong to."""
+    return _training_step
+
+
 class BeforeUpdate:
     """Watches the micro-batches of one trainer process."""
 
@@ -66,8 +74,10 @@ class BeforeUpdate:
         """
         import numpy as np
 
+        global _training_step
         ids: list[int] = rows.tolist()
-        if (step := ids[0] >> _BITS) != self._step:
+        _training_step = step = ids[0] >> _BITS
+        if step != self._step:
             self._step, self._seen, self._found, self._sent = step, 0, {}, set()
         known, first = is_corrected(settings.algorithm), self._seen < rows_of_step
         numbers = [row & (1 << _BITS) - 1 for row in ids]

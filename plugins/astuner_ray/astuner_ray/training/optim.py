@@ -10,9 +10,12 @@ head are AdamW's.  Without names, these are the matrices with as many rows as th
 matrix that happens to have as many rows is therefore AdamW's too, and a table of positions, which few models still
 have, is Muon's.
 
-Invariants: a step whose gradients are all exactly zero changes nothing and is not counted, as a batch with nothing to
-learn from is no step elsewhere; all that a resumed run needs, the number of steps included, is in the state dict, and
-the hyperparameters are those of the resumed run.
+The place in the learning-rate schedule follows from the training step, which the loss reads from its rows in the same
+process (`astuner_ray.training.before_update`); no number of optimizer steps has to be saved.
+
+Invariants: a step whose gradients are all exactly zero changes nothing, as a batch without a learning signal changes
+nothing on the other backbones; all that a resumed run needs is in the state dict, and the hyperparameters are those of
+the resumed run.
 """
 
 from __future__ import annotations
@@ -28,15 +31,17 @@ from astuner import Optim
 from astuner.contracts.errors import CheckpointError
 from astuner_objectives import muon
 from astuner_objectives.schedule import learning_rate
+from astuner_ray.training.before_update import training_step
 
 
 class PolicyOptimizer(torch.optim.Optimizer):
     """Moves those of `params` that are trainable.
 
     Its state is flat and its groups are plain, as VERL's offloading and checkpoints expect of any optimizer: AdamW's
-    moments and Muon's momentum side by side, the number of steps taken in each group as ``updates``.
+    moments and Muon's momentum side by side.
 
-    :param total_steps: optimizer steps of the whole run, for schedules that decay.
+    :param total_steps: Positions in the run's schedule, for schedules that decay.
+    :param updates_per_step: Positions of one training step: ``mini_batch_num * ppo_epochs``.
     :param vocab_size: rows of the embedding, padding included.
     :param optim: the other settings of `astuner.config.schema.Optim`.
     :raises ConfigError: a schedule that decays without `total_steps`.
@@ -49,11 +54,13 @@ class PolicyOptimizer(torch.optim.Optimizer):
         lr: float,
         weight_decay: float,
         total_steps: int | None,
+        updates_per_step: int,
         vocab_size: int,
         **optim: Any,
     ) -> None:
         self.config = Optim(lr=lr, weight_decay=weight_decay, **optim)
-        self.total_steps = total_steps
+        self.total_steps, self.updates_per_step = total_steps, updates_per_step
+        self._training_step, self._taken = 0, 0
         learning_rate(self.config, self.config.lr_warmup_steps, total_steps)  # refuse a schedule without an end now
         weights = list(params)
         if not any(_is_vocabulary(w, vocab_size) for w in weights):
@@ -73,22 +80,16 @@ class PolicyOptimizer(torch.optim.Optimizer):
         ]
         fused = all(w.device.type in ("cpu", "cuda") for w in trained) or None  # None: torch chooses
         self._adamw = torch.optim.AdamW(trained, lr=c.lr, betas=c.betas, weight_decay=c.weight_decay, fused=fused)
-        super().__init__([g for g in groups if g["params"]], {**self._adamw.defaults, "muon": False, "updates": 0})
-
-    @property
-    def updates(self) -> int:
-        """Steps taken so far."""
-        return int(self.param_groups[0]["updates"])
+        super().__init__([g for g in groups if g["params"]], {**self._adamw.defaults, "muon": False})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Apply the gradients, which VERL has clipped."""
+        rate = learning_rate(self.config, self._next_position(), self.total_steps)
         if _all_zero([w.grad for g in self.param_groups for w in g["params"] if w.grad is not None]):
             return
-        rate = learning_rate(self.config, self.updates, self.total_steps)
         for group in self.param_groups:
             group["lr"] = rate  # VERL's constant schedule writes the peak there
-            group["updates"] += 1
         # lent anew each time: a loaded state is in new objects
         self._adamw.state, self._adamw.param_groups = self.state, [g for g in self.param_groups if not g["muon"]]
         self._adamw.step()
@@ -97,6 +98,13 @@ class PolicyOptimizer(torch.optim.Optimizer):
                 for weight in group["params"]:
                     if weight.grad is not None:
                         self._muon(weight, rate)
+
+    def _next_position(self) -> int:
+        """Return the position of this call in the schedule, from 0."""
+        if (step := training_step()) != self._training_step:
+            self._training_step, self._taken = step, 0
+        self._taken += 1
+        return (step - 1) * self.updates_per_step + self._taken - 1
 
     def _muon(self, weight: Tensor, rate: float) -> None:
         """As on one device, but for the sharding: the whole matrix is needed to make it orthogonal."""
@@ -120,7 +128,7 @@ class PolicyOptimizer(torch.optim.Optimizer):
                 f"the optimizer's state is of {_in_words(saved)}, and this run trains {_in_words(mine)}; resume with "
                 "the astuner.model and trainer_common.optim.optimizer that the checkpoint was written with"
             )
-        settings = [{k: v for k, v in g.items() if k not in ("params", "updates")} for g in self.param_groups]
+        settings = [{k: v for k, v in g.items() if k != "params"} for g in self.param_groups]
         super().load_state_dict(dict(state_dict))
         for group, kept in zip(self.param_groups, settings, strict=True):
             group.update(kept)

@@ -32,15 +32,13 @@ VERL_ACTOR: Mapping[str, str] = {
 
 
 class Updates:
-    """The optimizer steps of a run so far."""
+    """Describe a run's updates."""
 
-    def __init__(self, common: TrainerCommon, *, done: int, total_steps: int) -> None:
-        """:param done: optimizer steps that a run which is being continued has behind it.
-        :param total_steps: of the run.
-        """
-        self.done = done
+    def __init__(self, common: TrainerCommon, *, total_steps: int) -> None:
+        """:param total_steps: Training steps of the run."""
         self._common = common
-        self._total = total_steps * common.mini_batch_num * common.ppo_epochs
+        self._per_step = common.mini_batch_num * common.ppo_epochs
+        self._total = total_steps * self._per_step
 
     @property
     def drops_zero_advantage(self) -> bool:
@@ -49,24 +47,23 @@ class Updates:
         extra = moves_without_advantage(self._common) or algorithm.use_kl_in_reward
         return algorithm.filter_zero_advantage and not extra
 
-    def take(self, kept: Sequence[Sample], mini_batches: int) -> dict[str, float]:
-        """Count those of one update, and what a log says of it; with nothing to learn from there are none.
+    def metrics(self, step: int, kept: Sequence[Sample], mini_batches: int) -> dict[str, float]:
+        """Return the metrics of one update that are known before it runs.
 
-        :param kept: the samples that are trained on.
-        :param mini_batches: that each pass over them is cut into.
+        :param step: Training step, from 1.
+        :param kept: Samples that are trained on.
+        :param mini_batches: Optimizer steps that each pass over them is cut into.
         """
         common = self._common
         learns = bool(kept) and (any(s.advantage for s in kept) or moves_without_advantage(common))
         if not learns:
             return {"nothing_learnable": 1.0, "tokens/trained": 0.0}
         steps = mini_batches * common.ppo_epochs
-        lr = mean_learning_rate(common.optim, self.done, steps, self._total)
-        self.done += steps
         return {
             "nothing_learnable": 0.0,
             "tokens/trained": float(common.ppo_epochs * sum(s.trained_tokens for s in kept)),
             "tokens/raw": float(common.ppo_epochs * sum(len(s.input_ids) for s in kept)),
-            "lr": lr,
+            "lr": mean_learning_rate(common.optim, (step - 1) * self._per_step, steps, self._total),
         }
 
 
