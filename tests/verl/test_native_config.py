@@ -567,6 +567,17 @@ def test_the_person_wins_over_the_platform() -> None:
         (a("trainer_common.micro_batch_tokens=12999"), "must fit into one pass; write at least 13000"),
         (a("model.lora.alpha=12.5"), "astuner.model.lora.alpha is 12.5, and verl takes whole numbers"),
         (a("model.path=tiny-calculator"), "astuner.rollout.max_model_len is 13000, but the model was made for"),
+        *(
+            (a("model.lora.rank=4", f"model.lora.target_modules={targets}"), f"target_modules names {layers}")
+            for targets, layers in (
+                ("[embed_tokens]", "the embedding"),
+                ("[q_proj,model.embed_tokens]", "the embedding"),
+                ("[lm_head]", "the vocabulary head"),
+                ("[embed_tokens,lm_head]", "the embedding (embed_tokens) and the vocabulary head"),
+                (".*embed.*", "the embedding"),
+                (".*", "the embedding (embed_tokens) and the vocabulary head"),
+            )
+        ),
     ],
 )
 def test_facts_that_do_not_fit_together_are_an_error(overrides: list[str], message: str) -> None:

@@ -65,6 +65,7 @@ class ChatCodec:
         disable_tool_calls: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         merge_level: Literal["exact", "text"] = "exact",
+        end_token_ids: Sequence[int] = (),
         plugins: PluginManager | None = None,
     ) -> None:
         """Probe the chat template.
@@ -75,6 +76,8 @@ class ChatCodec:
         :param chat_template_kwargs: variables for the chat template, e.g. ``{"enable_thinking": False}``.
         :param merge_level: ``text`` lets a request that continues nothing exactly continue a turn whose messages read
             the same; what was overlooked is reported.
+        :param end_token_ids: End tokens of the model, in addition to those of the template and the tokenizer. They end
+            a reply and are not part of its text.
         :param plugins: those whose chat families are known; None: whatever is installed here.
         :raises astuner.contracts.errors.ConfigError: there is no chat template, it is of no family that ASTuner reads,
             or it has no such variables.
@@ -89,7 +92,7 @@ class ChatCodec:
         if merge_level == "text":
             wanted = "astuner.rollout.merge_level: text"
             self.looser = registry.find_part(plugins or load_plugins(), "looser_history", wanted_by=wanted)
-        ends = (*self.template.stop_token_ids, self.template.eos_token_id)
+        ends = (*self.template.stop_token_ids, self.template.eos_token_id, *end_token_ids)
         self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(i for i in ends if i is not None))
         """End-of-turn tokens, for `SamplingParams.stop_token_ids`."""
 

@@ -24,7 +24,7 @@ from astuner.contracts.errors import CheckpointError, ConfigError
 from astuner.contracts.interrupt import handled
 from astuner_export.gguf_file import MAGIC, load_gguf, write_gguf
 from astuner_export.parity import BOUNDS, UNCHECKED, Parity, Reference, find_prompts, load
-from astuner_export.weights import INDEX, convert, header, shards, stored_dtype, weight_map
+from astuner_export.weights import INDEX, contradicts_tie, convert, header, shards, stored_dtype, weight_map
 from astuner_models.serving import chat_template, find_checkpoint, policy_folder
 from astuner_objectives.manifest import require_whole
 
@@ -223,6 +223,8 @@ def problem(folder: Path) -> str:
             return f"{file_name} lacks {name}, which {INDEX} says is there"
     if adapters := [name for name in held if ".lora_" in name]:
         return f"it holds adapters beside their base ({adapters[0]}), which nobody loads as one model"
+    if contradicts_tie(folder):
+        return "config.json sets tie_word_embeddings, but lm_head.weight differs from the embedding; set it to false"
     return ""
 
 

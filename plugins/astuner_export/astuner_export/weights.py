@@ -54,6 +54,24 @@ def stored_tensors(folder: Path) -> list[tuple[str, tuple[int, ...], Path]]:
     return [(name, tuple(one["shape"]), file) for file in shards(folder) for name, one in header(file).items()]
 
 
+def contradicts_tie(folder: Path) -> bool:
+    """Whether ``config.json`` of a complete folder ties embedding and head while its files hold two that differ."""
+    if not json.loads((folder / "config.json").read_text(encoding="utf-8")).get("tie_word_embeddings", False):
+        return False
+    files = {name: file for name, _, file in stored_tensors(folder)}
+    embedding = next((name for name in files if name.endswith("embed_tokens.weight")), None)
+    if embedding is None or "lm_head.weight" not in files:
+        return False
+    import torch
+    from safetensors import safe_open
+
+    def tensor(name: str) -> Any:
+        with safe_open(files[name], "pt") as file:
+            return file.get_tensor(name)
+
+    return not torch.equal(tensor(embedding), tensor("lm_head.weight"))
+
+
 def stored_dtype(folder: Path) -> str:
     """The dtype of most numbers of a complete folder: float32, float16 or bfloat16; another as safetensors names it."""
     sizes: Counter[str] = Counter()

@@ -485,3 +485,18 @@ def main_exits(code: int, *arguments: str) -> None:
     with pytest.raises(SystemExit) as ended:
         main(list(arguments))
     assert (ended.value.code or 0) == code
+
+
+def test_a_config_that_ties_what_differs_is_refused(run: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = run / "checkpoints" / "step-000002"
+    stored = load_file(folder / "model.safetensors")
+    assert problem(folder) == ""
+    for scale, is_refused in ((1.0, False), (1.5, True)):
+        head = stored["model.embed_tokens.weight"] * scale
+        save_file({**stored, "lm_head.weight": head}, folder / "model.safetensors", metadata={"format": "pt"})
+        assert ("tie_word_embeddings" in problem(folder)) == is_refused
+    config = folder / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "tie_word_embeddings": False}))
+    assert problem(folder) == ""

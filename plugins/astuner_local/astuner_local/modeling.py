@@ -200,12 +200,34 @@ def load_model(model_config: ModelSection, *, path: str | None = None) -> Loaded
             f"{source}: {len(missing)} weights are missing (first: {missing[0]}), so they would start random; "
             "download the model again, or point astuner.model.path at a complete one"
         )
+    if broken := next((name for name, weight in model.named_parameters() if not _is_finite(weight)), None):
+        raise ConfigError(
+            f"{source}: the weight {broken} is not finite (NaN or infinite). Download the model again, or take an "
+            "earlier checkpoint"
+        )
+    if not _is_tied_as_configured(model):
+        raise ConfigError(
+            f"{source}: config.json sets tie_word_embeddings, but the weights have a vocabulary head that differs from "
+            "the embedding. Set it to false there; other programs would load another model"
+        )
     model.to(device).eval()
     ends = {tokenizer.eos_token_id}
     configured = model.generation_config.eos_token_id
     ends.update(configured if isinstance(configured, (list, tuple)) else [configured])
     eos_token_ids = tuple(sorted(end for end in ends if end is not None))
     return LoadedModel(model=model, tokenizer=tokenizer, device=device, dtype=dtype, eos_token_ids=eos_token_ids)
+
+
+def _is_finite(weight: Tensor) -> bool:
+    """Whether all elements are finite; the sum of a matrix of finite weights is far from overflow in float32."""
+    return bool(weight.sum(dtype=torch.float32).isfinite())
+
+
+def _is_tied_as_configured(model: Any) -> bool:
+    if not model.config.tie_word_embeddings:
+        return True
+    head, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
+    return head is embedding or torch.equal(head, embedding)
 
 
 def _source(model_config: ModelSection, path: str | None) -> tuple[str, dict[str, str]]:

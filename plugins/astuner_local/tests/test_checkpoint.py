@@ -140,6 +140,41 @@ def test_lora_is_saved_merged_and_apart(tmp_path: Path, tokenizer: Any) -> None:
     assert (path / "adapter" / "adapter_model.safetensors").is_file()
 
 
+@table(
+    ("shape", "targets", "tied"),
+    [
+        ("qwen2", ["embed_tokens"], False),
+        ("qwen2", ["embed_tokens", "q_proj"], False),
+        ("qwen2", r"model\.embed_tokens", False),
+        ("qwen3-tied", ["embed_tokens"], False),
+        ("qwen2", "all-linear", True),
+        ("qwen2", ["q_proj", "down_proj"], True),
+        ("qwen3-tied", "all-linear", True),
+        ("llama-biased", ["embed_tokens"], False),
+        ("llama-biased", "all-linear", False),
+        ("qwen3", ["embed_tokens", "o_proj"], False),
+    ],
+)
+def test_config_json_ties_embedding_and_head_only_if_they_are_equal(
+    shape: str, targets: Any, tied: bool, tmp_path: Path, tokenizer: Any
+) -> None:
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    model = lora.wrap(tiny_model(shape), LoraSection(rank=2, target_modules=targets))
+    trainer = trainer_of(model, lr=0.05)
+    trainer.update(random_samples())
+    folder = tmp_path / f"{shape}-{targets}"
+    path = save_checkpoint(folder, step=1, parts=whole(trainer, tokenizer), state={})
+    stored = load_file(path / "model.safetensors")
+    assert json.loads((path / "config.json").read_text())["tie_word_embeddings"] == tied
+    assert tied or "lm_head.weight" in stored
+    loaded = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    ids = torch.arange(30)[None]
+    with torch.no_grad():
+        assert torch.allclose(loaded(ids).logits, model(ids).logits, atol=1e-4)
+
+
 def test_nothing_is_pickled(tmp_path: Path, tokenizer: Any) -> None:
     path = save_checkpoint(tmp_path, step=1, parts=whole(trainer_of(tiny_model()), tokenizer), state={})
     assert {p.suffix for p in path.rglob("*") if p.is_file()} <= {".json", ".safetensors", ".jinja"}

@@ -498,6 +498,17 @@ def test_a_failure_reaches_everyone_who_waits_and_everyone_after(
         pass
 
 
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.5}, {"temperature": 0.5}])
+def test_weights_that_become_nan_are_named(own: LocalEngine, sampling: dict[str, Any]) -> None:
+    model: Any = own.model  # type: ignore[attr-defined]
+    with own.paused(), torch.no_grad():
+        model.model.norm.weight.fill_(torch.nan)
+        own.weights_updated(4)
+    for _ in range(2):
+        with pytest.raises(ModelFailed, match="not finite"):
+            generate(own, PROMPT, **sampling)
+
+
 def test_closing_fails_who_waits_and_may_be_repeated(own: LocalEngine) -> None:
     async def main() -> list[Generation | BaseException]:
         waiting = asyncio.gather(

@@ -238,3 +238,34 @@ def test_an_unreachable_hub_is_a_run_error(monkeypatch: pytest.MonkeyPatch) -> N
 def test_an_absent_gpu_is_named(folder: Path) -> None:
     with pytest.raises(ConfigError, match="device: cpu"):
         modeling.load_model(ModelSection(path=str(folder), device="cuda:97"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("model.embed_tokens.weight", float("nan")),
+        ("model.layers.0.self_attn.q_proj.weight", float("nan")),
+        ("model.layers.1.mlp.down_proj.weight", float("inf")),
+        ("model.layers.1.mlp.up_proj.weight", -float("inf")),
+        ("model.layers.0.input_layernorm.weight", float("nan")),
+        ("model.norm.weight", float("inf")),
+    ],
+)
+def test_weights_that_are_not_finite_are_named(name: str, value: float, folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    weights[name].view(-1)[3] = value
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=rf"{name} is not finite"):
+        modeling.load_model(ModelSection(path=str(folder)))
+
+
+def test_a_config_that_ties_embedding_and_head_that_differ_is_refused(folder: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    weights["lm_head.weight"] = 2 * weights["model.embed_tokens.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match="tie_word_embeddings"):
+        modeling.load_model(ModelSection(path=str(folder)))

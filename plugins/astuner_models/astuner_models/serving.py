@@ -31,7 +31,7 @@ from astuner import (
 from astuner.contracts.backbone import Backbone, Served
 from astuner.contracts.errors import CheckpointError, ConfigError, MissingDependency
 from astuner.contracts.types import Episode, Split, Task
-from astuner_models.hub import Downloads, require_model
+from astuner_models.hub import Downloads, is_folder_name, require_model
 from astuner_models.promoted import PROMOTED, served_checkpoint
 
 if TYPE_CHECKING:
@@ -242,6 +242,7 @@ def make_codec(config: Config, tokenizer: Any) -> ChatCodec:
             disable_tool_calls=rollout.disable_tool_calls,
             chat_template_kwargs=config.astuner.model.chat_template_kwargs,
             merge_level=rollout.merge_level,
+            end_token_ids=end_token_ids(tokenizer, config.astuner.model.revision),
             plugins=config.plugins,
         )
     except ConfigError as e:
@@ -249,6 +250,37 @@ def make_codec(config: Config, tokenizer: Any) -> ChatCodec:
             raise
         named = config.astuner.model.chat_template
         raise ConfigError(f"astuner.model.chat_template: {named} with this model's tokenizer: {e}") from e
+
+
+def end_token_ids(tokenizer: Any, revision: str | None = None) -> tuple[int, ...]:
+    """Return the end tokens that the generation config of the tokenizer's model lists.
+
+    They often are more than the tokenizer's own (``eos_token_id: [151645, 151643]``), and engines end a reply at each
+    of them. Without a ``generation_config.json`` they are those of ``config.json``, as in transformers and vLLM.
+
+    :param tokenizer: A Hugging Face tokenizer; its ``name_or_path`` is the model's folder or its name on the hub.
+    :raises ConfigError: ``generation_config.json`` is not valid.
+    """
+    from transformers import AutoConfig, GenerationConfig
+
+    source = str(tokenizer.name_or_path or "")
+    folder = Path(source)
+    file = folder / "generation_config.json"
+    if not source or (is_folder_name(source) and not (folder / "config.json").is_file()):
+        return ()
+    options: dict[str, Any] = {} if revision is None or folder.is_dir() else {"revision": revision}
+    try:
+        described: Any = GenerationConfig.from_pretrained(source, **options)
+    except (OSError, ValueError, TypeError) as e:
+        if file.exists():
+            raise ConfigError(f"{file} cannot be read: {e}. Correct it, or copy the original model's file") from e
+        try:
+            described = AutoConfig.from_pretrained(source, trust_remote_code=False, **options)
+        except (OSError, ValueError):
+            return ()
+    listed = described.eos_token_id
+    ids = listed if isinstance(listed, (list, tuple)) else [listed]
+    return tuple(i for i in ids if isinstance(i, int) and 0 <= i < len(tokenizer))
 
 
 def find_checkpoint(config: Config, checkpoint: str) -> Path | None:

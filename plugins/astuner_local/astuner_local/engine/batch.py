@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from astuner.contracts.errors import ModelFailed
 from astuner.contracts.types import SamplingParams
 from astuner_local.engine.forward import Block, Forward
 from astuner_local.engine.kv_cache import KVCache
@@ -262,7 +263,15 @@ class DecodeBatch:
         columns = self._position.index_select(0, rows.rows) + 1
         cells = rows.row_starts + columns
         uniform = self._uniform.view(-1).index_select(0, cells)
-        tokens, logprobs = sample(logits, uniform[:, None], rows.sampling)
+        try:
+            tokens, logprobs = sample(logits, uniform[:, None], rows.sampling)
+        except (IndexError, RuntimeError) as e:  # NaN has no place in a distribution
+            if logits.isfinite().all():
+                raise
+            raise ModelFailed(
+                "the model's logits are not finite (NaN or infinite): its weights are damaged, or too large for its "
+                "dtype. Take an earlier checkpoint, or set astuner.model.dtype: float32"
+            ) from e
         self._tokens.view(-1).index_copy_(0, cells, tokens)
         self._logprobs.view(-1).index_copy_(0, cells, logprobs)
         self._current.index_copy_(0, rows.rows, tokens)

@@ -270,6 +270,8 @@ class LocalEngine(InferenceEngine):
         """What callers get once the thread has ended; a new exception each, since each raise adds to its traceback."""
         if self._failure is None:
             return ModelFailed("the local engine is closed")
+        if isinstance(self._failure, ModelFailed):
+            return ModelFailed(str(self._failure))
         failed = ModelFailed(
             f"the local engine has stopped: {type(self._failure).__name__}: {self._failure}; if memory ran out, lower "
             "astuner.rollout.max_num_seqs or astuner.rollout.max_model_len"

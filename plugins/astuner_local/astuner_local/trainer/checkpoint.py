@@ -224,9 +224,22 @@ def _save_model(model: Any, folder: Path) -> None:
         if lora.is_lora(model):
             # the adapters alone; without the argument peft asks the hub whether the vocabulary was resized
             model.save_pretrained(str(folder / "adapter"), save_embedding_layers=False)
-            model.get_base_model().save_pretrained(str(folder), state_dict=lora.merged_state_dict(model))
+            merged, base = lora.merged_state_dict(model), model.get_base_model()
+            base.save_pretrained(str(folder), state_dict=merged)
+            if base.config.tie_word_embeddings and lora.is_lora_layer(base.get_input_embeddings()):
+                _untie(folder)
         else:
             model.save_pretrained(str(folder))
+
+
+def _untie(folder: Path) -> None:
+    """State in ``config.json`` that embedding and head differ: with adapters on the embedding, the head is the base's.
+
+    Programs that believe a config that ties them (vLLM, llama.cpp) would load another model.
+    """
+    file = folder / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps({**config, "tie_word_embeddings": False}, indent=2) + "\n", encoding="utf-8")
 
 
 @torch.no_grad()

@@ -39,6 +39,7 @@ def wrap(model: Any, config: LoraSection, *, seed: int = 0) -> Any:
     )
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft 0.21 reads a name that transformers 5 renamed
+        warnings.filterwarnings("ignore", message=r".*tie_word_embeddings=True")  # checkpoints untie the two
         torch.manual_seed(seed)  # adapters start at random; the run's own random stream is left alone
         try:
             wrapped = get_peft_model(model, settings)

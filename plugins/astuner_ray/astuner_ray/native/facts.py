@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -122,6 +123,14 @@ class Facts:
                 f"write less, or a larger astuner.rollout.max_model_len",
             )
 
+        lora = self.a.model.lora
+        if lora.rank and (outer := _vocabulary_layers(lora.target_modules)):
+            yield (
+                "astuner.model.lora.target_modules",
+                f"names {outer}, and {self.BACKBONE} merges adapters of hidden layers only; leave it out, or write "
+                "all-linear",
+            )
+
     @property
     def a(self) -> AstunerSection:
         """The experiment's settings."""
@@ -233,3 +242,17 @@ def _max_model_len(config: Config, model: str, described: Mapping[str, Any]) -> 
     if context is None:
         raise ConfigError(f"the config of {model} has no max_position_embeddings; write astuner.rollout.max_model_len")
     return context
+
+
+def _vocabulary_layers(target_modules: str | Sequence[str]) -> str:
+    """Return which of embedding and head ``lora.target_modules`` names; a string is a pattern, as in peft."""
+    layers = {"model.embed_tokens": "the embedding (embed_tokens)", "lm_head": "the vocabulary head (lm_head)"}
+    if isinstance(target_modules, str):
+        matches = [label for name, label in layers.items() if re.fullmatch(target_modules, name)]
+    else:
+        matches = [
+            label
+            for name, label in layers.items()
+            if any(name == target or name.endswith(f".{target}") for target in target_modules)
+        ]
+    return " and ".join(matches)
