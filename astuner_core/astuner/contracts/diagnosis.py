@@ -30,11 +30,22 @@ ok, skip, warn, fail = (functools.partial(Finding, level=level) for level in ("o
 
 
 def version(dist: str) -> str | None:
-    """Its version here; None where it is not installed."""
+    """Return the installed version; None if the package is not installed or its metadata cannot be read."""
     try:
-        return metadata.version(dist)
-    except metadata.PackageNotFoundError:
+        return metadata.version(dist) or None
+    except Exception:  # a METADATA file may hold anything
         return None
+
+
+def why_no_version(dist: str) -> str:
+    """Return why `version` is None."""
+    try:
+        metadata.version(dist)
+    except metadata.PackageNotFoundError:
+        return "it is not installed"
+    except Exception as e:
+        return f"its METADATA file cannot be read ({type(e).__name__}: {e})"
+    return "its METADATA file has no version"
 
 
 def nvidia_smi(*arguments: str) -> str | None:
@@ -53,11 +64,19 @@ def nvidia_smi(*arguments: str) -> str | None:
 
 
 def unmet(dist: str, extra: str = "") -> Iterator[tuple[str, str]]:
-    """Requirements of ``dist`` (those of one extra when given) that this environment does not meet, and what it has."""
-    from packaging.requirements import Requirement
+    """Yield requirements of ``dist`` that this environment does not meet, each with what is installed instead.
+
+    :param extra: Only the requirements of this extra.
+    """
+    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.version import InvalidVersion
 
     for text in metadata.requires(dist) or ():
-        requirement = Requirement(text)
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            yield text, "that is not a valid requirement"
+            continue
         if requirement.marker is None and extra:
             continue
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
@@ -65,6 +84,11 @@ def unmet(dist: str, extra: str = "") -> Iterator[tuple[str, str]]:
         bare = f"{requirement.name}{requirement.specifier}"
         have = version(requirement.name)
         if have is None:
-            yield bare, "it is not installed"
-        elif not requirement.specifier.contains(have, prereleases=True):
+            yield bare, why_no_version(requirement.name)
+            continue
+        try:
+            is_met = requirement.specifier.contains(have, prereleases=True)
+        except InvalidVersion:
+            is_met = False
+        if not is_met:
             yield bare, f"{have} is installed"

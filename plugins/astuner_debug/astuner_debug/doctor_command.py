@@ -20,10 +20,10 @@ import typer
 
 from astuner import import_target, missing_modules
 from astuner.contracts.commands import command_line, write_json
-from astuner.contracts.diagnosis import Finding, fail, ok, skip, unmet, warn
+from astuner.contracts.diagnosis import Finding, fail, ok, skip, unmet, version, warn
 
 if TYPE_CHECKING:
-    from astuner import PluginManager, Provider
+    from astuner import Plugin, PluginManager, Provider
 
 
 CORE = "astuner-core"
@@ -71,44 +71,77 @@ def _echo(line: str) -> None:
 def _python() -> Iterator[Finding]:
     from packaging.specifiers import SpecifierSet
 
-    version = ".".join(map(str, sys.version_info[:3]))
+    running = ".".join(map(str, sys.version_info[:3]))
     needed = metadata.metadata(CORE)["Requires-Python"]
-    if SpecifierSet(needed).contains(version):
-        yield ok(what="python", detail=f"{version} at {sys.prefix}")
+    if SpecifierSet(needed).contains(running):
+        yield ok(what="python", detail=f"{running} at {sys.prefix}")
     else:
-        yield fail(what="python", detail=f"{version}, but {needed} is needed", fix="uv venv --python 3.11")
+        yield fail(what="python", detail=f"{running}, but {needed} is needed", fix="uv venv --python 3.11")
 
 
-def _aside(manager: PluginManager) -> dict[str, Provider]:
-    """Packages whose backbone this environment is not for: nothing that it runs on is here, and another backbone is.
+def _aside(manager: PluginManager) -> dict[str, str]:
+    """Return packages that this environment is not for, each with what to type where it is wanted.
 
-    So it is where one was installed with ``--no-deps``. Where a part of it is here, what is missing is a fault.
-
-    :returns: package -> its backbone.
+    These are backbones of which no requirement is installed while another backbone is complete, as after
+    ``pip install --no-deps``, and packages that only such backbones need and of which nothing runs here. If a part of a
+    backbone is installed, what is missing is a fault.
     """
     lacking: dict[str, Provider] = {}
-    whole = False
+    is_another_complete = False
     for plugin, name, provider in manager.offers("backbone"):
         missing = missing_modules(provider)
         if missing and len(missing) == len(provider.requires):
             lacking[plugin.dist] = provider
-        whole |= not missing and name != DEBUG
-    return lacking if whole else {}
+        is_another_complete |= not missing and name != DEBUG
+    if not is_another_complete:
+        return {}
+    aside = {dist: p.install and f"{p.install}, in an environment of its own" for dist, p in lacking.items()}
+    needed_by: dict[str, list[str]] = {}
+    for dist in {plugin.dist for plugin in manager.plugins}:
+        for name in _first_party_requirements(dist):
+            needed_by.setdefault(name, []).append(dist)
+    return aside | {
+        plugin.dist: ""
+        for plugin in manager.plugins
+        if (users := needed_by.get(plugin.dist)) and aside.keys() >= set(users) and _cannot_run(plugin)
+    }
 
 
-def _packages(manager: PluginManager, aside: Mapping[str, Provider]) -> Iterator[Finding]:
-    """The core and every plugin's package: are its declared requirements met?"""
+def _cannot_run(plugin: Plugin) -> bool:
+    """Whether everything that the plugin offers lacks a module here."""
+    return all(missing_modules(provider) for offers in plugin.provides.values() for provider in offers.values())
+
+
+def _first_party_requirements(dist: str) -> set[str]:
+    """Return the names of ASTuner's packages that a package requires, without extras."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    names = set()
+    for text in (version(dist) and metadata.requires(dist)) or ():
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            continue
+        if requirement.name.startswith("astuner-") and requirement.marker is None:
+            names.add(requirement.name)
+    return names
+
+
+def _packages(manager: PluginManager, aside: Mapping[str, str]) -> Iterator[Finding]:
+    """Check the declared requirements of the core and of every plugin's package."""
     for dist in dict.fromkeys([CORE, *(p.dist for p in manager.plugins)]):
+        have = version(dist)
+        if have is None:
+            continue  # `_plugins` reports a plugin whose metadata cannot be read
         if dist in aside:
-            detail = f"{metadata.version(dist)}, not for this environment: nothing that it runs on is installed"
-            fix = aside[dist].install and f"{aside[dist].install}, in an environment of its own"
-            yield skip(what=dist, detail=detail, fix=fix)
+            detail = f"{have}, not for this environment: nothing that it runs on is installed"
+            yield skip(what=dist, detail=detail, fix=aside[dist])
             continue
         problems = list(unmet(dist))
         if not problems:
-            yield ok(what=dist, detail=metadata.version(dist))
-        for requirement, have in problems:
-            yield fail(what=dist, detail=f"needs {requirement}, but {have}", fix=f"pip install '{requirement}'")
+            yield ok(what=dist, detail=have)
+        for requirement, reason in problems:
+            yield fail(what=dist, detail=f"needs {requirement}, but {reason}", fix=f"pip install '{requirement}'")
 
 
 def _plugins(manager: PluginManager) -> Iterator[Finding]:
@@ -143,7 +176,7 @@ def _room(run_dir: Path) -> Iterator[Finding]:
         yield fail(what="run folder", detail=cannot, fix="astuner run FILE --run-dir DIR")
 
 
-def _of_plugins(manager: PluginManager, aside: Mapping[str, Provider]) -> Iterator[Finding]:
+def _of_plugins(manager: PluginManager, aside: Mapping[str, str]) -> Iterator[Finding]:
     for plugin, name, provider in manager.offers("diagnosis"):
         if plugin.dist in aside:
             continue

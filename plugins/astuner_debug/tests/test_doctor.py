@@ -103,7 +103,7 @@ def test_doctor_on_this_machine(run_doctor, tmp_path):
 
 
 def installed(monkeypatch, **versions):
-    real = doctor_command.metadata.version
+    real = diagnosis.metadata.version
 
     def version(name):
         if name not in versions:
@@ -112,7 +112,7 @@ def installed(monkeypatch, **versions):
             raise PackageNotFoundError(name)
         return versions[name]
 
-    monkeypatch.setattr(doctor_command.metadata, "version", version)
+    monkeypatch.setattr(diagnosis.metadata, "version", version)
 
 
 def test_doctor_names_missing_packages_and_broken_plugins(run_doctor, monkeypatch, plugins_are, tmp_path):
@@ -150,6 +150,64 @@ def test_doctor_leaves_aside_what_this_environment_is_not_for(run_doctor, monkey
     assert levels(big=light, small=whole) == (0, ("skip", "pip install astuner-big, in an environment of its own"))
     assert levels(big=half, small=whole) == (1, ("fail", "pip install 'no-engine==1'"))
     assert levels(big=light) == (1, ("fail", "pip install 'no-engine==1'"))
+
+
+def test_a_package_that_only_such_backbones_need_is_left_aside(run_doctor, monkeypatch, plugins_are, tmp_path):
+    big = Provider(target="x:X", requires=("no_engine",), install="pip install astuner-big")
+    small = Provider(target="x:X", requires=("json",))
+    cluster = Provider(target="x:X", requires=("no_cluster",))
+    requires = {"astuner-big": ["no-engine==1", "astuner-shared>=0.1"], "astuner-shared": ["no-cluster==1"]}
+    installed(monkeypatch, **dict.fromkeys(("astuner-big", "astuner-small", "astuner-shared"), "1.0"))
+    monkeypatch.setattr(doctor_command.metadata, "requires", lambda dist: requires.get(dist, []))
+
+    def level(service=cluster, **more):
+        requires.update(more)
+        plugins_are(
+            Plugin("big", "astuner-big", "1.0", "big", provides={"backbone": {"big": big}}),
+            Plugin("small", "astuner-small", "1.0", "small", provides={"backbone": {"small": small}}),
+            Plugin("shared", "astuner-shared", "1.0", "shared", provides={"service": {"cluster": service}}),
+        )
+        findings = json.loads(run_doctor("--json", "--run-dir", str(tmp_path)).out)
+        return {f["what"]: f["level"] for f in findings}["astuner-shared"]
+
+    assert level() == "skip"
+    assert level(service=small) == "fail"  # a part of it runs here
+    assert level(**{"astuner-small": ["astuner-shared>=0.1"]}) == "fail"  # a complete backbone needs it
+
+
+BROKEN_METADATA = {
+    "not UTF-8": b"Name: brittle\nVersion: 1.0\nAuthor: \xff\xfe\n",
+    "empty": b"",
+    "no version": b"Name: brittle\n",
+    "no name": b"Version: 1.0\n",
+    "not a version": b"Name: brittle\nVersion: 1.0-unknown-build_7\n",
+    "binary": bytes(range(256)),
+    "UTF-16": "Name: brittle\nVersion: 1.0\n".encode("utf-16"),
+    "a requirement that is none": b"Name: brittle\nVersion: 1.0\nRequires-Dist: >=what?\n",
+    "missing": None,
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN_METADATA)
+@pytest.mark.parametrize("needs_it", [True, False])
+def test_metadata_of_others_may_hold_anything(run_doctor, monkeypatch, tmp_path, kind, needs_it):
+    folder = tmp_path / "brittle-1.0.dist-info"
+    folder.mkdir()
+    if (content := BROKEN_METADATA[kind]) is not None:
+        (folder / "METADATA").write_bytes(content)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    if needs_it:
+        real = diagnosis.metadata.requires
+        also = ["brittle>=1.0"]
+        monkeypatch.setattr(
+            diagnosis.metadata, "requires", lambda dist: also if dist == "astuner-core" else real(dist)
+        )
+    result = run_doctor("--json", "--run-dir", str(tmp_path))
+    core = {f["what"]: f for f in json.loads(result.out)}["astuner-core"]
+    is_readable = kind in ("no name", "a requirement that is none")
+    assert core["level"] == ("ok" if not needs_it or is_readable else "fail")
+    if core["level"] == "fail":
+        assert "needs brittle>=1.0" in core["detail"]
 
 
 def test_doctor_sees_a_run_folder_that_cannot_be_written(run_doctor, monkeypatch, tmp_path):
