@@ -244,6 +244,9 @@ def test_names_and_folders(write, tmp_path: Path):
     config = load_config("math.v2.yaml", ["astuner.experiment_name=run1", f"astuner.experiment_dir={tmp_path}"])
     assert config.run_dir == tmp_path / "run1"
     assert "names one folder" in problems("math.v2.yaml", "astuner.experiment_name=../up")[0]
+    for name in ("x" * 201, "ä" * 101, "模" * 67):
+        assert "shorten it" in problems("math.v2.yaml", f"astuner.experiment_name={name}")[0]
+    assert load_config("math.v2.yaml", [f"astuner.experiment_name={'x' * 200}"]).run_dir.name == "x" * 200
 
 
 def test_relations_between_keys_are_checked_with_everything_else(write):

@@ -37,6 +37,8 @@ from astuner.plugins.loader import PluginManager, load_plugins
 ROOT = "astuner"
 BACKBONE: Key = (ROOT, "backbone")
 NAME: Key = (ROOT, "experiment_name")
+MAX_NAME_BYTES = 200
+"""File systems allow 255; locks and folders that are being replaced add a suffix."""
 ALGORITHM: Key = (ROOT, "trainer_common", "algorithm")
 PER_VALIDATION_TASK: tuple[Key, Key] = (
     (ROOT, "trainer_common", "val_pass_n"),
@@ -272,3 +274,6 @@ def _experiment_name(tree: Tree, path: Path, report: Report) -> None:
     elif isinstance(name, str) and (name in (".", "..") or not name.strip() or {"/", "\\", "\0"} & set(name)):
         where = "astuner.experiment_dir is the folder it stands in"
         report.problem(tree.place(NAME), f"{dotted(NAME)} names one folder, so it cannot be {name!r}; {where}")
+    if (size := len(str(tree.get(NAME)).encode("utf-8", "replace"))) > MAX_NAME_BYTES:
+        text = f"{dotted(NAME)} has {size} bytes, and the run folder of that name may have {MAX_NAME_BYTES}; shorten it"
+        report.problem(tree.place(NAME), text)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -276,20 +277,34 @@ def _check_tokenizer(tokenizer: Any, config: Any, source: str) -> None:
 
 
 def _read(what: str, source: str, read: Callable[[], Any]) -> Any:
-    """Run one ``from_pretrained`` and say in our own words what went wrong."""
+    """Run one ``from_pretrained`` and translate what it raises: files of other people may hold anything.
+
+    :raises RunError: the hub does not answer, or memory runs out.
+    :raises ConfigError: the files cannot be read.
+    """
     try:
         with no_progress_bar():
             return read()
-    except (OSError, ValueError, KeyError) as error:
-        reason = " ".join(str(error).split())
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise RunError(
+            f"not enough memory to read the {what} of {source}; take a smaller model, or set astuner.model.dtype: "
+            "bfloat16"
+        ) from error
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
         offline = any(word in reason for word in ("connect", "timed out", "offline", "Max retries"))
         if offline and not Path(source).is_dir():
             raise RunError(
                 f"cannot fetch the {what} of {source} from the Hugging Face hub: {reason}; check the network (or "
                 "set HF_ENDPOINT to a mirror), or point astuner.model.path at a local folder"
             ) from error
+        if isinstance(error, UnpicklingError):
+            raise ConfigError(
+                f"cannot read the {what} of astuner.model.path {source}: its pickle file holds more than weights, or is "
+                "damaged. Take a version with *.safetensors files; pickles can run code"
+            ) from error
         raise ConfigError(
-            f"cannot read the {what} of astuner.model.path {source}: {reason}; it must be a folder made by "
+            f"cannot read the {what} of astuner.model.path {source}: {reason[:500]}; it must be a folder made by "
             "save_pretrained (model and tokenizer), or a Hugging Face name such as Qwen/Qwen2.5-0.5B-Instruct "
             "(a private one needs HF_TOKEN)"
         ) from error

@@ -269,3 +269,37 @@ def test_a_config_that_ties_embedding_and_head_that_differ_is_refused(folder: Pa
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ConfigError, match="tie_word_embeddings"):
         modeling.load_model(ModelSection(path=str(folder)))
+
+
+class _Code:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self._marker = marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self._marker,)
+
+
+DAMAGED_WEIGHTS = ("code", "text", "empty", "cut off", "zip", "list")
+
+
+@pytest.mark.parametrize("kind", DAMAGED_WEIGHTS)
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors"])
+def test_damaged_and_hostile_weights_are_named(kind: str, name: str, folder: Path, tmp_path: Path) -> None:
+    file, marker = folder / name, tmp_path / "code-ran"
+    stored = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").unlink()
+    contents: dict[str, Any] = {
+        "text": b"version https://git-lfs.github.com/spec/v1\n",  # what a clone without LFS has
+        "empty": b"",
+        "cut off": stored[: len(stored) // 2],
+        "zip": b"PK\x03\x04" + bytes(100),
+    }
+    if kind in contents:
+        file.write_bytes(contents[kind])
+    else:
+        torch.save({"model.norm.weight": _Code(marker)} if kind == "code" else [1, 2], file)
+    with pytest.raises(ConfigError, match=r"cannot read the weights of astuner\.model\.path|weights are missing"):
+        modeling.load_model(ModelSection(path=str(folder)))
+    assert not marker.exists()
