@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
@@ -160,3 +161,35 @@ def test_the_pools_groups_go_by_what_it_was_given(cut_short: bool) -> None:
     groups = asyncio.run(until_enough(pool, DRAWS, repeat=1, needed=2 if cut_short else 3))
     assert [g.complete for g in groups] == [True, not cut_short, True]
     assert {g.comparison for g in groups} == {comparison}
+
+
+@table("first", ["0", "1", "3", "01", "0123"])
+def test_one_error_that_all_episodes_meet_is_raised_once(first: str) -> None:
+    """On a full disk nothing can be logged; asyncio must not print a traceback for every other episode."""
+    printed: list[dict[str, object]] = []
+
+    async def run(task: WorkflowTask) -> Episode:
+        if task.episode_id[-1] in first:
+            return scored(task)
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            for _ in range(10 * (1 + int(task.group_id[-1]))):  # agents take different times to close
+                await asyncio.sleep(0)
+        return scored(task)
+
+    def full(episode: Episode) -> None:
+        raise OSError(28, "No space left on device")
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: printed.append(context))
+        pool = RolloutPool(run, max_parallel=64, on_episode=full)
+        with pytest.raises(OSError, match="No space"):
+            await pool.run_groups(DRAWS, repeat=4, split=Split.TRAIN)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        gc.collect()
+
+    asyncio.run(main())
+    gc.collect()
+    assert printed == []

@@ -136,9 +136,7 @@ def _of_the_end(round_: Round) -> list[str]:
     found = []
     for number, leg in enumerate(round_.legs, start=1):
         which = f"leg {number} ({leg.ended_by or 'to the end'})"
-        # Not held: on a full disk asyncio tells of the other episodes that could not be written, behind our last line.
-        said = leg.err.partition("Task exception was never retrieved")[0] if leg.ended_by == "disk" else leg.err
-        out, err = leg.out.strip().splitlines(), said.strip().splitlines()
+        out, err = leg.out.strip().splitlines(), leg.err.strip().splitlines()
         nothing = "nothing was saved yet" in leg.err or "nothing to resume" in leg.err
         codes = {"kill": {-9}, "kill early": {-9}, "stop": {0, 130}, "disk": {0, 1}, "": {0}}
         allowed = {1} if nothing else codes.get(leg.ended_by, {0})
@@ -148,7 +146,7 @@ def _of_the_end(round_: Round) -> list[str]:
             found.append(f"{which}: its last line is {out[-1:]}")
         elif leg.code == 1 and not err[-1].startswith("astuner: "):
             found.append(f"{which}: its last line is {err[-1]!r}")
-        found += [f"{which}: a traceback: {err[-3:]}"] if "Traceback (most recent call last)" in said else []
+        found += [f"{which}: a traceback: {err[-3:]}"] if "Traceback (most recent call last)" in leg.err else []
         found += [f"{which}: still runs: {line}" for line in leg.left]
     found += [f"still runs: {line}" for line in round_.processes()]
     found += [f"left in the temporary folder: {path.name}" for path in round_.temp.iterdir() if path.name != CACHE]

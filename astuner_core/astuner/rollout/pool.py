@@ -19,7 +19,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from astuner.contracts.types import Episode, Split, StopReason, Task, WorkflowTask
 from astuner.rollout.credit import Comparison, Scored, has_spread
@@ -90,6 +90,8 @@ class RolloutPool:
     async def run_group(self, draw: Draw, *, repeat: int, split: Split) -> Group:
         """All attempts at one draw; being cancelled cuts the group short, and it is what there is of it."""
         attempts = [asyncio.ensure_future(self._one(_attempt(draw, n, split))) for n in range(repeat)]
+        for attempt in attempts:
+            attempt.add_done_callback(_mark_seen)
         try:
             await asyncio.wait(attempts, return_when=asyncio.FIRST_EXCEPTION)
             ended = [attempt.result() for attempt in attempts if attempt.done()]  # raises what one of them raised
@@ -99,7 +101,6 @@ class RolloutPool:
             for attempt in attempts:
                 attempt.cancel()
             await asyncio.wait(attempts)
-            # All exceptions are seen: one is raised, the others are of the same making.
             ended = [a.result() for a in attempts if not a.cancelled() and a.exception() is None]
             if not isinstance(e, asyncio.CancelledError):
                 raise
@@ -169,6 +170,7 @@ class RunningGroups:
             self._running[task] = draw[0]
 
     def _note_end(self, task: asyncio.Task[Group]) -> None:
+        _mark_seen(task)
         if task in self._running:  # and not stopped
             self._ended.put_nowait(task)
 
@@ -197,6 +199,12 @@ class RunningGroups:
     def under_way(self) -> list[str]:
         """The draws of the groups that nobody has taken yet."""
         return list(self._running.values())
+
+
+def _mark_seen(task: asyncio.Future[Any]) -> None:
+    """Keep asyncio from printing what a task raised: a full disk fails all episodes, and one of the errors is raised."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _attempt(draw: Draw, number: int, split: Split) -> WorkflowTask:
