@@ -202,7 +202,7 @@ class RunningGroups:
 
 
 def _mark_seen(task: asyncio.Future[Any]) -> None:
-    """Keep asyncio from printing what a task raised: a full disk fails all episodes, and one of the errors is raised."""
+    """Keep asyncio from printing what a task raised: a full disk fails all episodes, and one error is raised."""
     if not task.cancelled():
         task.exception()
 

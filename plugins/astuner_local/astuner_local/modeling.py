@@ -300,8 +300,8 @@ def _read(what: str, source: str, read: Callable[[], Any]) -> Any:
             ) from error
         if isinstance(error, UnpicklingError):
             raise ConfigError(
-                f"cannot read the {what} of astuner.model.path {source}: its pickle file holds more than weights, or is "
-                "damaged. Take a version with *.safetensors files; pickles can run code"
+                f"cannot read the {what} of astuner.model.path {source}: its pickle file is damaged or holds more than "
+                "weights, and pickles can run code. Take a version with *.safetensors files"
             ) from error
         raise ConfigError(
             f"cannot read the {what} of astuner.model.path {source}: {reason[:500]}; it must be a folder made by "

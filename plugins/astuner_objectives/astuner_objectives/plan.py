@@ -34,10 +34,11 @@ def gib(size: float) -> str:
 
 
 def disk_plan(config: Config, *, checkpoint: float, state: float) -> dict[str, str]:
-    """A line of the plan.
+    """Return the plan's line about the disk.
 
     :param checkpoint: bytes of one of ``checkpoints/``.
     :param state: bytes of what a run continues from, without what shares its files with a checkpoint.
+    :raises ConfigError: The disk has too little space, counting what the run folder already holds.
     """
     common = config.astuner.trainer_common
     ends = [common.total_steps and math.ceil(common.total_steps / common.save_freq)]
@@ -50,12 +51,19 @@ def disk_plan(config: Config, *, checkpoint: float, state: float) -> dict[str, s
         f"continue from; {gib(most)} at most{'' if kept else ' after the first'}, new ones in writing included; "
         f"{gib(free)} are free in {room}"
     )
-    if most > free:
-        text += (
-            ": NOT ENOUGH; free some, write a smaller astuner.trainer_common.max_checkpoints, or move "
+    if most - _bytes_in(config.run_dir / "checkpoints", config.run_dir / "resume") > free:
+        key = "astuner.trainer_common.max_checkpoints"
+        raise ConfigError(
+            f"{config.place(key)}: not enough disk space: {text}. Free some, lower {key}, or move "
             "astuner.experiment_dir to a larger disk"
         )
     return {"disk": text}
+
+
+def _bytes_in(*folders: Path) -> int:
+    """Return what the files below some folders take on the disk; files with several names count once."""
+    found = [file.stat() for folder in folders for file in folder.rglob("*") if file.is_file()]
+    return sum({stat.st_ino: stat.st_size for stat in found}.values())
 
 
 class Speed(Section):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -59,10 +58,23 @@ def test_what_stays_at_once_is_summed_up_and_what_is_free_said(planned: Callable
         assert text.endswith(f"931.3 GiB are free in {tmp_path}")
 
 
-def test_a_disk_that_is_too_small_is_said_with_what_to_do(planned: Callable[..., str]) -> None:
-    assert "NOT ENOUGH" not in planned(free=110 * MIB)
-    text = planned(free=110 * MIB - 1)
-    assert re.search(r"NOT ENOUGH; free some, .*max_checkpoints.* astuner\.experiment_dir", text), text
+def test_a_disk_that_is_too_small_is_refused(planned: Callable[..., str]) -> None:
+    for overrides, enough in ((), 110), (("max_checkpoints=1",), 90), (("total_steps=7", "save_freq=never"), 80):
+        planned(*overrides, free=enough * MIB)
+        with pytest.raises(ConfigError, match=r"not enough disk space.*max_checkpoints.* astuner\.experiment_dir"):
+            planned(*overrides, free=enough * MIB - 1)
+
+
+def test_what_a_resumed_run_has_on_the_disk_needs_no_new_space(planned: Callable[..., str], tmp_path: Path) -> None:
+    checkpoints, resume = (tmp_path / "not/there/yet/e" / name for name in ("checkpoints/step-000001", "resume"))
+    for folder in (checkpoints, resume):
+        folder.mkdir(parents=True)
+    (checkpoints / "model.safetensors").write_bytes(bytes(10 * MIB))
+    (resume / "state").write_bytes(bytes(5 * MIB))
+    (resume / "model.safetensors").hardlink_to(checkpoints / "model.safetensors")
+    planned(free=95 * MIB)
+    with pytest.raises(ConfigError):
+        planned(free=95 * MIB - 1)
 
 
 def test_speeds_are_those_that_somebody_measured_near_enough_or_none(tmp_path: Path) -> None:
