@@ -8,25 +8,21 @@ it is not there.
 from __future__ import annotations
 
 import fnmatch
-import os
 import shutil
-import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from astuner import AgentRegistry, load_config, process_start_time
+from astuner import AgentRegistry, load_config
 from astuner.contracts.errors import CheckpointError, ConfigError
-from astuner.contracts.interrupt import handled
 from astuner_export.gguf_file import MAGIC, load_gguf, write_gguf
 from astuner_export.parity import BOUNDS, UNCHECKED, Parity, Reference, find_prompts, load
 from astuner_export.weights import INDEX, contradicts_tie, convert, header, shards, stored_dtype, weight_map
 from astuner_models.serving import chat_template, find_checkpoint, policy_folder
 from astuner_objectives.manifest import require_whole
+from astuner_record.replacing import remove_leftovers, replacing
 
 if TYPE_CHECKING:
     from astuner import Config
@@ -93,13 +89,13 @@ def export(
     target = Path(to).expanduser().resolve()
     alone, gguf = len(set(sources.values())) == 1, form == "gguf"
     single = gguf and alone
-    _clear_rubbish(target)
+    remove_leftovers(target)
     _check_target(target, set(sources.values()), force, "file" if single else "files" if gguf else "folder")
     places = {policy: Path() if alone else Path(policy + ".gguf" * gguf) for policy in sources}
     dtypes: dict[str, str] = {}
     parity: dict[str, Parity] = {}
     try:
-        with _new(target) as temporary:
+        with replacing(target) as temporary:
             done: dict[Path, str] = {}
             for policy, folder in sources.items():
                 new = temporary / places[policy]
@@ -131,52 +127,6 @@ def export(
         parity=parity,
         bytes=sum(file.stat().st_size for file in files),
     )
-
-
-@contextmanager
-def _new(target: Path) -> Iterator[Path]:
-    """Where to write a file or a folder, which is at ``target`` after the block, in place of what was there.
-
-    SIGTERM and SIGHUP end it as Ctrl-C does.
-    """
-    temporary, aside = (target.with_name(f".{target.name}.{os.getpid()}.{end}") for end in ("tmp", "old"))
-    try:
-        with handled((signal.SIGTERM, signal.SIGHUP), _stop):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            yield temporary
-            if target.exists():
-                target.rename(aside)
-            temporary.rename(target)
-            _remove(aside)
-    finally:
-        if aside.exists() and not target.exists():
-            aside.rename(target)
-        _remove(temporary)
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _clear_rubbish(target: Path) -> None:
-    """Remove what an export left that was killed without being asked; what it was replacing comes back."""
-    for path in target.parent.iterdir() if target.parent.is_dir() else ():
-        pid, _, end = path.name.removeprefix(f".{target.name}.").partition(".")
-        if not (path.name.startswith(f".{target.name}.") and pid.isdecimal() and end in ("tmp", "old")):
-            continue
-        if process_start_time(int(pid)) is not None:
-            continue
-        if end == "old" and not target.exists():  # killed between the two renames
-            path.rename(target)
-        else:
-            _remove(path)
 
 
 def _reference(config: Config, policy: str, folder: Path) -> Reference:

@@ -470,8 +470,9 @@ def test_what_a_killed_export_left_is_removed_and_what_it_was_replacing_comes_ba
 @table("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     code = (
-        "import time\nfrom pathlib import Path\nfrom astuner_export.model import _new\n"
-        "with _new(Path('out')) as folder:\n    folder.mkdir()\n    print('writing', flush=True)\n    time.sleep(60)\n"
+        "import time\nfrom pathlib import Path\nfrom astuner_record.replacing import replacing\n"
+        "with replacing(Path('out')) as folder:\n    folder.mkdir()\n    print('writing', flush=True)\n"
+        "    time.sleep(60)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=-1, stderr=-1) as child:
         assert child.stdout is not None

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
@@ -423,6 +426,28 @@ def test_what_cannot_be_exported_says_what_to_type(
     assert says in capsys.readouterr().err
     assert sorted(p.name for p in run.parent.iterdir()) == ["run", "taken"]
     assert Path("taken").read_text() == "mine"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("to", ["jsonl", "parquet"])
+def test_a_killed_export_leaves_nothing_behind(run: Path, to: str, number: signal.Signals) -> None:
+    if to == "parquet":
+        pytest.importorskip("pyarrow")
+    code = (
+        "import sys, time\nfrom astuner_record.episode_log import reader\n"
+        "def slowly(log, where=()):\n    print('reading', flush=True)\n    time.sleep(60)\n    yield\n"
+        "reader.EpisodeLog.read_all = slowly\nfrom astuner.cli import main\nmain(sys.argv[1:])\n"
+    )
+    command = ["export", str(run), "--to", to, "--out", str(run.parent / "out")]
+    with subprocess.Popen([sys.executable, "-c", code, *command], stdout=-1, stderr=-1) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"reading\n"
+        child.send_signal(number)
+        assert child.wait() != 0
+    left = sorted(p.name for p in run.parent.iterdir())
+    assert left == (["run"] if number != signal.SIGKILL else [f".out.{child.pid}.tmp", "run"])
+    astuner(*command)
+    assert sorted(p.name for p in run.parent.iterdir()) == ["out", "run"]
 
 
 @pytest.mark.parametrize("number", range(3))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from astuner_record.episode_log.reader import CREDITED, EpisodeLog, LoggedEpisod
 from astuner_record.episode_log.rows import CREDIT, EPISODE, IDS, LOGPROBS, json_text
 from astuner_record.episode_log.salvage import Lost
 from astuner_record.exam import answer_of, expected_of, question_of
+from astuner_record.replacing import remove_leftovers, replacing
 
 Message = dict[str, Any]
 Rows = Iterator[dict[str, Any]]
@@ -57,22 +57,18 @@ def write_episodes(
         raise ConfigError(f"--min-reward is for --to sft and tokens; for {to} write {instead}")
     if choice.min_gap and to != "dpo":
         raise ConfigError("--min-gap is for --to dpo")
+    remove_leftovers(target)
     if target.is_dir() or (target.exists() and not force):
         what, instead = ("is a folder", "") if target.is_dir() else ("is there already", ", or replace it: --force")
         raise DataError(f"--out {target} {what}; choose another file{instead}")
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        with EpisodeLog(run) as log:
-            target.parent.mkdir(parents=True, exist_ok=True)
+        with EpisodeLog(run) as log, replacing(target) as temporary:
             count = FORMATS[to](log, choice, temporary)
             if not count:
                 there = f"{log.count():,} episodes in the log, of which {log.count(choice.where):,} meet every --where"
                 raise DataError("; ".join([f"{_NOTHING[to]}; there are {there}", *log.problems]))
-        temporary.replace(target)
     except OSError as e:
         raise DataError(f"cannot write {target}: {e}; free space or choose another --out") from e
-    finally:
-        temporary.unlink(missing_ok=True)
     return count, log.problems, log.lost
 
 
