@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -24,6 +25,7 @@ from astuner.rollout.pool import RolloutPool
 from astuner.rollout.runner import EpisodeRunner
 from astuner.rollout.threads import USER_CODE, LoopBlocked, Misbehaved, OutOfTime, TimeLimits, watching
 from astuner_testing.fakes import FakeEngine, fake_config, make_tokenizer, workflow_task
+from tests.table import table
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="interrupts by SIGALRM")
 
@@ -189,6 +191,33 @@ def test_code_that_is_no_workflows_is_told_and_never_interrupted() -> None:
 
     assert drive(work, tell=told.append) == "done"
     assert "in work blocks the event loop" in told[0]
+
+
+WAITS_FOR_A_LOCK = """
+import contextlib, sqlite3
+
+async def write(path, seconds):
+    with contextlib.suppress(sqlite3.OperationalError):
+        sqlite3.connect(path, timeout=seconds).execute("INSERT INTO log VALUES (1)")
+"""
+
+
+@table("is_users", [False, True])
+def test_a_lock_is_blamed_on_user_code_only_if_that_waits_for_it(is_users: bool, tmp_path: Path) -> None:
+    """Another program may hold a file of the run folder, e.g. one that copies the episode log."""
+    database = tmp_path / f"{is_users}.sqlite"
+    holder = sqlite3.connect(database, isolation_level=None)
+    holder.execute("CREATE TABLE log (row)")
+    holder.execute("BEGIN IMMEDIATE")
+    file = tmp_path / "agent.py" if is_users else Path(threads.__file__).with_name("store.py")
+    scope: dict[str, Any] = {}
+    exec(compile(WAITS_FOR_A_LOCK, str(file), "exec"), scope)
+    told: list[str] = []
+    drive(lambda: scope["write"](database, 3 * SHORT), tell=told.append)
+    (message,) = told
+    assert f"{file}:6 in write" in message
+    assert ("blocks the event loop" in message) == is_users
+    assert ("ASTuner itself waits" in message) == (not is_users)
 
 
 def test_a_full_disk_that_takes_no_note_does_not_end_the_watch(tmp_path: Path) -> None:

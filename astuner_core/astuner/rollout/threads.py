@@ -31,6 +31,7 @@ import asyncio
 import contextlib
 import contextvars
 import ctypes
+import itertools
 import os
 import signal
 import sys
@@ -376,8 +377,14 @@ def watching(loop: asyncio.AbstractEventLoop, limit_seconds: float, tell: Callab
             held += min(looked - before, 2 * period)  # more has passed only if the whole process was stopped
             if held < patience:
                 continue
-            where = _place(frame)
-            story = f"{where} blocks the event loop: make `execute` (or `judge`) a plain `def`, or use await"
+            where, is_users = _place(frame)
+            if is_users:
+                story = f"{where} blocks the event loop: make `execute` (or `judge`) a plain `def`, or use await"
+            else:
+                story = (
+                    f"ASTuner itself waits in {where}: the disk is slow, or another process has locked a file of the "
+                    "run folder"
+                )
             if where not in _told and not _imports(frame):  # which is once, and mostly our doing
                 _told.add(where)
                 with contextlib.suppress(OSError):  # the disk is full, as what the run itself writes next will say
@@ -414,6 +421,7 @@ def watching(loop: asyncio.AbstractEventLoop, limit_seconds: float, tell: Callab
             signal.signal(signal.SIGALRM, handler_before or signal.SIG_DFL)
 
 
+_STEP_OF_LOOP = asyncio.Handle._run.__code__
 _Step: TypeAlias = tuple[int, object]
 """What holds the loop: the same pair is the same step of the same task."""
 
@@ -427,11 +435,15 @@ def _imports(frame: FrameType) -> bool:
     return any(f.f_code.co_filename.startswith("<frozen importlib") for f in _outward(frame))
 
 
-def _place(frame: FrameType) -> str:
-    """``file:line in function`` of the innermost frame that is neither a library's nor ours."""
-    theirs = (f for f in _outward(frame) if is_own(f.f_code.co_filename))
-    found = next(theirs, frame)
-    return f"{found.f_code.co_filename}:{found.f_lineno} in {found.f_code.co_name}"
+def _place(frame: FrameType) -> tuple[str, bool]:
+    """Return ``file:line in function`` of what blocks the loop, and whether that is user code.
+
+    It is the innermost frame of user code in the loop's present step, or else the innermost frame of all.
+    """
+    inside = itertools.takewhile(lambda f: f.f_code is not _STEP_OF_LOOP, _outward(frame))
+    users = next((f for f in inside if is_own(f.f_code.co_filename)), None)
+    where = users or frame
+    return f"{where.f_code.co_filename}:{where.f_lineno} in {where.f_code.co_name}", users is not None
 
 
 def _outward(frame: FrameType | None) -> Iterator[FrameType]:
