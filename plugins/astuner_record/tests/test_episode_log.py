@@ -30,7 +30,7 @@ msgspec = pytest.importorskip("msgspec")
 pa = pytest.importorskip("pyarrow")
 
 from astuner.contracts.environment import Evaluation  # noqa: E402
-from astuner.contracts.errors import ConfigError, DataError  # noqa: E402
+from astuner.contracts.errors import ConfigError, DataError, RunError  # noqa: E402
 from astuner.contracts.interrupt import Interrupt  # noqa: E402
 from astuner.contracts.types import (  # noqa: E402
     Episode,
@@ -600,6 +600,17 @@ def test_a_full_disk_keeps_its_number(tmp_path: Path) -> None:
     with disk_of(4096), pytest.raises(OSError) as e:  # noqa: PT011  # its number is looked at below
         log_many(log, 20)
     assert e.value.errno in (errno.ENOSPC, errno.EIO)
+
+
+def test_a_lock_of_another_process_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "BUSY_SECONDS", 0.1)
+    (tmp_path / "episodes").mkdir()
+    log = EpisodeLogWriter(tmp_path / "episodes")
+    log.episode(1, episode())
+    with closing(sqlite3.connect(tmp_path / "episodes" / store.DATABASE, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(RunError, match=r"another process has had .*episodes\.sqlite locked.*--resume"):
+            log_many(log, 20)
 
 
 def older(folder: Path) -> Path:

@@ -29,7 +29,7 @@ from typing import Any
 
 import msgspec
 
-from astuner.contracts.errors import DataError
+from astuner.contracts.errors import DataError, RunError
 from astuner.contracts.types import Episode, Sample
 from astuner_record.episode_log import format1
 from astuner_record.episode_log.rows import (
@@ -182,6 +182,10 @@ class Database(sqlite3.Connection):
             self._decompress = zstandard.ZstdDecompressor(dict_data=self._dictionary).decompress
 
 
+BUSY_SECONDS = 30
+"""How long a lock of another process is waited for."""
+
+
 class _Telling:
     """Within it, what SQLite raises becomes an `OSError`, and its writer has failed."""
 
@@ -194,6 +198,11 @@ class _Telling:
     def __exit__(self, kind: object, e: BaseException | None, traceback: object) -> None:
         if isinstance(e, (sqlite3.Error, OSError)):
             self._writer.failed = True
+        if isinstance(e, sqlite3.OperationalError) and "locked" in str(e):
+            raise RunError(
+                f"another process has had {self._path} locked for {BUSY_SECONDS} s, so episodes cannot be logged. "
+                "Close that program (a copy, a database browser), then continue with --resume"
+            ) from e
         if isinstance(e, sqlite3.Error):
             number = next((number for said, number in _SAID.items() if said in str(e)), errno.EIO)
             raise OSError(number, f"cannot write the episode log: {e}", str(self._path)) from e
@@ -273,7 +282,9 @@ def connect(folder: Path) -> Database:
 
 
 def _open(path: Path | str, *, uri: bool = False) -> Database:
-    return sqlite3.connect(path, uri=uri, timeout=30, isolation_level=None, check_same_thread=False, factory=Database)
+    return sqlite3.connect(
+        path, uri=uri, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, factory=Database
+    )
 
 
 def connect_to_read(folder: Path) -> Database:
