@@ -6,7 +6,6 @@ was meant to go on from is found, and the first message, or tool, in which the t
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -14,7 +13,7 @@ from typing import Any
 
 from astuner import ChatTemplate
 from astuner.contracts.errors import ConfigError, did_you_mean
-from astuner.contracts.messages import call_parts, finish_call, key_of, same_arguments
+from astuner.contracts.messages import call_parts, finish_call, key_of, role_of, same_arguments, spelling
 from astuner.contracts.types import APPROXIMATIONS, BRANCH_REASONS, STARTS, StopReason
 from astuner_record.token_check.scripted import Asked
 
@@ -55,7 +54,7 @@ def find_difference(
     best = meant[-1] if meant else max(range(len(found)), key=lambda n: (shared[n], n))
     one, expected = found[best]
     at = shared[best]
-    if at == len(expected) and list(one.tools) != list(tools):
+    if at == len(expected) and spelling(list(one.tools)) != spelling(list(tools)):
         before, after = _tools(one.tools, tools)
         return Difference(turn=one.turn, message=None, before=before, after=after)
     was = _written(expected[at][1]) if at < len(expected) else NOTHING
@@ -134,14 +133,14 @@ def _written(message: Mapping[str, Any]) -> str:
 
 
 def _tools(was: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """The names of both lists, or where the names are the same, the first tool that differs."""
+    """Return the names of both lists, or where the names are the same, the first tool that is spelled differently."""
     names = [[str(tool.get("function", tool).get("name")) for tool in tools] for tools in (was, now)]
     if names[0] != names[1]:
         return tuple("tools " + (", ".join(n) or "(none)") for n in names)  # type: ignore[return-value]
-    first = next((a, b) for a, b in zip(was, now, strict=True) if a != b)
-    one, other = (json.dumps(tool, ensure_ascii=False, sort_keys=True) for tool in first)
-    differs = len("tool ") + _alike(one, other)
-    return _shortened(f"tool {one}", differs), _shortened(f"tool {other}", differs)
+    pairs = zip(names[0], map(spelling, was), map(spelling, now), strict=True)
+    name, one, other = next(pair for pair in pairs if pair[1] != pair[2])
+    differs = _alike(one, other)
+    return f"tool {name}: {_shortened(one, differs)}", f"tool {name}: {_shortened(other, differs)}"
 
 
 def _alike(one: str, other: str) -> int:
@@ -261,14 +260,23 @@ def look_at(asked: Sequence[Asked], agents: Mapping[int, str], template: ChatTem
         turn = TurnFound(agent=agent, turn=one.turn, what="exact" if one.encoded.continues is not None else "start")
         if reason and reason not in STARTS:
             why = {**BRANCH_REASONS, **APPROXIMATIONS}[reason]
-            if reason == "template_not_incremental" and template.breaks:
+            difference = find_difference(one.messages, one.tools, before)
+            if reason == "template_not_incremental" and _is_probed(template, one, difference):
                 why = not_incremental_because(template)
             if reason == "history_retold" and (quoted := quoted_turn(one.messages, before)) is not None:
                 why = f"tells what the model said in turn {quoted} as another's words"
-            turn = replace(turn, what=reason, why=why, difference=find_difference(one.messages, one.tools, before))
+            turn = replace(turn, what=reason, why=why, difference=difference)
         found.append(turn)
         before.append(one)
     return tuple(found)
+
+
+def _is_probed(template: ChatTemplate, one: Asked, difference: Difference | None) -> bool:
+    """Return whether the probes of the chat template have seen that such messages cannot continue a turn."""
+    if difference is None or difference.message is None:
+        return bool(template.breaks)
+    system = role_of(one.messages[0]) == "system"
+    return not template.continues(one.messages[difference.message :], system=system, tools=bool(one.tools))
 
 
 def facts_of(template: ChatTemplate) -> dict[str, Any]:
