@@ -38,8 +38,8 @@ class Heard:
     """
 
     def __init__(self, meanwhile: Callable[[str], object] = lambda text: None, *tokens: Any, **codec: Any) -> None:
-        self.tokenizer = make_tokenizer(special_tokens=("<|im_start|>", "<|im_end|>", RULE))
-        self.tokenizer.add_tokens(list(tokens))
+        self.tokenizer = make_tokenizer(special_tokens=("<|im_start|>", "<|im_end|>"))
+        self.tokenizer.add_tokens([RULE, *tokens])
         self.codec = ChatCodec(self.tokenizer, **codec)
         self.asked: list[tuple[int, threading.Thread]] = []
         encode = self.codec.template._encode

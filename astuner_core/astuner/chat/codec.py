@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from astuner.chat.history import History, Place, Said, branch_reason
+from astuner.chat.history import Context, History, Place, Said, branch_reason
 from astuner.chat.reply import assistant_message
-from astuner.chat.template import LONG, ChatTemplate
+from astuner.chat.template import LONG, ChatTemplate, Encoded
 from astuner.contracts.errors import ConfigError, UnsupportedRequest
 from astuner.contracts.messages import Message, mapping_of, normalise, packed, role_of
 from astuner.contracts.parts import LooserHistoryPart
@@ -45,9 +45,12 @@ class EncodedPrompt:
     """What was overlooked to continue a turn, one of `APPROXIMATIONS`, or to continue one before it, whose
     tokens the prompt holds as well; empty when the prompt says what the request says."""
     control_texts: int = 0
-    """Messages of ``request`` that hold the name of a control token, which is text in the prompt."""
+    """Texts that were kept from being control tokens: messages of ``request`` and ``tools`` that hold a name, and names
+    that a text would have completed."""
     place: Place = field(repr=False, compare=False)
     """Where the reply belongs; for `Conversation.accept`."""
+    context: Context = field(default=Context(), repr=False, compare=False)
+    """What the reply answers; for `Conversation.accept`."""
     callable_tools: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
     """The tools whose calls are read from the reply."""
     heard: tuple[list[Message], list[Mapping[str, Any]]] | None = field(default=None, repr=False, compare=False)
@@ -160,26 +163,36 @@ class Conversation:
         encoded = partial(EncodedPrompt, place=place, callable_tools=readable, heard=heard)
         if said is not None:
             new = tuple(normalise(m) for m in messages[new_from:])
-            system, shown = role_of(messages[0]) == "system", bool(offered)
-            added = await self._aside(most, new, lambda: self._continuation(said, new, system=system, tools=shown))
+            context = self._context(said, new)
+            system = role_of(messages[0]) == "system"
+            added = await self._aside(most, new, lambda: self._continuation(said, context, system=system))
             if added is not None:
                 return encoded(
-                    prompt_ids=[*said.generation.prompt_ids, *said.generation.response_ids, *added],
+                    prompt_ids=[*said.generation.prompt_ids, *said.generation.response_ids, *added.ids],
                     continues=said.turn,
                     approximation=gravest([overlooked, said.approximation]),
                     request=new,
-                    control_texts=sum(map(template.names_control, new)),
+                    control_texts=sum(map(template.names_control, new)) + added.joined,
                     tools=tuple(offered) if overlooked == "tools" else (),
+                    context=context,
                 )
         whole = tuple(normalise(m) for m in messages)
+        asked = await self._aside(most, (*whole, *offered), lambda: template.whole(whole, offered))
         return encoded(
-            prompt_ids=await self._aside(most, (*whole, *offered), lambda: template.whole_ids(whole, offered)),
+            prompt_ids=asked.ids,
             continues=None,
             branch_reason="template_not_incremental" if said else branch_reason(self._history, root, place, messages),
             request=whole,
-            control_texts=sum(map(template.names_control, whole)),
+            control_texts=template.count_control(whole, offered) + asked.joined,
             tools=tuple(offered),
+            context=Context(None, whole, offered, template.outlines.extend(template.outlines.begin(offered), whole)),
         )
+
+    def _context(self, said: Said, new: Sequence[Message]) -> Context:
+        """Return the conversation in which ``new`` (normalised) follow a recorded reply."""
+        before = said.context
+        structure = self._codec.template.outlines.extend(before.structure, [normalise(said.message), *new])
+        return Context(said, new, before.tools, structure)
 
     async def _aside(self, most: int | None, messages: Sequence[Message], work: Callable[[], Any]) -> Any:
         """What ``work`` makes of ``messages`` (normalised) and tools; of long ones in a thread, if they may fit."""
@@ -188,18 +201,12 @@ class Conversation:
             return work()
         return await in_daemon_thread(self._codec.template.if_it_fits, most, messages, work)
 
-    def _continuation(self, said: Said, new: Sequence[Message], *, system: bool, tools: bool) -> list[int] | None:
-        """The ids behind a recorded reply when ``new`` follow; None where the template cannot say."""
-        template = self._codec.template
-        if not template.continues(new, system=system, tools=tools):
+    def _continuation(self, said: Said, context: Context, *, system: bool) -> Encoded | None:
+        """Return what the template writes behind a recorded reply in ``context``; None where that starts a branch."""
+        template, spoken = self._codec.template, said.generation.response_ids
+        if not template.continues(context.request, system=system, tools=bool(context.tools)):
             return None
-        spoken = said.generation.response_ids
-        try:
-            return template.continuation_ids(
-                new, last=spoken[-1] if spoken else None, calls=said.message.get("tool_calls", ())
-            )
-        except UnsupportedRequest:  # perhaps it takes the whole conversation; that raises again if it does not
-            return None
+        return template.follow(said.context, said.message, context, last=spoken[-1] if spoken else None)
 
     def accept(
         self,
@@ -237,7 +244,7 @@ class Conversation:
             if no_other_call and message.get("tool_calls"):
                 reply = template.read(text, (), prompt_ids=encoded.prompt_ids)
                 message = assistant_message(reply, id_prefix=f"call_{turn_index}_")
-        said = Said(turn_index, generation, message, encoded.approximation)
+        said = Said(turn_index, generation, message, encoded.approximation, encoded.context)
         self._history.add(encoded.place, said, text=text)
         if self._relaxed and encoded.heard:
             self._relaxed.add(*encoded.heard, said, text=text)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,6 +34,7 @@ from astuner.contracts.messages import (
     full_key,
     has_text_arguments,
     key_of,
+    normalise,
     packed,
     reasoning_of,
     role_of,
@@ -45,6 +46,29 @@ from astuner.contracts.types import Generation
 
 
 @dataclass(frozen=True)
+class Context:
+    """The conversation that a prompt holds, up to the reply that it asks for."""
+
+    before: Said | None = None
+    """The recorded reply that it continues."""
+    request: Sequence[Message] = ()
+    """The messages behind that reply, normalised; all of them where it continues none."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """The tools that its first prompt shows."""
+    structure: int | None = None
+    """See `astuner.chat.outline`."""
+
+    def messages(self) -> list[Message]:
+        """Return the complete conversation, normalised."""
+        pieces: list[Sequence[Message]] = [self.request]
+        said = self.before
+        while said is not None:
+            pieces += [[normalise(said.message)], said.context.request]
+            said = said.context.before
+        return [message for piece in reversed(pieces) for message in piece]
+
+
+@dataclass(frozen=True)
 class Said:
     """A reply of the model that was recorded."""
 
@@ -53,6 +77,8 @@ class Said:
     message: Mapping[str, Any]
     approximation: str = ""
     """The gravest difference between what the model was asked with and what the agent asked, on the whole way here."""
+    context: Context = field(default=Context(), repr=False, compare=False)
+    """What the model was asked with."""
 
 
 class Node:

@@ -14,8 +14,8 @@ put elsewhere.
 What a template would do to the part before the reply once something follows (Qwen3's leaves earlier reasoning out,
 Mistral's moves the tools) is not done: recorded tokens are kept, so that the turns of an episode stay one sample.
 
-What messages and tools say is text: the name of a control token in it (``<|im_end|>``) is encoded as the letters that
-it has, so that nobody speaks as somebody else.  `CUT` is put into it before it is rendered; `encode` cuts there.
+What messages and tools say is text: the name of a control token (``<|im_end|>``) that it holds, or takes part in, is
+encoded as the letters that it has, so that nobody speaks as somebody else (`astuner.chat.control`).
 
 Invariant: where `continues` holds, prompt + reply + `continuation_ids` is the template's own text around the reply.
 """
@@ -30,11 +30,16 @@ import marshal
 import re
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from enum import Enum
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, Protocol
 
+from astuner.chat.control import JOINT, ControlNames, split_at_cuts, without_cuts
+from astuner.chat.history import Context
+from astuner.chat.literals import Literals, sources
+from astuner.chat.outline import Outlines
 from astuner.chat.reply import (
     END_THINK,
     NO_CALLS,
@@ -53,6 +58,8 @@ from astuner.plugins.loader import PluginManager
 
 REMEMBERED = 512
 """Renderings kept of each kind; a batch has far fewer different first prompts than episodes."""
+MAX_VERDICTS = 1 << 16
+"""Structures of conversations that are remembered."""
 LONG = 32 << 10
 """Bytes of messages, or characters, that are long: to tokenise them takes 15 ms, and a thread for it 0.1 ms."""
 _CHARACTERS = 8
@@ -72,8 +79,6 @@ _TRIED = ("a", " a b", "\n\n a\n", "Zwölf, 十二, 🙂 = 12.", '{"x": [1, -2.5
 """Texts on which the backend of a tokenizer is compared with the tokenizer."""
 MARK, THOUGHT = (f"astuner-stand-in-{what}-{secrets.token_hex(8)}" for what in ("reply", "thought"))
 """Random, so that no message holds them by chance or on purpose: what stands in front of the mark is cut off."""
-CUT = f"astuner-cut-{secrets.token_hex(8)}"
-"""Stands in a rendering where a text is cut, so that what is written in a message makes no control token."""
 PROBE = "astuner_probe"
 TOOL = {
     "type": "function",
@@ -127,6 +132,25 @@ class Render(Protocol):
     def __call__(
         self, messages: Sequence[Message], tools: Tools = (), *, generation_prompt: bool = True, shape: Shape = ...
     ) -> str: ...
+
+
+class Encoded(NamedTuple):
+    """A rendered text as token ids."""
+
+    ids: list[int]
+    joined: int
+    """Names of control tokens that a text would have completed, and which are letters."""
+
+
+class Behind(Enum):
+    """What a template writes behind a reply in a complete conversation."""
+
+    SAME = "same"
+    """What it writes behind the same reply in a short one."""
+    OWN = "own"
+    """Something else, behind an unchanged beginning."""
+    BRANCH = "branch"
+    """Something that cannot be put behind the recorded tokens."""
 
 
 class Following(NamedTuple):
@@ -362,13 +386,14 @@ class ChatTemplate:
         self._template = chat_template
         self._lock, self._one_long = threading.Lock(), threading.Lock()
         self._swallows = any(token.lstrip for token in getattr(tokenizer, "added_tokens_decoder", {}).values())
-        self.whole_ids = _remembering(lambda messages, tools: self.encode(self._complete(messages, tools)))
-        """Token ids of whole messages (normalised) with tools; `UnsupportedRequest` where the template refuses them or
+        self.whole = _remembering(lambda messages, tools: self._encoded(self._complete(messages, tools)))
+        """Whole messages (normalised) with tools, encoded; `UnsupportedRequest` where the template refuses them or
         leaves one out. Remembered: all attempts of a group begin with the same ones."""
-        self._behind_ids = _remembering(self._encode_behind)
+        self._behind = _remembering(self._encode_behind)
+        self._verdicts: dict[int, Behind] = {}
         self._families = known_families(plugins)
         self._shape = _PLAIN
-        self._keep_as_text(())
+        self._control = ControlNames(())
         self._name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
         self.tokens_encoded = 0
         """How many tokens were made of text so far; what is remembered or spliced is not made again."""
@@ -395,6 +420,9 @@ class ChatTemplate:
                 f"the chat template of {self._name} ends a turn with {tail.strip()[:40]!r} and asks for one with "
                 f"{self.generation_prompt[:40]!r}, as no family does that is installed ({_MORE}); {_HINT}"
             )
+        literals = Literals.of(sources(self._template or self._tokenizer.chat_template))
+        self.outlines = Outlines(literals)
+        """Structures of conversations, by which `follow` remembers what it found out."""
         ways = ((family, find_calls(self._render, family, asks=self.generation_prompt)) for family in families)
         family, found = next((way for way in ways if way[1]), (families[0], None))
         self.format: Family = family
@@ -412,7 +440,7 @@ class ChatTemplate:
         self._shape = found or shape_without_calls(self._render)
         self.calls = self._shape.style
         """How calls are written."""
-        self._keep_as_text(self._find_control())
+        self._control = ControlNames(self._find_control(), literals.separators)
         self._probe_reasoning()
         self.breaks: frozenset[Break] = find_breaks(self._render, family, self._shape, tools=self.renders_tools)
         """When a reply cannot be continued."""
@@ -434,10 +462,6 @@ class ChatTemplate:
         self.drops_reasoning: bool = self.reasons and THOUGHT not in self.render([USER, thoughtful, USER])
         """Whether the template leaves earlier reasoning out once the user speaks again (Qwen3's does)."""
 
-    def _keep_as_text(self, names: Iterable[str]) -> None:
-        pattern = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True)) or "(?!)"
-        self._control, self._control_bytes = re.compile(pattern), re.compile(pattern.encode())
-
     def _find_control(self) -> set[str]:
         """The names of control tokens: special ones, and those that the template writes between messages.
 
@@ -452,16 +476,12 @@ class ChatTemplate:
         return {n for n in names if len(n.strip()) > 1} - {THINK, END_THINK}  # of one letter nothing can be cut
 
     def names_control(self, message: Message) -> bool:
-        """Whether a message (normalised) holds the name of a control token, which is encoded as text."""
-        return self._control.search(message["content"]) is not None
+        """Return whether a message (normalised) holds the name of a control token, which is encoded as text."""
+        return self._control.in_message(message)
 
-    def _as_text(self, said: Any) -> Any:
-        """A copy of messages or tools where every name of a control token has a `CUT`."""
-        if isinstance(said, str):
-            return self._control.sub(lambda name: f"{name[0][0]}{CUT}{name[0][1:]}", said)
-        if isinstance(said, Mapping):
-            return {self._as_text(key): self._as_text(value) for key, value in said.items()}
-        return [self._as_text(value) for value in said] if isinstance(said, (list, tuple)) else said
+    def count_control(self, messages: Sequence[Message], tools: Tools) -> int:
+        """Return how many of these messages (normalised) and tools hold the name of a control token."""
+        return sum(map(self._control.in_message, messages)) + sum(map(self._control.in_tool, tools))
 
     @property
     def incremental(self) -> bool:
@@ -477,7 +497,8 @@ class ChatTemplate:
         return not self.breaks or Break(system, tools, Following.of(messages)) not in self.breaks
 
     def render(self, messages: Sequence[Message], tools: Tools | None = None, *, generation_prompt: bool = True) -> str:
-        """The template's text for ``messages`` (normalised), with a `CUT` in the names of control tokens in them.
+        """The template's text for ``messages`` (normalised), with a `CUT` or `JOINT` in each name of a control token
+        that is not the template's own.
 
         :raises UnsupportedRequest: the template refuses them, for instance two user messages in a row.
         """
@@ -486,12 +507,13 @@ class ChatTemplate:
     def _render(
         self, messages: Sequence[Message], tools: Tools = (), *, generation_prompt: bool = True, shape: Shape = _PLAIN
     ) -> str:
+        write = partial(self._write, generation_prompt=generation_prompt)
+        return self._control.render(write, shaped(messages, shape), tools)
+
+    def _write(self, messages: Sequence[Message], tools: Tools, *, generation_prompt: bool) -> str:
+        """Return what the template itself writes for shaped messages."""
         from jinja2 import TemplateError
 
-        messages = shaped(messages, shape)
-        plain = packed((messages, tools))
-        if plain is None or self._control_bytes.search(plain):  # to copy takes five times as long as to look
-            messages, tools = self._as_text(messages), self._as_text(tools)
         try:
             text = self._tokenizer.apply_chat_template(
                 messages,
@@ -579,13 +601,80 @@ class ChatTemplate:
         :param last: the reply's last token.  If it is the end token with which the continuation begins, or one that
             means the same, it is not repeated; a reply without one is ended here.
         """
-        ids = self._behind_ids(messages, [(call.get("id"), call["function"]["name"]) for call in calls])
+        named = [(call.get("id"), call["function"]["name"]) for call in calls]
+        return self._without_end(self._behind(messages, named).ids, last)
+
+    def follow(self, asked: Context, reply: Mapping[str, Any], context: Context, *, last: int | None) -> Encoded | None:
+        """Encode what the template writes behind a recorded reply in the complete conversation.
+
+        The complete conversation is rendered for the first conversation of each structure (`Outlines`).  Where the
+        template writes there what it writes in a short one, `continuation_ids` is enough from then on.
+
+        :param asked: what the reply answers.
+        :param reply: the reply, with its tool calls.
+        :param context: ``asked``, the reply, and the messages that follow it.
+        :param last: the reply's last token, as in `continuation_ids`.
+        :return: None where the template refuses the conversation, or writes what came before in another way.
+        """
+        following, calls = context.request, reply.get("tool_calls", ())
+        verdict, text = self._verdict(asked, reply, context)
+        if verdict is Behind.BRANCH:
+            return None
+        if verdict is Behind.SAME:
+            encoded = self._behind(following, [(call.get("id"), call["function"]["name"]) for call in calls])
+        else:
+            encoded = self._encoded(self._measured(text))
+        return encoded._replace(ids=self._without_end(encoded.ids, last))
+
+    def _verdict(self, asked: Context, reply: Mapping[str, Any], context: Context) -> tuple[Behind, str]:
+        """Return how a conversation continues, and what the template writes behind the reply if that is its own."""
+        known = None if context.structure is None else self._verdicts.get(context.structure)
+        if known in (Behind.SAME, Behind.BRANCH):
+            return known, ""
+        found = self._look_behind(asked.messages(), normalise(reply), context.request, context.tools)
+        if context.structure is not None:
+            if len(self._verdicts) >= MAX_VERDICTS:
+                self._verdicts.clear()
+            self._verdicts[context.structure] = found[0]
+        return found
+
+    def _look_behind(
+        self, earlier: Sequence[Message], reply: Message, following: Sequence[Message], tools: Tools
+    ) -> tuple[Behind, str]:
+        """`_verdict`, by rendering the complete conversation."""
+        marked = _marked(reply, shows_calls=self.renders_tools)
+
+        def behind(following: Sequence[Message]) -> tuple[str, str]:
+            text = self.render([*earlier, marked, *following], tools)
+            return text, behind_mark(text, self.format)
+
+        try:
+            whole, tail = behind(following)
+            with contextlib.suppress(UnsupportedRequest):  # in a short conversation
+                if tail == self.continuation(following, calls=reply.get("tool_calls", ())):
+                    return Behind.SAME, ""
+            kept = whole.startswith(self.render(earlier, tools, generation_prompt=False))
+            if kept and not _left_out(tail, following, lambda others: behind(others)[1]):
+                return Behind.OWN, tail
+        except ValueError:  # the template refuses it (UnsupportedRequest), or hides the reply
+            pass
+        return Behind.BRANCH, ""
+
+    def _without_end(self, ids: list[int], last: int | None) -> list[int]:
+        """The ids behind a reply, less the end token if the reply has one."""
         ended = last is not None and (last == ids[0] or {last, ids[0]} <= self._closing)
         return ids[1:] if ended else ids
 
-    def _encode_behind(self, messages: Sequence[Message], named: Sequence[tuple[str | None, str]]) -> list[int]:
+    def _encode_behind(self, messages: Sequence[Message], named: Sequence[tuple[str | None, str]]) -> Encoded:
         calls = [{"id": label, "function": {"name": name}} for label, name in named]
-        return self.encode(self._measured(self.continuation(messages, calls=calls)))
+        return self._encoded(self._measured(self.continuation(messages, calls=calls)))
+
+    def whole_ids(self, messages: Sequence[Message], tools: Tools) -> list[int]:
+        """Return the token ids of `whole`."""
+        return self.whole(messages, tools).ids
+
+    def _encoded(self, rendered: str) -> Encoded:
+        return Encoded(self.encode(rendered), rendered.count(JOINT))
 
     def read(self, text: str, tools: Tools, *, prompt_ids: Sequence[int]) -> Read:
         """Take a reply apart (without its end token).
@@ -594,13 +683,20 @@ class ChatTemplate:
         :param prompt_ids: what the model was asked with.
         """
         if self.format.channels is None:
-            thinking = self.reasons and opens_thought(self.decode(prompt_ids[-_OPENING:]))
+            thinking = self.reasons and self._opens_thought(prompt_ids)
             return read_tagged(text, self.calls, tools, reasoning=self.reasons, thinking=thinking)
         if self.format.channels == self._parse:
             return self._parse(text, tools, self.decode(prompt_ids[-_TAIL:]))
         return self.format.channels(text, tools)
 
-    def write_reply(self, content: str, tool_calls: Sequence[Mapping[str, Any]] = (), reasoning: str = "") -> str:
+    def write_reply(
+        self,
+        content: str,
+        tool_calls: Sequence[Mapping[str, Any]] = (),
+        reasoning: str = "",
+        *,
+        prompt_ids: Sequence[int] | None = None,
+    ) -> str:
         """The text that a model of this family would write for such a reply, without its end token.
 
         It is what the template writes for it as the last message.  What the template has no place for is missing
@@ -608,6 +704,7 @@ class ChatTemplate:
         the content is the template's.  Read it again with `read` to see what is left.
 
         :param tool_calls: OpenAI-style, ``arguments`` as JSON text or an object.
+        :param prompt_ids: what the model is asked with; None: a plain conversation.
         :raises UnsupportedRequest: the family has no such replies, e.g. two calls where it makes one at a time.
         """
         if tool_calls and not self.renders_tools:
@@ -618,18 +715,24 @@ class ChatTemplate:
         if reasoning:
             message["reasoning_content"] = reasoning
         text = written(self._render, self.format, message, (), self._shape, asks=self.generation_prompt)
-        text = text.replace(CUT, "")
-        if self.thinking and END_THINK not in text:  # the template shows no thought, but the prompt has opened one
+        text = without_cuts(text)
+        if (
+            self._opens_thought(prompt_ids) and END_THINK not in text
+        ):  # the template shows no thought, but the prompt has opened one
             return f"{reasoning}\n{END_THINK}\n\n{text}"
         return text
 
+    def _opens_thought(self, prompt_ids: Sequence[int] | None) -> bool:
+        """Return whether a prompt, or that of a plain conversation, has already opened a thought."""
+        return self.thinking if prompt_ids is None else opens_thought(self.decode(prompt_ids[-_OPENING:]))
+
     def encode(self, text: str) -> list[int]:
-        """Token ids of ``text``, special tokens in it recognised and none added; between pieces at a `CUT` is none."""
+        """Token ids of ``text``, special tokens in it recognised and none added; between pieces at a cut is none."""
         try:
             text.encode()
         except UnicodeEncodeError:  # lone surrogates, e.g. from a tool's undecodable output: no tokenizer takes them
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        first, *others = text.split(CUT)
+        first, *others = split_at_cuts(text)
         ids = self._encode(first)
         for piece in others:
             ids += self._encode_inside(piece)
@@ -690,19 +793,33 @@ def _shown(message: Message) -> str:
     return f"the {message['role']} message {message['content'].strip()[:60]!r}"
 
 
-def _remembering(compute: Callable[[Any, Any], list[int]]) -> Callable[[Any, Any], list[int]]:
+def _marked(message: Message, *, shows_calls: bool) -> dict[str, Any]:
+    """``message``, with the mark at its end: in the arguments of its last call, where calls are shown."""
+    calls = message.get("tool_calls")
+    if not calls or not shows_calls:
+        return {**message, "content": message["content"] + MARK}
+    *others, last = calls
+    function = {**last["function"], "arguments": json.dumps({"k": MARK})}
+    return {**message, "tool_calls": [*others, {**last, "function": function}]}
+
+
+def _remembering(compute: Callable[[Any, Any], Encoded]) -> Callable[[Any, Any], Encoded]:
     """``compute``, whose latest answers to plain data are kept, for several threads; who asks gets a list of their own.
 
     What is not made of Python's own types (`packed`) is not remembered.
     """
 
     @lru_cache(REMEMBERED)
-    def kept(plain: bytes) -> tuple[int, ...]:
-        return tuple(compute(*marshal.loads(plain)))
+    def kept(plain: bytes) -> tuple[tuple[int, ...], int]:
+        ids, joined = compute(*marshal.loads(plain))
+        return tuple(ids), joined
 
-    def ask(messages: Any, other: Any) -> list[int]:
+    def ask(messages: Any, other: Any) -> Encoded:
         plain = packed((messages, other))
-        return compute(messages, other) if plain is None else list(kept(plain))
+        if plain is None:
+            return compute(messages, other)
+        ids, joined = kept(plain)
+        return Encoded(list(ids), joined)
 
     return ask
 
@@ -718,7 +835,7 @@ def _left_out(text: str, messages: Sequence[Message], render: Callable[[list[Mes
     :param render: writes again, for other contents.  It is used where a text is found neither as it stands nor as JSON
         (gpt-oss), as in a template that escapes it in another way.
     """
-    text = text.replace(CUT, "")
+    text = without_cuts(text)
     missing = [n for n, m in enumerate(messages) if m["role"] != "assistant" and not _stands_in(text, m["content"])]
     if not missing:
         return []

@@ -224,12 +224,12 @@ def write_move(template: ChatTemplate, move: Move, tools: Tools, number: int, pr
         for n, name in enumerate(chosen)
     ]
     try:
-        text = _text(template, move.text, calls, move.thought)
+        text = _text(template, move.text, calls, move.thought, prompt_ids)
     except UnsupportedRequest:
         if len(calls) < 2:
             raise
         calls, note = calls[:1], note or "the family makes one call in a reply, so there is one"
-        text = _text(template, move.text, calls, move.thought)
+        text = _text(template, move.text, calls, move.thought, prompt_ids)
     if move.end == "broken" and calls:
         text = _broken(text, calls[-1])
     elif move.end == "stop":
@@ -249,7 +249,7 @@ def write_message(
     :raises UnsupportedRequest: the family has no such replies.
     """
     calls = list(message.get("tool_calls") or ())
-    text = _text(template, message["content"], calls, message.get("reasoning_content", ""))
+    text = _text(template, message["content"], calls, message.get("reasoning_content", ""), prompt_ids)
     ids = template.encode(text)
     if cut:
         return _written(prompt_ids, ids, FinishReason.LENGTH), ""
@@ -290,9 +290,9 @@ def _names(calls: Sequence[tuple[str, str]]) -> str:
     return ", ".join(name for name, _ in calls) or "none"
 
 
-def _text(template: ChatTemplate, content: str, calls: Sequence[Any], thought: str) -> str:
+def _text(template: ChatTemplate, content: str, calls: Sequence[Any], thought: str, prompt_ids: Sequence[int]) -> str:
     """What the model says, with the arguments of its calls spelled as they are in ``calls``."""
-    text = template.write_reply(content, calls, thought)
+    text = template.write_reply(content, calls, thought, prompt_ids=prompt_ids)
     if not calls:
         stripped = content.strip()  # some templates strip the content; a model may write white space all the same
         return text.replace(stripped, content, 1) if stripped and content not in text else text

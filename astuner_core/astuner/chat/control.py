@@ -1,0 +1,262 @@
+"""Keep text from outside (messages, tools) from becoming control tokens in a rendered prompt.
+
+A tokenizer makes a control token of every occurrence of its name in the rendered text.  Only the template may write
+such a name.  Text from outside can hold a complete name, or a part of one that the template, or a second text,
+completes: ``<`` + key + ``>`` makes ``<|im_end|>`` of the key ``|im_end|``.
+
+So the characters that every such name would have to contain are *marked* before rendering: each is replaced by a lone
+surrogate that stands for it.  After rendering, a name with a marked character in it is a forged one.  It gets a `CUT`
+(a `JOINT` where the text does not hold the complete name itself), at which the encoder splits the text, and is encoded
+as the letters that it has.
+
+Marks must not change what a template decides.  The text is therefore also rendered without the marks of incomplete
+names, and must read the same.  A text whose mark changes the rendering is left unmarked, and is refused if it takes
+part in a forged name.
+
+Cost: texts that neither hold a name nor begin or end within one are rendered once, without marks.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from astuner.contracts.errors import UnsupportedRequest
+
+CUT, JOINT = (f"astuner-{what}-{secrets.token_hex(8)}" for what in ("cut", "joint"))
+"""Stand in a rendering where a control token's name is split: one that a text holds, one that it takes part in."""
+_MARK = re.compile("[\ud800-\udfff]")
+_SPLIT = re.compile(f"{CUT}|{JOINT}")
+_FIELD = re.compile(
+    "role|content|name|tool_calls|tool_call_id|reasoning_content|id|type|function|arguments|description|parameters|strict"
+)
+"""Keys that messages, calls and tools have by their form."""
+_FIXED_VALUES = frozenset({("type", "function"), *(("role", r) for r in ("system", "user", "assistant", "tool"))})
+_MESSAGE_LEVELS, _TOOL_LEVELS = 3, 2
+"""Nested mappings that have such keys: message, call and function; tool and function."""
+_NAMES_END = "\0"
+_WHOLE_MARKS, _PART_MARKS = 0xD800, 0xDC00
+"""The first surrogates that stand for characters of complete names, and of parts of names; 1024 each."""
+
+
+def split_at_cuts(rendered: str) -> list[str]:
+    """Return the pieces of a rendering that are to be encoded separately."""
+    return _SPLIT.split(rendered)
+
+
+def without_cuts(rendered: str) -> str:
+    """Return a rendering as people read it."""
+    return _SPLIT.sub("", rendered)
+
+
+class ControlNames:
+    """The names of a tokenizer's control tokens, and how text from outside is kept from making them."""
+
+    def __init__(self, names: Iterable[str], separators: Iterable[str] = ()) -> None:
+        """:param separators: strings at which the chat template splits texts, or which it removes from them."""
+        ordered = sorted(names, key=lambda name: (-len(name), name))
+        self._names = re.compile("|".join(map(re.escape, ordered)) or "(?!)")
+        self._any = bool(ordered)
+        self._joined = _NAMES_END + "".join(name + _NAMES_END for name in ordered)
+        self._longest = max(map(len, ordered), default=0)
+        self._first = _class_of(name[0] for name in ordered)
+        self._last = _class_of(name[-1] for name in ordered)
+        self._separators = _any_of(separators)
+        letters = sorted({letter for name in ordered for letter in name})[: _PART_MARKS - _WHOLE_MARKS]
+        self._whole_marks, self._part_marks = (
+            {ord(letter): chr(first + n) for n, letter in enumerate(letters)} for first in (_WHOLE_MARKS, _PART_MARKS)
+        )
+        pairs = (*self._whole_marks.items(), *self._part_marks.items())
+        self._letters = {mark: chr(letter) for letter, mark in pairs}
+
+    def in_message(self, message: Mapping[str, Any]) -> bool:
+        """Return whether a message (normalised) holds a complete name."""
+        return any(map(self._names.search, _texts(message, _MESSAGE_LEVELS)))
+
+    def in_tool(self, tool: Mapping[str, Any]) -> bool:
+        """Return whether the description of a tool holds a complete name."""
+        return any(map(self._names.search, _texts(tool, _TOOL_LEVELS)))
+
+    def render(
+        self,
+        write: Callable[[Sequence[Any], Sequence[Any]], str],
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+    ) -> str:
+        """Return what ``write`` makes of messages and tools, with a `CUT` or `JOINT` in each forged name.
+
+        :param write: renders the chat template.
+        :raises UnsupportedRequest: the template refuses the messages, or a name is forged and cannot be split.
+        """
+        texts = [*_texts(messages, _MESSAGE_LEVELS), *_texts(tools, _TOOL_LEVELS)]
+        suspects = {text for text in texts if self._is_suspect(text)} if self._any else set()
+        if not suspects:
+            return write(messages, tools)
+        undecodable = {text: _clean(text) for text in texts if _MARK.search(text)}
+        whole = {text: self._marked(_clean(text), parts=False) for text in suspects}
+        both = {text: self._marked(_clean(text), parts=True) for text in suspects}
+
+        def rendered(parts: Iterable[str]) -> str:
+            table = {**undecodable, **whole, **{text: both[text] for text in parts}}
+            return write(_mapped(messages, table, _MESSAGE_LEVELS), _mapped(tools, table, _TOOL_LEVELS))
+
+        expected = rendered(())
+        marked = sorted(text for text in suspects if both[text] != whole[text])
+        if not marked:
+            return self._cut(expected)
+        kept = _largest(marked, lambda parts: self._reads(rendered, parts) == self._plain(expected))
+        text = self._cut(rendered(kept))
+        for dropped in sorted(set(marked) - set(kept)):
+            self._check_unmarked(dropped, text, partial(rendered, [*kept, dropped]))
+        return text
+
+    def _is_suspect(self, text: str) -> bool:
+        return self._names.search(text) is not None or next(self._parts(text), None) is not None
+
+    def _parts(self, text: str) -> Iterator[int]:
+        """Yield the characters of ``text`` that any name would contain of which the text is a part.
+
+        A name that begins or ends inside of the text, or has all of it in its middle, contains the text's last or first
+        character.  White space around the text does not count, since templates strip it.
+        """
+        for start, end in self._spans(text):
+            if end - start < self._longest and text[start:end] in self._joined:
+                yield from (start, end - 1)
+                continue
+            for match in self._first.finditer(text, max(start, end - self._longest), end):
+                if _NAMES_END + text[match.start() : end] in self._joined:
+                    yield end - 1
+                    break
+            for match in self._last.finditer(text, start, min(end, start + self._longest)):
+                if text[start : match.end()] + _NAMES_END in self._joined:
+                    yield start
+                    break
+
+    def _spans(self, text: str) -> Iterator[tuple[int, int]]:
+        """Yield begin and end of each part between separators, without the white space around it."""
+        at = 0
+        cuts = [match.span() for match in self._separators.finditer(text)] if self._separators else []
+        for end, following in (*cuts, (len(text), 0)):
+            part = text[at:end].rstrip()
+            start = at + len(part) - len(part.lstrip())
+            if part:
+                yield start, at + len(part)
+            at = following
+
+    def _marked(self, text: str, *, parts: bool) -> str:
+        marked = self._names.sub(lambda name: name[0].translate(self._whole_marks), text)
+        if not parts:
+            return marked
+        letters = list(marked)
+        for n in self._parts(text):
+            if letters[n] == text[n]:
+                letters[n] = text[n].translate(self._part_marks)
+        return "".join(letters)
+
+    def _plain(self, marked: str) -> str:
+        return _MARK.sub(lambda mark: self._letters[mark[0]], marked)
+
+    def _reads(self, rendered: Callable[[Iterable[str]], str], parts: Iterable[str]) -> str | None:
+        """What a rendering with these marks reads like; None where the template refuses it because of them."""
+        try:
+            return self._plain(rendered(parts))
+        except UnsupportedRequest:
+            return None
+
+    def _cut(self, marked: str) -> str:
+        """Return the plain text, with a `CUT` or `JOINT` behind the first character of each forged name."""
+        plain, pieces, start, at = self._plain(marked), list[str](), 0, 0
+        while match := self._names.search(plain, at):
+            at = match.end()
+            if mark := _MARK.search(marked, *match.span()):
+                at = match.start() + 1  # what remains of it may hold another name
+                pieces += [plain[start:at], CUT if ord(mark[0]) < _PART_MARKS else JOINT]
+                start = at
+        return "".join([*pieces, plain[start:]])
+
+    def _check_unmarked(self, text: str, written: str, marked: Callable[[], str]) -> None:
+        """Check that a text whose mark changes the rendering takes part in no name.
+
+        :raises UnsupportedRequest: it does.
+        """
+        try:
+            harmless = self._cut(marked())
+        except UnsupportedRequest:  # the template depends on exactly this text, such as a keyword of a schema
+            return
+        if self._sequence(harmless) != self._sequence(written):
+            raise UnsupportedRequest(
+                f"the text {text[:60]!r} becomes part of a control token in the chat template; send it in another form"
+            )
+
+    def _sequence(self, rendered: str) -> list[str]:
+        return [name for piece in split_at_cuts(rendered) for name in self._names.findall(piece)]
+
+
+def _class_of(letters: Iterable[str]) -> re.Pattern[str]:
+    return _any_of(set(letters)) or re.compile("(?!)")
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str] | None:
+    ordered = sorted(filter(None, texts), key=lambda text: (-len(text), text))
+    return re.compile("|".join(map(re.escape, ordered))) if ordered else None
+
+
+def _clean(text: str) -> str:
+    """Return ``text`` without lone surrogates (from a tool's undecodable output), which stand for marks here."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if _MARK.search(text) else text
+
+
+def _is_field(key: Any, levels: int) -> bool:
+    """Return whether a message, call or tool has this key by its form."""
+    return levels > 0 and isinstance(key, str) and _FIELD.fullmatch(key) is not None
+
+
+def _is_fixed(key: Any, member: Any, levels: int) -> bool:
+    """Return whether it has this member by its form."""
+    return levels > 0 and isinstance(member, str) and (key, member) in _FIXED_VALUES
+
+
+def _texts(value: Any, levels: int) -> Iterator[str]:
+    """Yield every string from outside in messages (``levels`` 3) or tools (2), keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, member in value.items():
+            if isinstance(key, str) and not _is_field(key, levels):
+                yield key
+            if not _is_fixed(key, member, levels):
+                yield from _texts(member, max(0, levels - 1))
+    elif isinstance(value, (list, tuple)):
+        for member in value:
+            yield from _texts(member, levels)
+
+
+def _mapped(value: Any, table: Mapping[str, str], levels: int) -> Any:
+    """Return a copy of messages or tools with the strings of `_texts` replaced."""
+    if isinstance(value, str):
+        return table.get(value, value)
+    if isinstance(value, Mapping):
+        return {
+            key if _is_field(key, levels) else table.get(key, key): (
+                member if _is_fixed(key, member, levels) else _mapped(member, table, max(0, levels - 1))
+            )
+            for key, member in value.items()
+        }
+    return [_mapped(member, table, levels) for member in value] if isinstance(value, (list, tuple)) else value
+
+
+def _largest(items: Sequence[str], fits: Callable[[Sequence[str]], bool]) -> list[str]:
+    """Return items that fit together, found by halving: all of them where they do, as is usual."""
+
+    def extend(kept: list[str], more: Sequence[str]) -> list[str]:
+        if fits([*kept, *more]):
+            return [*kept, *more]
+        if len(more) == 1:
+            return kept
+        half = len(more) // 2
+        return extend(extend(kept, more[:half]), more[half:])
+
+    return extend([], items)

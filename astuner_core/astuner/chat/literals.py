@@ -1,0 +1,104 @@
+"""Which strings of a message a chat template looks for, and what it does with them, read from its source.
+
+A template decides by roles, by which fields a message has, and at times by words in a text: ``/no_think`` switches
+thinking off, ``</think>`` parts a thought from an answer.  The words are string constants of the template.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+_CUTTERS = frozenset(["split", "rsplit", "partition", "rpartition", "replace", "removeprefix", "removesuffix"])
+"""Methods and filters after which parts of a text may stand next to each other, or next to the template's text."""
+_FIELD = re.compile(
+    "role|content|names?|tool_calls?|tool_call_id|tool_responses?|tool_results|reasoning|reasoning_content|thinking|thought"
+    "|id|call_id|type|functions?|arguments|parameters|properties|required|description|items|enum|return|response|text"
+    "|image|image_url|images|video|input_audio|audio|file|user|assistant|system|developer|tool|model|ipython|citations"
+    "|documents"
+)
+"""Words that a template looks for in the keys of a message or tool, not in its text."""
+
+
+class Literals(NamedTuple):
+    """The string constants of a chat template that concern texts."""
+
+    held: frozenset[str]
+    """Those that it looks for inside of texts."""
+    equal: frozenset[str]
+    """Those that it compares with complete values."""
+    separators: frozenset[str]
+    """Those at which it splits texts, or which it removes from them."""
+
+    @classmethod
+    def of(cls, templates: Iterable[str]) -> Literals:
+        """Read the sources of one or more templates."""
+        held, equal, separators = set[str](), set[str](), set[str]()
+        for tree in map(_parsed, templates):
+            for word in _looked_for(tree):
+                if word.strip() and not _FIELD.fullmatch(word):
+                    held.add(word)
+            equal.update(_compared(tree))
+            separators.update(filter(None, _cut_at(tree)))
+        return cls(frozenset(held), frozenset(equal), frozenset(separators))
+
+    def pattern(self) -> re.Pattern[str] | None:
+        """Return what matches any of `held`; None where there are none."""
+        return re.compile("|".join(map(re.escape, sorted(self.held)))) if self.held else None
+
+
+def sources(template: Any) -> list[str]:
+    """Return the template texts of a tokenizer's ``chat_template``: one text, or several by name."""
+    return [text for text in (template.values() if isinstance(template, Mapping) else [template]) if text]
+
+
+def _parsed(template: str) -> Any:
+    """Return the syntax tree, parsed with the tags that transformers adds to Jinja's."""
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    tree: Any = _compile_jinja_template(template).environment.parse(template)
+    return tree
+
+
+def _looked_for(tree: Any) -> Iterator[str]:
+    from jinja2 import nodes
+
+    for compare in tree.find_all(nodes.Compare):
+        for operand in compare.ops:
+            if operand.op in ("in", "notin") and not isinstance(operand.expr, (nodes.List, nodes.Tuple, nodes.Dict)):
+                yield from _strings(compare.expr)
+    for call in tree.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Getattr) and call.node.attr not in ("get", "strip", "lstrip", "rstrip"):
+            for argument in call.args:
+                yield from _strings(argument)
+    for assigned in tree.find_all((nodes.Assign, nodes.Keyword)):  # ``set``, and the members of a namespace
+        value = assigned.node if isinstance(assigned, nodes.Assign) else assigned.value
+        if isinstance(value, nodes.Const) and isinstance(value.value, str) and not value.value.isidentifier():
+            yield value.value
+
+
+def _compared(tree: Any) -> Iterator[str]:
+    from jinja2 import nodes
+
+    for compare in tree.find_all(nodes.Compare):
+        yield from (word.strip() for word in _strings(compare))
+
+
+def _cut_at(tree: Any) -> Iterator[str]:
+    from jinja2 import nodes
+
+    for call in tree.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Getattr) and call.node.attr in _CUTTERS and call.args:
+            yield from _strings(call.args[0])
+    for filtered in tree.find_all(nodes.Filter):
+        if filtered.name in _CUTTERS and filtered.args:
+            yield from _strings(filtered.args[0])
+
+
+def _strings(node: Any) -> Iterator[str]:
+    from jinja2 import nodes
+
+    for constant in [node] if isinstance(node, nodes.Const) else node.find_all(nodes.Const):
+        if isinstance(constant.value, str):
+            yield constant.value
