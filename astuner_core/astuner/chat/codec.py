@@ -191,7 +191,7 @@ class Conversation:
     def _context(self, said: Said, new: Sequence[Message]) -> Context:
         """Return the conversation in which ``new`` (normalised) follow a recorded reply."""
         before = said.context
-        structure = self._codec.template.outlines.extend(before.structure, [normalise(said.message), *new])
+        structure = self._codec.template.outlines.extend(before.structure, [said.message, *new])
         return Context(said, new, before.tools, structure)
 
     async def _aside(self, most: int | None, messages: Sequence[Message], work: Callable[[], Any]) -> Any:

@@ -21,22 +21,23 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from astuner.contracts.errors import UnsupportedRequest
 
-CUT, JOINT = (f"astuner-{what}-{secrets.token_hex(8)}" for what in ("cut", "joint"))
-"""Stand in a rendering where a control token's name is split: one that a text holds, one that it takes part in."""
+CUT = f"astuner-cut-{secrets.token_hex(8)}"
+"""Stands in a rendering where the name of a control token is split, which a text holds."""
+JOINT = CUT + CUT
+"""The same, of a name that a text would have completed."""
 _MARK = re.compile("[\ud800-\udfff]")
-_SPLIT = re.compile(f"{CUT}|{JOINT}")
-_FIELD = re.compile(
-    "role|content|name|tool_calls|tool_call_id|reasoning_content|id|type|function|arguments|description|parameters|strict"
-)
+_FIELD_NAMES = "role|content|name|tool_calls|tool_call_id|reasoning_content|id|type|function|arguments|description|parameters|strict"
+_FIELDS = frozenset(_FIELD_NAMES.split("|"))
 """Keys that messages, calls and tools have by their form."""
 _FIXED_VALUES = frozenset({("type", "function"), *(("role", r) for r in ("system", "user", "assistant", "tool"))})
 _MESSAGE_LEVELS, _TOOL_LEVELS = 3, 2
 """Nested mappings that have such keys: message, call and function; tool and function."""
+_WORD = 40
 _NAMES_END = "\0"
 _WHOLE_MARKS, _PART_MARKS = 0xD800, 0xDC00
 """The first surrogates that stand for characters of complete names, and of parts of names; 1024 each."""
@@ -44,12 +45,12 @@ _WHOLE_MARKS, _PART_MARKS = 0xD800, 0xDC00
 
 def split_at_cuts(rendered: str) -> list[str]:
     """Return the pieces of a rendering that are to be encoded separately."""
-    return _SPLIT.split(rendered)
+    return [piece for piece in rendered.split(CUT) if piece] or [""]
 
 
 def without_cuts(rendered: str) -> str:
     """Return a rendering as people read it."""
-    return _SPLIT.sub("", rendered)
+    return rendered.replace(CUT, "")
 
 
 class ControlNames:
@@ -59,7 +60,6 @@ class ControlNames:
         """:param separators: strings at which the chat template splits texts, or which it removes from them."""
         ordered = sorted(names, key=lambda name: (-len(name), name))
         self._names = re.compile("|".join(map(re.escape, ordered)) or "(?!)")
-        self._any = bool(ordered)
         self._joined = _NAMES_END + "".join(name + _NAMES_END for name in ordered)
         self._longest = max(map(len, ordered), default=0)
         self._first = _class_of(name[0] for name in ordered)
@@ -69,6 +69,8 @@ class ControlNames:
         self._whole_marks, self._part_marks = (
             {ord(letter): chr(first + n) for n, letter in enumerate(letters)} for first in (_WHOLE_MARKS, _PART_MARKS)
         )
+        self._is_suspect_word = lru_cache(4096)(self._looks_suspect)
+        """For short texts, most of which come again: names of tools and their arguments."""
         pairs = (*self._whole_marks.items(), *self._part_marks.items())
         self._letters = {mark: chr(letter) for letter, mark in pairs}
 
@@ -92,7 +94,7 @@ class ControlNames:
         :raises UnsupportedRequest: the template refuses the messages, or a name is forged and cannot be split.
         """
         texts = [*_texts(messages, _MESSAGE_LEVELS), *_texts(tools, _TOOL_LEVELS)]
-        suspects = {text for text in texts if self._is_suspect(text)} if self._any else set()
+        suspects = set(filter(self._is_suspect, texts))
         if not suspects:
             return write(messages, tools)
         undecodable = {text: _clean(text) for text in texts if _MARK.search(text)}
@@ -114,6 +116,12 @@ class ControlNames:
         return text
 
     def _is_suspect(self, text: str) -> bool:
+        """Return whether a text holds a name, or may be a part of one."""
+        return self._is_suspect_word(text) if len(text) <= _WORD else self._looks_suspect(text)
+
+    def _looks_suspect(self, text: str) -> bool:
+        if not self._longest:
+            return False
         return self._names.search(text) is not None or next(self._parts(text), None) is not None
 
     def _parts(self, text: str) -> Iterator[int]:
@@ -209,29 +217,31 @@ def _clean(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if _MARK.search(text) else text
 
 
-def _is_field(key: Any, levels: int) -> bool:
-    """Return whether a message, call or tool has this key by its form."""
-    return levels > 0 and isinstance(key, str) and _FIELD.fullmatch(key) is not None
+def _is_fixed(key: Any, member: Any) -> bool:
+    """Return whether a message, call or tool has this member by its form."""
+    return type(member) is str and (key, member) in _FIXED_VALUES
 
 
-def _is_fixed(key: Any, member: Any, levels: int) -> bool:
-    """Return whether it has this member by its form."""
-    return levels > 0 and isinstance(member, str) and (key, member) in _FIXED_VALUES
+def _texts(value: Any, levels: int) -> list[str]:
+    """Return every string from outside in messages (``levels`` 3) or tools (2), keys included."""
+    texts: list[str] = []
+    _collect(value, levels, texts)
+    return texts
 
 
-def _texts(value: Any, levels: int) -> Iterator[str]:
-    """Yield every string from outside in messages (``levels`` 3) or tools (2), keys included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
+def _collect(value: Any, levels: int, texts: list[str]) -> None:
+    kind = type(value)
+    if kind is str or isinstance(value, str):
+        texts.append(value)
+    elif kind is dict or isinstance(value, Mapping):
         for key, member in value.items():
-            if isinstance(key, str) and not _is_field(key, levels):
-                yield key
-            if not _is_fixed(key, member, levels):
-                yield from _texts(member, max(0, levels - 1))
-    elif isinstance(value, (list, tuple)):
+            if not (levels and key in _FIELDS):
+                _collect(key, 0, texts)
+            if not (levels and _is_fixed(key, member)):
+                _collect(member, max(0, levels - 1), texts)
+    elif kind is list or isinstance(value, (list, tuple)):
         for member in value:
-            yield from _texts(member, levels)
+            _collect(member, levels, texts)
 
 
 def _mapped(value: Any, table: Mapping[str, str], levels: int) -> Any:
@@ -240,8 +250,8 @@ def _mapped(value: Any, table: Mapping[str, str], levels: int) -> Any:
         return table.get(value, value)
     if isinstance(value, Mapping):
         return {
-            key if _is_field(key, levels) else table.get(key, key): (
-                member if _is_fixed(key, member, levels) else _mapped(member, table, max(0, levels - 1))
+            key if levels and key in _FIELDS else _mapped(key, table, 0): (
+                member if levels and _is_fixed(key, member) else _mapped(member, table, max(0, levels - 1))
             )
             for key, member in value.items()
         }

@@ -24,6 +24,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import astuner
+from astuner.chat.outline import Structure
 from astuner.contracts.messages import (
     Key,
     Message,
@@ -55,8 +56,8 @@ class Context:
     """The messages behind that reply, normalised; all of them where it continues none."""
     tools: Sequence[Mapping[str, Any]] = ()
     """The tools that its first prompt shows."""
-    structure: int | None = None
-    """See `astuner.chat.outline`."""
+    structure: Structure | None = None
+    """None where it is not known whether another conversation has the same."""
 
     def messages(self) -> list[Message]:
         """Return the complete conversation, normalised."""

@@ -30,18 +30,21 @@ class Literals(NamedTuple):
     """Those that it compares with complete values."""
     separators: frozenset[str]
     """Those at which it splits texts, or which it removes from them."""
+    counts: bool
+    """Whether it compares numbers, as of messages, or takes remainders, but for 0, 1 and 2."""
 
     @classmethod
     def of(cls, templates: Iterable[str]) -> Literals:
         """Read the sources of one or more templates."""
-        held, equal, separators = set[str](), set[str](), set[str]()
+        held, equal, separators, counts = set[str](), set[str](), set[str](), False
         for tree in map(_parsed, templates):
             for word in _looked_for(tree):
                 if word.strip() and not _FIELD.fullmatch(word):
                     held.add(word)
             equal.update(_compared(tree))
             separators.update(filter(None, _cut_at(tree)))
-        return cls(frozenset(held), frozenset(equal), frozenset(separators))
+            counts = counts or _counts(tree)
+        return cls(frozenset(held), frozenset(equal), frozenset(separators), counts)
 
     def pattern(self) -> re.Pattern[str] | None:
         """Return what matches any of `held`; None where there are none."""
@@ -94,6 +97,27 @@ def _cut_at(tree: Any) -> Iterator[str]:
     for filtered in tree.find_all(nodes.Filter):
         if filtered.name in _CUTTERS and filtered.args:
             yield from _strings(filtered.args[0])
+
+
+def _counts(tree: Any) -> bool:
+    from jinja2 import nodes
+
+    constants = (
+        constant.value
+        for node in tree.find_all((nodes.Compare, nodes.Mod))
+        if not any(_measures_text(inner) for inner in node.find_all(nodes.Filter))
+        for constant in node.find_all(nodes.Const)
+    )
+    return any(type(value) in (int, float) and value > 2 for value in constants)
+
+
+def _measures_text(node: Any) -> bool:
+    """Whether this is the length of something that is no list of messages, such as an id."""
+    from jinja2 import nodes
+
+    measured = node.node
+    name = measured.name if isinstance(measured, nodes.Name) else ""
+    return node.name in ("length", "count") and "messages" not in name
 
 
 def _strings(node: Any) -> Iterator[str]:

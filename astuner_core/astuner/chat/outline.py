@@ -1,20 +1,52 @@
 """The structure of a conversation, as far as a chat template can decide by it.
 
-What a template writes behind a reply can depend on everything before: on who spoke how often, on which tool a result
-belongs to, on a word such as ``/no_think`` in the first message.  Two conversations of the same structure differ only
-in what the template copies.  So what was found out about one of them is true of the other (`ChatTemplate.follow`).
+What a template writes behind a reply can depend on everything before: on who spoke, on which tool a result belongs to,
+on a word such as ``/no_think`` in the first message.  Two conversations of the same structure differ only in what the
+template copies.  So what was found out about one of them is true of the other (`ChatTemplate.follow`).
 
-A structure is a number, made of the structure without the last message and the outline of that message.  It costs what
-the last message costs.
+Structures are the same if the conversations have
+
+- the same kinds of messages next to each other, anywhere (`Structure.pairs`),
+- the same texts, in the same order, of those in which the template looks for words and finds one (`Structure.words`),
+- the same kinds of messages from the last reply on (`Structure.recent`),
+- about the same length; exactly the same where the template compares numbers.
+
+A structure is made of the one before the last reply, and costs what is new.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from astuner.chat.literals import Literals
 from astuner.contracts.messages import Message, spelling
+
+_SHORT = 16
+"""Messages up to which lengths of conversations are told apart; from there on, two lengths for each doubling are."""
+
+
+class Structure(NamedTuple):
+    """One structure; also what the next one is made of."""
+
+    tools: int = 0
+    """Whether tools are shown, and their words."""
+    pairs: frozenset[int] = frozenset()
+    """Which kinds of messages follow each other."""
+    words: int = 0
+    recent: int = 0
+    last: int = 0
+    """The kind of the last message."""
+    length: int = 0
+
+    def key(self, *, exactly: bool) -> tuple[int, frozenset[int], int, int, int]:
+        """Return what is equal for the same structures.
+
+        :param exactly: the length counts exactly.
+        """
+        n = self.length
+        size = n if exactly or n < _SHORT else -2 * (n * n).bit_length() - n % 2
+        return self.tools, self.pairs, self.words, self.recent, size
 
 
 class Outlines:
@@ -23,51 +55,59 @@ class Outlines:
     def __init__(self, literals: Literals) -> None:
         self._held = literals.pattern()
         self._equal = literals.equal
+        self.counts = literals.counts
+        """Whether the exact length of a conversation may matter."""
 
-    def begin(self, tools: Sequence[Mapping[str, Any]]) -> int:
+    def begin(self, tools: Sequence[Mapping[str, Any]]) -> Structure:
         """Return the structure of an empty conversation with these tools."""
         spelled = spelling(list(tools)) if tools and self._held else ""
-        return hash((bool(tools), spelled if self._holds(spelled) else ""))
+        return Structure(hash((bool(tools), spelled if self._holds(spelled) else "")))
 
-    def extend(self, structure: int | None, messages: Iterable[Message]) -> int | None:
+    def extend(self, structure: Structure | None, messages: Iterable[Message]) -> Structure | None:
         """Return the structure of a conversation after more messages (normalised).
 
         :param structure: None where it cannot be compared with that of another conversation.
         :param messages: the model's last reply first, whose tool results may follow.
         :return: None where a tool result belongs to none of the calls just before it.
         """
+        if structure is None:
+            return None
+        tools, pairs, words, _, last, length = structure
         calls: list[str | None] = []
+        kinds: list[int] = []
         for message in messages:
-            if structure is None:
-                return None
-            own = message.get("tool_calls") or ()
-            link = 0
             if message["role"] == "tool":
                 label = message.get("tool_call_id")
                 if label is not None and label not in calls:
                     return None
                 link = -1 if label is None else calls.index(label)
             else:
-                calls = [call.get("id") for call in own]
-            structure = hash((structure, link, self._outline(message, own)))
-        return structure
+                calls = [call.get("id") for call in message.get("tool_calls") or ()]
+                link = 0
+            kind, found = self._outline(message)
+            kinds.append(hash((kind, link)))
+            if found:
+                words = hash((words, kind, *found))
+        for kind in kinds:
+            pair = hash((last, kind))
+            pairs = pairs if pair in pairs else pairs | {pair}
+            last = kind
+        return Structure(tools, pairs, words, hash(tuple(kinds)), last, length + len(kinds))
 
-    def _outline(self, message: Message, calls: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
-        return (
-            message["role"],
-            self._text(message["content"]),
-            self._text(message.get("reasoning_content", "")),
-            self._text(message.get("name") or ""),
-            *(_of_function(call["function"]) for call in calls),
-        )
-
-    def _text(self, text: str) -> Any:
-        """Return the text itself where the template looks for something in it, else whether it is empty or blank."""
-        stripped = text.strip()
-        return text if stripped in self._equal or self._holds(text) else (bool(text), bool(stripped))
+    def _outline(self, message: Message) -> tuple[int, list[str]]:
+        """Return the kind of a message, and those of its texts that hold words of the template."""
+        content, thought, name = message["content"], message.get("reasoning_content"), message.get("name")
+        calls = [_of_function(call["function"]) for call in message.get("tool_calls") or ()]
+        kind = hash((message["role"], _emptiness(content), _emptiness(thought), bool(name), *calls))
+        return kind, [text for text in (content, thought, name) if text and self._holds(text)]
 
     def _holds(self, text: str) -> bool:
-        return self._held is not None and self._held.search(text) is not None
+        return text.strip() in self._equal or (self._held is not None and self._held.search(text) is not None)
+
+
+def _emptiness(text: str | None) -> int:
+    """Return 0 for no text, 1 for blank text, 2 for other text."""
+    return 0 if not text else 1 if text.isspace() else 2
 
 
 def _of_function(function: Mapping[str, Any]) -> tuple[Any, ...]:

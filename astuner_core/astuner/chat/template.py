@@ -89,7 +89,7 @@ TOOL = {
     },
 }
 CALL = {"id": "call_probe", "type": "function", "function": {"name": PROBE, "arguments": '{"k": "v"}'}}
-SYSTEM, USER = {"role": "system", "content": "s"}, {"role": "user", "content": "u"}
+SYSTEM, USER = {"role": "system", "content": "s"}, {"role": "user", "content": "?"}
 RESULT = {"role": "tool", "content": "r", "tool_call_id": "call_probe", "name": PROBE}
 ANSWER, CALLING = {"role": "assistant", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [CALL]}
 
@@ -200,7 +200,7 @@ def stand_in(
     if not made:
         return reply()
     made = made[:1] if one_call else made
-    arguments = ['{"k": "v"}'] * (len(made) - 1) + [f'{{"k": "{MARK}"}}' if shows_calls else "{}"]
+    arguments = ["{}"] * (len(made) - 1) + [f'{{"?": "{MARK}"}}' if shows_calls else "{}"]
     return {
         "role": "assistant",
         "content": "" if shows_calls else MARK,
@@ -390,7 +390,7 @@ class ChatTemplate:
         """Whole messages (normalised) with tools, encoded; `UnsupportedRequest` where the template refuses them or
         leaves one out. Remembered: all attempts of a group begin with the same ones."""
         self._behind = _remembering(self._encode_behind)
-        self._verdicts: dict[int, Behind] = {}
+        self._verdicts: dict[Any, Behind] = {}
         self._families = known_families(plugins)
         self._shape = _PLAIN
         self._control = ControlNames(())
@@ -628,14 +628,16 @@ class ChatTemplate:
 
     def _verdict(self, asked: Context, reply: Mapping[str, Any], context: Context) -> tuple[Behind, str]:
         """Return how a conversation continues, and what the template writes behind the reply if that is its own."""
-        known = None if context.structure is None else self._verdicts.get(context.structure)
-        if known in (Behind.SAME, Behind.BRANCH):
+        structure = context.structure
+        key = None if structure is None else structure.key(exactly=self.outlines.counts)
+        known = None if key is None else self._verdicts.get(key)
+        if known is not None and known is not Behind.OWN:
             return known, ""
         found = self._look_behind(asked.messages(), normalise(reply), context.request, context.tools)
-        if context.structure is not None:
+        if key is not None:
             if len(self._verdicts) >= MAX_VERDICTS:
                 self._verdicts.clear()
-            self._verdicts[context.structure] = found[0]
+            self._verdicts[key] = found[0]
         return found
 
     def _look_behind(
@@ -799,7 +801,7 @@ def _marked(message: Message, *, shows_calls: bool) -> dict[str, Any]:
     if not calls or not shows_calls:
         return {**message, "content": message["content"] + MARK}
     *others, last = calls
-    function = {**last["function"], "arguments": json.dumps({"k": MARK})}
+    function = {**last["function"], "arguments": json.dumps({"?": MARK})}
     return {**message, "tool_calls": [*others, {**last, "function": function}]}
 
 
