@@ -31,8 +31,8 @@ CUT = f"astuner-cut-{secrets.token_hex(8)}"
 JOINT = CUT + CUT
 """The same, of a name that a text would have completed."""
 _MARK = re.compile("[\ud800-\udfff]")
-_FIELD_NAMES = "role|content|name|tool_calls|tool_call_id|reasoning_content|id|type|function|arguments|description|parameters|strict"
-_FIELDS = frozenset(_FIELD_NAMES.split("|"))
+_FIELDS = frozenset(re.findall(r"\w+", "role content name tool_calls tool_call_id reasoning_content id type function"))
+_FIELDS |= {"arguments", "description", "parameters", "strict"}
 """Keys that messages, calls and tools have by their form."""
 _FIXED_VALUES = frozenset({("type", "function"), *(("role", r) for r in ("system", "user", "assistant", "tool"))})
 _MESSAGE_LEVELS, _TOOL_LEVELS = 3, 2
@@ -56,14 +56,20 @@ def without_cuts(rendered: str) -> str:
 class ControlNames:
     """The names of a tokenizer's control tokens, and how text from outside is kept from making them."""
 
-    def __init__(self, names: Iterable[str], separators: Iterable[str] = ()) -> None:
-        """:param separators: strings at which the chat template splits texts, or which it removes from them."""
+    def __init__(self, names: Iterable[str], separators: Iterable[str] = (), *, changes_case: bool = False) -> None:
+        """Prepare the search.
+
+        :param separators: strings at which the chat template splits texts, or which it removes from them.
+        :param changes_case: the template writes texts in small or capital letters.
+        """
         ordered = sorted(names, key=lambda name: (-len(name), name))
-        self._names = re.compile("|".join(map(re.escape, ordered)) or "(?!)")
-        self._joined = _NAMES_END + "".join(name + _NAMES_END for name in ordered)
+        pattern = "|".join(map(re.escape, ordered)) or "(?!)"
+        self._names = re.compile(pattern)
+        self._in_other_case = re.compile(pattern, re.IGNORECASE) if changes_case else None
+        self._joined = self._folded(_NAMES_END + "".join(name + _NAMES_END for name in ordered))
         self._longest = max(map(len, ordered), default=0)
-        self._first = _class_of(name[0] for name in ordered)
-        self._last = _class_of(name[-1] for name in ordered)
+        self._first = self._class_of(name[0] for name in ordered)
+        self._last = self._class_of(name[-1] for name in ordered)
         self._separators = _any_of(separators)
         letters = sorted({letter for name in ordered for letter in name})[: _PART_MARKS - _WHOLE_MARKS]
         self._whole_marks, self._part_marks = (
@@ -101,18 +107,19 @@ class ControlNames:
         whole = {text: self._marked(_clean(text), parts=False) for text in suspects}
         both = {text: self._marked(_clean(text), parts=True) for text in suspects}
 
-        def rendered(parts: Iterable[str]) -> str:
+        @lru_cache
+        def rendered(*parts: str) -> str:
             table = {**undecodable, **whole, **{text: both[text] for text in parts}}
             return write(_mapped(messages, table, _MESSAGE_LEVELS), _mapped(tools, table, _TOOL_LEVELS))
 
-        expected = rendered(())
+        expected = rendered()
         marked = sorted(text for text in suspects if both[text] != whole[text])
         if not marked:
             return self._cut(expected)
         kept = _largest(marked, lambda parts: self._reads(rendered, parts) == self._plain(expected))
-        text = self._cut(rendered(kept))
+        text = self._cut(rendered(*kept))
         for dropped in sorted(set(marked) - set(kept)):
-            self._check_unmarked(dropped, text, partial(rendered, [*kept, dropped]))
+            self._check_unmarked(dropped, text, partial(rendered, *kept, dropped))
         return text
 
     def _is_suspect(self, text: str) -> bool:
@@ -131,17 +138,27 @@ class ControlNames:
         character.  White space around the text does not count, since templates strip it.
         """
         for start, end in self._spans(text):
-            if end - start < self._longest and text[start:end] in self._joined:
+            if end - start < self._longest and self._folded(text[start:end]) in self._joined:
                 yield from (start, end - 1)
                 continue
             for match in self._first.finditer(text, max(start, end - self._longest), end):
-                if _NAMES_END + text[match.start() : end] in self._joined:
+                if _NAMES_END + self._folded(text[match.start() : end]) in self._joined:
                     yield end - 1
                     break
             for match in self._last.finditer(text, start, min(end, start + self._longest)):
-                if text[start : match.end()] + _NAMES_END in self._joined:
+                if self._folded(text[start : match.end()]) + _NAMES_END in self._joined:
                     yield start
                     break
+
+        if self._in_other_case:
+            yield from (match.start() for match in self._in_other_case.finditer(text))
+
+    def _class_of(self, letters: Iterable[str]) -> re.Pattern[str]:
+        flags = re.IGNORECASE if self._in_other_case else 0
+        return re.compile("|".join(map(re.escape, set(letters))) or "(?!)", flags)
+
+    def _folded(self, text: str) -> str:
+        return text.lower() if self._in_other_case else text
 
     def _spans(self, text: str) -> Iterator[tuple[int, int]]:
         """Yield begin and end of each part between separators, without the white space around it."""
@@ -167,10 +184,10 @@ class ControlNames:
     def _plain(self, marked: str) -> str:
         return _MARK.sub(lambda mark: self._letters[mark[0]], marked)
 
-    def _reads(self, rendered: Callable[[Iterable[str]], str], parts: Iterable[str]) -> str | None:
+    def _reads(self, rendered: Callable[..., str], parts: Sequence[str]) -> str | None:
         """What a rendering with these marks reads like; None where the template refuses it because of them."""
         try:
-            return self._plain(rendered(parts))
+            return self._plain(rendered(*parts))
         except UnsupportedRequest:
             return None
 
@@ -201,10 +218,6 @@ class ControlNames:
 
     def _sequence(self, rendered: str) -> list[str]:
         return [name for piece in split_at_cuts(rendered) for name in self._names.findall(piece)]
-
-
-def _class_of(letters: Iterable[str]) -> re.Pattern[str]:
-    return _any_of(set(letters)) or re.compile("(?!)")
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str] | None:

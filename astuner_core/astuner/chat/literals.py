@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 _CUTTERS = frozenset(["split", "rsplit", "partition", "rpartition", "replace", "removeprefix", "removesuffix"])
 """Methods and filters after which parts of a text may stand next to each other, or next to the template's text."""
+_CASES = frozenset(["lower", "upper", "title", "capitalize", "swapcase", "casefold"])
 _FIELD = re.compile(
     "role|content|names?|tool_calls?|tool_call_id|tool_responses?|tool_results|reasoning|reasoning_content|thinking|thought"
     "|id|call_id|type|functions?|arguments|parameters|properties|required|description|items|enum|return|response|text"
@@ -30,21 +31,25 @@ class Literals(NamedTuple):
     """Those that it compares with complete values."""
     separators: frozenset[str]
     """Those at which it splits texts, or which it removes from them."""
+    changes_case: bool
+    """Whether it writes texts in other letters, small or capital."""
     counts: bool
     """Whether it compares numbers, as of messages, or takes remainders, but for 0, 1 and 2."""
 
     @classmethod
     def of(cls, templates: Iterable[str]) -> Literals:
         """Read the sources of one or more templates."""
-        held, equal, separators, counts = set[str](), set[str](), set[str](), False
+        held, equal, separators = set[str](), set[str](), set[str]()
+        changes_case = counts = False
         for tree in map(_parsed, templates):
             for word in _looked_for(tree):
                 if word.strip() and not _FIELD.fullmatch(word):
                     held.add(word)
             equal.update(_compared(tree))
             separators.update(filter(None, _cut_at(tree)))
+            changes_case = changes_case or _changes_case(tree)
             counts = counts or _counts(tree)
-        return cls(frozenset(held), frozenset(equal), frozenset(separators), counts)
+        return cls(frozenset(held), frozenset(equal), frozenset(separators), changes_case, counts)
 
     def pattern(self) -> re.Pattern[str] | None:
         """Return what matches any of `held`; None where there are none."""
@@ -97,6 +102,13 @@ def _cut_at(tree: Any) -> Iterator[str]:
     for filtered in tree.find_all(nodes.Filter):
         if filtered.name in _CUTTERS and filtered.args:
             yield from _strings(filtered.args[0])
+
+
+def _changes_case(tree: Any) -> bool:
+    from jinja2 import nodes
+
+    used = {node.name for node in tree.find_all(nodes.Filter)} | {node.attr for node in tree.find_all(nodes.Getattr)}
+    return not used.isdisjoint(_CASES)
 
 
 def _counts(tree: Any) -> bool:

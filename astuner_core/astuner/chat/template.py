@@ -440,7 +440,8 @@ class ChatTemplate:
         self._shape = found or shape_without_calls(self._render)
         self.calls = self._shape.style
         """How calls are written."""
-        self._control = ControlNames(self._find_control(), literals.separators)
+        names, changes_case = self._find_control(), literals.changes_case
+        self._control = ControlNames(names, literals.separators, changes_case=changes_case)
         self._probe_reasoning()
         self.breaks: frozenset[Break] = find_breaks(self._render, family, self._shape, tools=self.renders_tools)
         """When a reply cannot be continued."""
