@@ -31,6 +31,7 @@ from astuner_record.token_check.report import ALLOWED, EpisodeFound, Report, fin
 from astuner_record.token_check.scripted import (
     SCENARIOS,
     SPELLINGS,
+    Asked,
     find_object,
     make_arguments,
     respelled,
@@ -162,6 +163,48 @@ def test_what_breaks_the_continuation_is_named(
     text = report.text()
     assert f"turn 1 of agent 'default': {rule}: " in text
     assert f"turns that go on from an earlier one continue it exactly; not exact: {report.counts[rule]} {rule}" in text
+
+
+def _schema(**changed: Any) -> dict[str, Any]:
+    schema = {"type": "object", "properties": {"a": {"type": "string"}, "n": {"default": 1}}, "required": ["a", "n"]}
+    return {**schema, **changed}
+
+
+def _tools(parameters: Any, description: str = "d", **more: Any) -> list[dict[str, Any]]:
+    function = {"name": "other", "description": "o", "parameters": {}}
+    changed = {"name": "find_order", "description": description, "parameters": parameters, **more}
+    return [{"type": "function", "function": function}, {"type": "function", "function": changed}]
+
+
+@table(
+    ("tools", "before", "after"),
+    [
+        (_tools(dict(reversed(_schema().items()))), '{"type": "object"', '{"required"'),
+        (_tools(_schema(required=["n", "a"])), '["a", "n"]', '["n", "a"]'),
+        (_tools(_schema(properties={"n": {"default": 1}, "a": {"type": "string"}})), '{"a"', '{"n"'),
+        (_tools(_schema(properties={"a": {"type": "string"}, "n": {"default": 1.0}})), "1}", "1.0}"),
+        (_tools(_schema(properties={"a": {"type": "string"}, "n": {"default": True}})), "1}", "true}"),
+        (_tools(_schema(required=["a"])), '"n"]', '["a"]'),
+        (_tools(_schema(strict=True)), '"n"]}', '"strict": true'),
+        (_tools(_schema(), description="d "), '"d"', '"d "'),
+        (_tools(_schema(), description=""), '"d"', '""'),
+        (_tools(_schema(), strict=False), '"n"]}', '"strict": false'),
+        (_tools(None), '{"type"', "null"),
+        (_tools(_schema())[::-1], "tools other, find_order", "tools find_order, other"),
+        (_tools(_schema())[1:], "tools other, find_order", "tools find_order"),
+    ],
+)
+def test_what_changed_in_a_tool_is_shown_and_no_message(tools: list[Any], before: str, after: str) -> None:
+    reply = {"role": "assistant", "content": "Four."}
+    encoded: Any = None
+    asked = Asked(messages=(USER,), tools=tuple(_tools(_schema())), encoded=encoded, turn=0, reply=reply, text="Four.")
+    found = find_difference([USER, reply, USER], tools, [asked])
+    assert found is not None
+    assert (found.turn, found.message) == (0, None)
+    assert "find_order" in found.before
+    assert "find_order" in found.after
+    assert before in found.before
+    assert after in found.after
 
 
 def test_a_conversation_of_its_own_is_no_break(experiment: Callable[..., Any]) -> None:
