@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from astuner.chat.codec import ChatCodec, Conversation, EncodedPrompt
 from astuner.contracts.errors import ConfigError, EpisodeError, UnsupportedRequest
-from astuner.contracts.messages import normalise
+from astuner.contracts.messages import normalise, same_arguments
 from astuner.contracts.types import BRANCH_REASONS, FinishReason, Generation
 from astuner.testing import make_tokenizer
 from tests.table import table
@@ -978,18 +978,84 @@ def test_words_of_two_turns_are_not_those_of_a_retry_that_said_both(codec: ChatC
     assert agent.encode([ASK, one, two, ASK]).continues == 1
 
 
-@table("changed", [True, 1.0, 2])
-def test_a_number_and_a_truth_are_not_the_same_argument(codec: ChatCodec, changed: Any) -> None:
+SAME_NUMBERS = [
+    ("105", "105.0"),
+    ("105.0", "105"),
+    ("1.05e2", "105"),
+    ("1e2", "1E+2"),
+    ("-0.0", "0"),
+    ("0e5", "-0"),
+    ("1e-2", "0.01"),
+    ("0.1", "0.1000000000000000055511151231257827"),
+    ("9007199254740993.0", "9007199254740993"),
+    ("1e23", "100000000000000000000000"),
+    ("1.5e300", "15" + "0" * 299),
+    ('[1.0, [2, {"a": 3e0}]]', '[1, [2.0, {"a": 3}]]'),
+    ('{"a": 1, "b": [true, 2.50]}', '{"b": [true, 2.5], "a": 1.0}'),
+]
+"""Values that are written in two ways and are the same in JSON."""
+OTHER_NUMBERS = [
+    ("1", "true"),
+    ("1.0", "true"),
+    ("0", "false"),
+    ("0", "null"),
+    ("1", '"1"'),
+    ("1.0", '"1.0"'),
+    ("1", "2"),
+    ("105", "105.5"),
+    ("9007199254740993", "9007199254740992"),
+    ("9007199254740993", "9007199254740992.0"),
+    ("12345678901234567890", "12345678901234567000"),
+    ("[1, 2]", "[2, 1]"),
+    ("[1]", "[1, 1]"),
+    ("[true]", "[1.0]"),
+    ('{"a": 1}', '{"a": 1, "b": null}'),
+    ('{"a": {"b": 1}}', '{"a": {"b": true}}'),
+    ("1e400", "1e401"),
+]
+"""Values that are not."""
+
+
+def told_back(reply: Any, arguments: Any) -> dict[str, Any]:
+    """The reply, with other arguments of its call: text or an object."""
+    function = {"name": "calc", "arguments": arguments}
+    return {**reply, "tool_calls": [{**reply["tool_calls"][0], "function": function}]}
+
+
+@pytest.mark.parametrize("level", ["exact", "text"])
+@table("spelled, again", SAME_NUMBERS)
+def test_a_number_that_is_written_in_another_way_is_the_same_argument(
+    tokenizer: Any, level: Any, spelled: str, again: str
+) -> None:
+    agent = Agent(ChatCodec(tokenizer, merge_level=level))
+    reply = agent.ask([ASK], f'<tool_call>{{"name": "calc", "arguments": {{"x": {spelled}}}}}</tool_call>', TOOLS)
+    for arguments in (f'{{"x": {again}}}', json.loads(f'{{"x": {again}}}')):
+        following = agent.encode([ASK, told_back(reply, arguments), result(reply)], TOOLS)
+        assert (following.continues, following.approximation) == (0, "")
+        following = agent.encode([ASK, told_back(reply, f'{{"x":   {again}}}'), result(reply), ASK], TOOLS)
+        assert (following.continues, following.approximation) == (0, "")
+
+
+@table("spelled, again", OTHER_NUMBERS)
+def test_a_value_of_another_type_or_size_is_another_argument(codec: ChatCodec, spelled: str, again: str) -> None:
+    assert not same_arguments(f'{{"x": {spelled}}}', f'{{"x": {again}}}')
     agent = Agent(codec)
-    reply = agent.ask([ASK], call(), TOOLS)
-
-    def back(value: Any) -> dict[str, Any]:
-        function = {"name": "calc", "arguments": {"x": value}}
-        return {**reply, "tool_calls": [{**reply["tool_calls"][0], "function": function}]}
-
+    reply = agent.ask([ASK], f'<tool_call>{{"name": "calc", "arguments": {{"x": {spelled}}}}}</tool_call>', TOOLS)
+    if not reply.get("tool_calls"):  # a number that no double holds
+        return
     for _ in range(2):  # the second time, it was seen before
-        assert agent.encode([ASK, back(1), result(reply)], TOOLS).continues == 0
-        assert agent.encode([ASK, back(changed), result(reply)], TOOLS).branch_reason == "history_rewritten"
+        for back in (f'{{"x": {spelled}}}', json.loads(f'{{"x": {spelled}}}')):
+            assert agent.encode([ASK, told_back(reply, back), result(reply)], TOOLS).continues == 0
+        for back in (f'{{"x": {again}}}', json.loads(f'{{"x": {again}}}')):
+            following = agent.encode([ASK, told_back(reply, back), result(reply)], TOOLS)
+            assert following.branch_reason == "history_rewritten"
+
+
+def test_a_number_that_no_double_holds_is_no_argument(codec: ChatCodec) -> None:
+    """Python reads it as infinity, which JSON cannot write."""
+    said = '<tool_call>{"name": "calc", "arguments": {"x": 1e400}}</tool_call>'
+    reply = Agent(codec).ask([ASK], said, TOOLS)
+    assert (reply["content"], reply["unparsed_tool_calls"]) == (said, [said])
 
 
 @pytest.mark.parametrize("changed", [{"a": 1, "b": True}, {"a": 1, "b": 1.0}, {"b": 1, "a": 1}])

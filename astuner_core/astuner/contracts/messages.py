@@ -16,6 +16,8 @@ import marshal
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+from math import isfinite
 from typing import Any, NamedTuple, TypeAlias
 
 from astuner.contracts.errors import UnsupportedRequest
@@ -177,11 +179,19 @@ def call_id(call: Any) -> str | None:
 
 
 def same_arguments(one: str, other: str) -> bool:
-    """Whether two texts of arguments denote the same JSON object (members in any order; 1, 1.0 and true differ)."""
+    """Return whether two texts of arguments denote the same JSON object.
+
+    The order of members does not matter. Numbers are equal if their values are, however they are written (``105.0``,
+    ``105`` and ``1.05e2``; ``-0.0`` and ``0``); ``1``, ``true`` and ``"1"`` differ.
+    """
     if one == other:
         return True
-    a, b = parse_arguments(one), parse_arguments(other)
-    return a is not None and b is not None and json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True)
+    try:
+        a, b = _EXACT_DECODER.decode(one), _EXACT_DECODER.decode(other)
+        both_objects = isinstance(a, dict) and isinstance(b, dict)
+        return both_objects and json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True)
+    except (ValueError, RecursionError):
+        return False
 
 
 def spelling(value: Any) -> str:
@@ -220,12 +230,37 @@ def parse_value(text: str) -> Any:
         return None
 
 
+def parse_number(text: str) -> int | float:
+    """Return the number that ``text`` denotes in JSON: an int if it is whole, however it is written.
+
+    Whole numbers are exact; others are rounded to a double, as everywhere in JSON.
+
+    :raises ValueError: it is not a number, or no double is as large.
+    """
+    rounded = _finite(text)
+    if not rounded.is_integer():
+        return rounded
+    try:
+        exact = Decimal(text)
+    except InvalidOperation:  # an exponent of more than 18 digits
+        return rounded
+    return int(exact) if exact == exact.to_integral_value() else rounded
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not isfinite(value):
+        raise ValueError(f"{text} is larger than any double")
+    return value
+
+
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
 ENCODE = json.JSONEncoder(ensure_ascii=False).encode
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
+_EXACT_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=parse_number)
 
 
 class TokenLogprob(NamedTuple):
