@@ -26,7 +26,8 @@ from astuner.contracts.chat_family import (
     read_blocks,
     skip_space,
 )
-from astuner.contracts.messages import Message, parse_arguments, parse_value
+from astuner.contracts.messages import Message, parse_arguments
+from astuner_families.typed_arguments import TypedArguments
 
 # ---- JSON after a token of its own: Llama 3, Mistral, DeepSeek -------------------------------------------------------
 
@@ -141,16 +142,12 @@ def _read_deepseek(text: str, head_pattern: re.Pattern[str], behind: str) -> Rea
 
 # ---- one tag per argument: GLM-4.5 and later, Qwen3-Coder and Qwen3.5 ------------------------------------------------
 
-# Such a format does not tell the text ``5`` from the number: both stand there bare.  The tool's own JSON schema
-# decides.  An argument that the schema says may be text, and nothing else, is text.  Any other is the JSON value that
-# it spells, when that is of a type that the schema allows (or the schema names none), and text when it is not.  Qwen's
-# template writes True, False and None; they are read so where the schema allows the value and no text.
+# The values stand without quotes: `typed_arguments` reads them by the tool's JSON schema.
 
 _GLM_NAME = re.compile(r"[ \t\r\n]*([^\s<>]+)[ \t\r\n]*")
 _GLM_PAIR = re.compile(r"<arg_key>(.*?)</arg_key>[ \t\r\n]*<arg_value>(.*?)</arg_value>[ \t\r\n]*", re.DOTALL)
 _QWEN_NAME = re.compile(r"[ \t\r\n]*<function=([^\s<>]+)>[ \t\r\n]*")
 _QWEN_PAIR = re.compile(r"<parameter=([^\n<>]+)>(.*?)</parameter>[ \t\r\n]*", re.DOTALL)
-_PYTHON = {"True": True, "False": False, "None": None}
 _QWEN_END = re.compile(r"</function>[ \t\r\n]*")
 
 
@@ -175,7 +172,8 @@ def _block(
     named = name_pattern.match(text, at)
     if named is None:
         return None
-    types = _types(tools, named[1])
+    # Qwen's template writes values as Python's str() does, GLM's as JSON
+    typed = TypedArguments(_parameters(tools, named[1]), python_literals=end_pattern is not None)
     arguments: dict[str, Any] = {}
     at = named.end()
     while pair := pair_pattern.match(text, at):
@@ -184,7 +182,7 @@ def _block(
             value = value.removeprefix("\n").removesuffix("\n")
         if key in arguments:
             return None
-        arguments[key] = _value(value, types.get(key, set()))
+        arguments[key] = typed.read(key, value)
         at = pair.end()
     if end_pattern is not None:
         ended = end_pattern.match(text, at)
@@ -196,58 +194,13 @@ def _block(
     return ToolCall(named[1], json.dumps(arguments, ensure_ascii=False)), at + len(CLOSE)
 
 
-def _types(tools: Tools, name: str) -> dict[str, set[str]]:
-    """The JSON types that each argument of the tool ``name`` may have; missing where the schema names none."""
+def _parameters(tools: Tools, name: str) -> Any:
+    """Return the JSON schema of the tool ``name``, or None if it is not offered."""
     for tool in tools:
         function = tool.get("function", tool)
         if isinstance(function, Mapping) and function.get("name") == name:
-            parameters = function.get("parameters")
-            properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
-            if isinstance(properties, Mapping):
-                return {key: found for key, schema in properties.items() if (found := _types_of(schema))}
-    return {}
-
-
-def _types_of(schema: Any) -> set[str]:
-    """The types that ``schema`` names; what is not as JSON Schema has it names none."""
-    if not isinstance(schema, Mapping):
-        return set()
-    declared = schema.get("type")
-    found = {t for t in (declared if isinstance(declared, list) else [declared]) if isinstance(t, str)}
-    for word in ("anyOf", "oneOf"):
-        for one in alternatives if isinstance(alternatives := schema.get(word), list) else ():
-            found |= _types_of(one)
-    if not found and isinstance(schema.get("enum"), list) and all(isinstance(v, str) for v in schema["enum"]):
-        return {"string"}
-    return found
-
-
-def _value(text: str, types: set[str]) -> Any:
-    if types == {"string"}:
-        return text
-    if "string" not in types and text.strip() in _PYTHON and _kind(_PYTHON[text.strip()]) in types:
-        return _PYTHON[text.strip()]
-    value = parse_value(text.strip())
-    if value is None and text.strip() != "null":
-        return text
-    kind = _kind(value)
-    if not types or kind in types or (kind == "integer" and "number" in types):
-        return text if kind == "string" else value  # a quoted text is a text with quotes in it: none are written
-    return text
-
-
-def _kind(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "boolean"
-    if isinstance(value, int):
-        return "integer"
-    if isinstance(value, float):
-        return "number"
-    if isinstance(value, str):
-        return "string"
-    return "array" if isinstance(value, list) else "object"
+            return function.get("parameters")
+    return None
 
 
 # ---- gpt-oss: a row of messages, each with a channel (harmony) -------------------------------------------------------
