@@ -63,7 +63,27 @@ def read_tagged(text: str, style: CallStyle, tools: Tools, *, reasoning: bool, t
     thought, content = split_reasoning(text, thinking=thinking) if reasoning else ("", text)
     if not tools:
         return Read(thought, content, [], [])
-    return Read(thought, *style.read(content, tools))
+    content, calls, broken = style.read(content, tools)
+    if thought and not (calls or broken or content.strip()):
+        broken = calls_in_thought(thought, style, tools)
+    return Read(thought, content, calls, broken)
+
+
+def calls_in_thought(thought: str, style: CallStyle, tools: Tools) -> list[str]:
+    """Return the texts of the calls inside a thought that no answer follows.
+
+    Such a model meant to call a tool and did not end its thought, or it only considered a call. So these are not calls,
+    but calls that cannot be read: the agent, checks and metrics see them.
+    """
+    _, calls, broken = style.read(thought, tools)
+    if not calls:
+        return broken
+
+    def cuts_a_call(start: int) -> bool:
+        return len(style.read(thought[start:], tools)[1]) < len(calls)
+
+    start = bisect_left(range(1, len(thought) + 1), True, key=cuts_a_call)
+    return [thought[start:].strip()]
 
 
 def assistant_message(reply: Read, *, id_prefix: str) -> dict[str, Any]:
@@ -145,17 +165,31 @@ def read_by_template(text: str, response_template: Any, *, prompt: str, tools: T
 
     :param prompt: the end of the prompt, from the generation prompt on.
     """
+    read = _parsed(text, response_template, prompt=prompt, tools=tools)
+    if read is None:
+        return Read("", text, [], [text] if tools else [])
+    if not tools:
+        return Read("", text, [], []) if read.calls else read
+    if read.reasoning and not (read.calls or read.content.strip()):
+        before_thought = prompt.rpartition(THINK)[0] or prompt
+        inside = _parsed(read.reasoning, response_template, prompt=before_thought, tools=tools)
+        return replace(read, broken=[read.reasoning]) if inside and inside.calls else read
+    return read
+
+
+def _parsed(text: str, response_template: Any, *, prompt: str, tools: Tools) -> Read | None:
+    """Return what transformers reads in ``text``, or None where it is not as the template describes."""
     from transformers.utils.chat_parsing import parse_response
 
     try:
         parsed = parse_response(text, response_template, prefix=prompt, tools=[dict(t) for t in tools] or None)
         calls = [_call(call) for call in parsed.get("tool_calls") or ()]
         content, thought = parsed.get("content") or "", parsed.get("reasoning_content") or ""
-    except (ValueError, TypeError, KeyError):  # what it raises for text that is not as the template says
-        return Read("", text, [], [text] if tools else [])
+    except (ValueError, TypeError, KeyError):
+        return None
     if not (isinstance(content, str) and isinstance(thought, str)):
         return Read("", text, [], [])
-    return Read(thought, content, calls, []) if tools or not calls else Read("", text, [], [])
+    return Read(thought, content, calls, [])
 
 
 def _call(call: Any) -> ToolCall:

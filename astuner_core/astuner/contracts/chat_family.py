@@ -52,7 +52,10 @@ class Read:
     content: str
     calls: list[ToolCall]
     broken: list[str]
-    """Blocks that look like calls and cannot be read; they are part of `content` as well."""
+    """Blocks that look like calls and cannot be read; they are part of `content` as well.
+
+    If nothing follows the reasoning, also the calls inside it; they are part of `reasoning`.
+    """
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,15 @@ class OutputView(Mapping[str, Any]):
     """
 
     message: Mapping[str, Any]
-    """The OpenAI-style assistant message; `unparsed_tool_calls` lists calls that were begun but cannot be read."""
+    """The OpenAI-style assistant message; `unparsed_tool_calls` lists calls that were begun but cannot be read, and
+    calls inside a thought that nothing follows."""
     tools: Sequence[Mapping[str, Any]] | None = None
     """The OpenAI-style descriptions of the tools that were offered; None when nobody said which."""
     cut_off: bool = False
     """Whether something else than the model ended the reply: the limit of tokens, or the caller's stop string.
 
     A last call that was still being written then is in neither `text` nor `unparsed_tool_calls`: it is no mistake.
+    Nor are the calls inside a thought that was cut off: the model may have only considered them.
     """
 
     def __getitem__(self, key: str) -> Any:
@@ -74,6 +76,8 @@ class OutputView(Mapping[str, Any]):
 
     @property
     def _broken(self) -> list[str]:
+        if self.cut_off and self.reasoning and not _text(self.message.get("content")).strip():
+            return []
         broken = self.message.get("unparsed_tool_calls")
         return [str(text) for text in broken] if isinstance(broken, (list, tuple)) else []
 

@@ -107,8 +107,13 @@ def non_ascii(view: OutputView) -> str | None:
 
 
 def wrong_toolcall(view: OutputView) -> str | None:
-    """A tool call that was begun but cannot be read: broken JSON, no name, arguments that are not an object."""
+    """A tool call that was begun but cannot be read: broken JSON, no name, arguments that are not an object.
+
+    Also a call inside the thought, when nothing follows the thought.
+    """
     for text in view.unparsed_tool_calls:
+        if text in view.reasoning and text not in view.text:
+            return f"wrong_toolcall: {text[:120]!r} is inside the thought; a call must follow the end of the thought"
         return f"wrong_toolcall: cannot read {text[:120]!r} as a tool call"
     for name, arguments in _calls(view):
         if not name or arguments is None:

@@ -431,6 +431,15 @@ def test_a_call_that_was_ended_is_wrong_wherever_the_reply_was_cut_off(call: str
     assert str(OutputChecks(["wrong_toolcall"]).check(message, TOOLS, cut_off=True)).startswith("wrong_toolcall: ")
 
 
+@table("call", [*CUT_OFF, *CLOSED])
+def test_a_call_inside_a_thought_is_wrong_unless_the_thought_was_cut_off(call: str) -> None:
+    message = {"content": "", "reasoning_content": f"Let me see.\n{call}", "unparsed_tool_calls": [call]}
+    wrong = OutputChecks(["wrong_toolcall"])
+    assert str(wrong.check(message, TOOLS)).startswith("wrong_toolcall: ")
+    assert "inside the thought" in str(wrong.check(message, TOOLS))
+    assert wrong.check(message, TOOLS, cut_off=True) is None
+
+
 # ----------------------------------------------------------------------------------- names of older experiments
 
 

@@ -214,6 +214,11 @@ _HEADER = re.compile(
     r"(?:[ ]+to=(?P<later>[^\s<]+))?[ ]*(?P<kind>(?:<\|constrain\|>)?json)?[ ]*"
 )
 _FUNCTIONS = "functions."
+_CALL_INSIDE = re.compile(
+    r"(?:<\|start\|>)?(?:assistant)?[ ]*(?:to=functions\.[^<]*<\|channel\|>|<\|channel\|>[^<]*to=functions\.)"
+    r".*?<\|message\|>",
+    re.DOTALL,
+)
 
 
 def read_harmony(text: str, tools: Tools) -> Read:
@@ -243,7 +248,17 @@ def read_harmony(text: str, tools: Tools) -> Read:
             thoughts.append(body)
         else:
             said.append(body)
+            if tools:
+                broken += _calls_inside(body)
+    if tools and not (said or calls or broken):
+        broken = [call for thought in thoughts for call in _calls_inside(thought)]
     return Read("\n".join(filter(None, thoughts)), "\n".join(filter(None, said)), calls, broken)
+
+
+def _calls_inside(body: str) -> list[str]:
+    """Return the text of a call inside the body of another message, which the model did not end; none or one."""
+    found = _CALL_INSIDE.search(body)
+    return [body[found.start() :].strip()] if found else []
 
 
 def _messages(text: str) -> list[str]:

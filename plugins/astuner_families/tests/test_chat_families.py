@@ -612,6 +612,123 @@ def test_what_is_not_exactly_a_call_stays_in_the_text_and_is_listed(name: str, t
         assert agent.encode(complaint, TOOLS).continues == 0
 
 
+HERMES_CALL = '<tool_call>\n{"name": "calc", "arguments": {"x": 1}}\n</tool_call>'
+QWEN_CALL = "<tool_call>\n<function=calc>\n<parameter=x>\n1\n</parameter>\n</function>\n</tool_call>"
+GLM_CALL = "<tool_call>calc\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"
+FENCED_CALL = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>calc\n```json\n{}\n```<｜tool▁call▁end｜>"
+BARE_CALL = "<｜tool▁call▁begin｜>calc<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+HARMONY_CALL = '<|channel|>commentary to=functions.calc <|constrain|>json<|message|>{"x": 1}'
+
+
+@cache
+def thinking_template(name: str) -> ChatTemplate:
+    """A template whose model thinks, with tools."""
+    if name in ("deepseek-fenced", "deepseek-bare"):
+        known, how = FAMILIES["r1-distill"], {"fenced": FENCED, "bare": BARE}[name.removeprefix("deepseek-")]
+        text = DEEPSEEK_TOOLS.replace("CALL", how).replace("'<｜Assistant｜>' }}", "'<｜Assistant｜><think>\\n' }}")
+        return ChatTemplate(make_tokenizer(text, known["special"], eos_token=known["eos"], bos_token=known["bos"]))
+    if name == "nemotron":
+        return ChatTemplate(make_tokenizer(from_trl("nemotron_3_nano"), ["<|im_start|>", "<|im_end|>"]))
+    return codec(name).template
+
+
+@table(
+    ("name", "thought", "calls"),
+    [
+        ("qwen3", f"<think>\nhm\n{HERMES_CALL}", HERMES_CALL),
+        ("qwen3", f"<think>{HERMES_CALL}", HERMES_CALL),
+        ("qwen3", f"<think>\nhm\n{HERMES_CALL}\n{HERMES_CALL}\n", f"{HERMES_CALL}\n{HERMES_CALL}"),
+        ("qwen3", f"<think>\nhm\n{HERMES_CALL}\nWaiting for the result.", f"{HERMES_CALL}\nWaiting for the result."),
+        ("qwen3", f"<think>\nhm\n{HERMES_CALL}\n</think>", HERMES_CALL),
+        ("qwen3", f"<think>\nhm\n{HERMES_CALL}\n</think>\n\n", HERMES_CALL),
+        ("qwen3", "<think>\nhm\n<tool_call>\n{oops", "<tool_call>\n{oops"),
+        ("qwen3", f"<think>\nhm\n<tool_call>x</tool_call>{HERMES_CALL}", HERMES_CALL),
+        ("qwen3.5", f"hm\n{QWEN_CALL}", QWEN_CALL),
+        ("qwen3.5", f"hm\n{QWEN_CALL}\n</think>\n", QWEN_CALL),
+        ("qwen3.5", f"{QWEN_CALL}{QWEN_CALL}", f"{QWEN_CALL}{QWEN_CALL}"),
+        ("qwen3.5", "hm\n<tool_call>\n<function=calc>\n", "<tool_call>\n<function=calc>"),
+        ("nemotron", f"hm\n{QWEN_CALL}", QWEN_CALL),
+        ("glm-4.5", f"\n<think>hm\n{GLM_CALL}", GLM_CALL),
+        ("glm-4.5", f"\n<think>{GLM_CALL}</think>", GLM_CALL),
+        ("deepseek-fenced", f"hm <｜tool▁calls▁begin｜>{FENCED_CALL}<｜tool▁calls▁end｜>", FENCED_CALL),
+        ("deepseek-bare", f"hm <｜tool▁calls▁begin｜>{BARE_CALL}<｜tool▁calls▁end｜>", BARE_CALL),
+        ("gpt-oss", f"<|channel|>analysis<|message|>hm{HARMONY_CALL}", HARMONY_CALL),
+        ("gpt-oss", f"<|channel|>analysis<|message|>hm assistant{HARMONY_CALL}<|end|>", HARMONY_CALL),
+        (
+            "gpt-oss",
+            "<|channel|>analysis<|message|>hm to=functions.calc<|channel|>commentary json<|message|>{}",
+            "to=functions.calc<|channel|>commentary json<|message|>{}",
+        ),
+    ],
+)
+def test_calls_inside_a_thought_that_nothing_follows_are_listed(name: str, thought: str, calls: str) -> None:
+    template = thinking_template(name)
+    prompt_ids = template.encode(template.render([ASK], TOOLS))
+    read = template.read(thought, TOOLS, prompt_ids=prompt_ids)
+    assert (read.content.strip(), read.calls) == ("", [])
+    assert calls in read.reasoning or calls == read.reasoning.strip()
+    (listed,) = read.broken
+    assert calls in listed
+    assert listed in read.reasoning
+    message = assistant_message(read, id_prefix="call_")
+    assert message["unparsed_tool_calls"] == [listed]
+    assert template.read(thought, [], prompt_ids=prompt_ids).broken == []
+
+
+@table(
+    ("name", "text", "calls"),
+    [
+        ("qwen3", f"<think>\n{HERMES_CALL}? No.\n</think>\n\nfour", 0),
+        ("qwen3", f"<think>\n{HERMES_CALL}? Yes.\n</think>\n\n{HERMES_CALL}", 1),
+        ("qwen3", "<think>\nI could use the tool.", 0),
+        ("qwen3.5", f"{QWEN_CALL}? No.\n</think>\n\nfour", 0),
+        ("qwen3.5", f"{QWEN_CALL}? Yes.\n</think>\n\n{QWEN_CALL}", 1),
+        ("glm-4.5", f"\n<think>{GLM_CALL}</think>\nfour", 0),
+        ("gpt-oss", f"<|channel|>analysis<|message|>hm<|end|><|start|>assistant{HARMONY_CALL}", 1),
+        ("gpt-oss", "<|channel|>analysis<|message|>Shall I write to=functions.calc?", 0),
+        ("gpt-oss", f"<|channel|>analysis<|message|>{HARMONY_CALL}<|end|><|channel|>final<|message|>four", 0),
+    ],
+)
+def test_a_thought_that_an_answer_follows_may_speak_of_calls(name: str, text: str, calls: int) -> None:
+    template = thinking_template(name)
+    read = template.read(text, TOOLS, prompt_ids=template.encode(template.render([ASK], TOOLS)))
+    assert (len(read.calls), read.broken) == (calls, [])
+
+
+def test_calls_inside_a_thought_are_listed_where_the_tokenizer_describes_its_replies() -> None:
+    described = make_tokenizer(
+        """
+{%- if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ '<|turn>' + m.role + '\n' }}
+{%- if m.reasoning_content %}{{ '<think>' + m.reasoning_content + '</think>' }}{% endif %}{{ m.content }}
+{%- for c in m.tool_calls or [] %}{{ '<|call>' + c.function.name + '|' + (c.function.arguments | tojson) + '<call|>' }}
+{%- endfor %}{{ '<turn|>\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|turn>assistant\n' }}{% endif %}""",
+        ["<|turn>", "<turn|>"],
+        eos_token="<turn|>",
+    )
+    pytest.importorskip("transformers.utils.chat_parsing")
+    call_field = {"open_pattern": r"<\|call>(?P<name>\w+)\|", "close": "<call|>", "repeats": True, "content": "json"}
+    function = {"name": "{name}", "arguments": "{content}"}
+    described.response_template = {
+        "defaults": {"role": "assistant"},
+        "start_anchor": "<|turn>assistant\n",
+        "fields": {
+            "reasoning_content": {"open": "<think>", "close_pattern": r"</think>|$", "content": "text"},
+            "tool_calls": {**call_field, "transform": {"type": "function", "function": function}},
+            "content": {"close_pattern": r"<turn\|>|$", "content": "text"},
+        },
+    }
+    template = ChatTemplate(described)
+    prompt_ids = template.encode(template.render([ASK], TOOLS))
+    read = template.read('<think>hm <|call>calc|{"x": 1}<call|>', TOOLS, prompt_ids=prompt_ids)
+    assert (read.content, read.calls) == ("", [])
+    assert read.broken == [read.reasoning]
+    assert "<|call>calc|" in read.reasoning
+    read = template.read('<think>hm</think><|call>calc|{"x": 1}<call|>', TOOLS, prompt_ids=prompt_ids)
+    assert ([call.name for call in read.calls], read.broken) == (["calc"], [])
+    assert template.read("<think>hm", TOOLS, prompt_ids=prompt_ids).broken == []
+
+
 @table("text", ['{"answer": 4}', '{"name": "Bob", "age": 3}', "[1]", "{", "four {}"])
 def test_an_answer_in_json_is_an_answer(text: str) -> None:
     assert Agent(codec("llama-3.1")).say(Agent(codec("llama-3.1")).encode([ASK], TOOLS), text, "<|eot_id|>") == {
