@@ -19,6 +19,7 @@ from typing import Any, Literal
 from astuner.chat.history import Context, History, Place, Said, branch_reason
 from astuner.chat.reply import assistant_message
 from astuner.chat.template import LONG, ChatTemplate, Encoded
+from astuner.chat.tool_names import ToolNames
 from astuner.contracts.errors import ConfigError, UnsupportedRequest
 from astuner.contracts.messages import Message, mapping_of, normalise, packed, role_of
 from astuner.contracts.parts import LooserHistoryPart
@@ -89,6 +90,7 @@ class ChatCodec:
         self.template = ChatTemplate(
             tokenizer, chat_template, chat_template_kwargs=chat_template_kwargs, plugins=plugins
         )
+        self.tool_names = ToolNames(self.template)
         self.disable_tool_calls = disable_tool_calls
         self.merge_level = merge_level
         self.looser: type[LooserHistoryPart] | None = None
@@ -136,7 +138,7 @@ class Conversation:
         :param callable_tools: those whose calls are read from the reply; all by default, none with
             ``tool_choice="none"``. The prompt is the same.
         :raises astuner.contracts.errors.ContextOverflow: something long has more tokens, as its beginning shows.
-        :raises UnsupportedRequest: a message cannot be rendered.
+        :raises UnsupportedRequest: a message cannot be rendered, or a tool's name cannot be read from a reply.
         :raises astuner.contracts.errors.ConfigError: tools are given, and the chat template has no place for them.
         """
         if not messages:
@@ -159,6 +161,7 @@ class Conversation:
             if found is not None and found.new_from > new_from:
                 said, new_from, overlooked = found
         readable = tuple(offered if callable_tools is None or not offered else map(mapping_of, callable_tools))
+        self._codec.tool_names.check(readable)
         heard = (messages, offered) if self._relaxed else None
         encoded = partial(EncodedPrompt, place=place, callable_tools=readable, heard=heard)
         if said is not None:

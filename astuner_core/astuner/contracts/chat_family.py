@@ -108,6 +108,13 @@ class Family:
     """Reads whole replies, in families that write reasoning, text and calls as messages of their own."""
 
 
+def tool_names(tools: Tools) -> tuple[str, ...]:
+    """Return the names of ``tools``; a description without a name has none."""
+    functions = [tool.get("function", tool) for tool in tools]
+    names = [function.get("name") for function in functions if isinstance(function, Mapping)]
+    return tuple(name for name in names if isinstance(name, str))
+
+
 def read_blocks(text: str, read_block: ReadBlock) -> ReadCalls:
     """Split ``text`` into what surrounds its calls, the calls, and the blocks that cannot be read.
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from astuner.contracts.chat_family import (
@@ -25,9 +27,27 @@ from astuner.contracts.chat_family import (
     object_at,
     read_blocks,
     skip_space,
+    tool_names,
 )
 from astuner.contracts.messages import Message, parse_arguments
 from astuner_families.typed_arguments import TypedArguments
+
+# ---- names of tools --------------------------------------------------------------------------------------------------
+
+_NAME = "NAME"
+"""Stands for a name in patterns. Names of tools that are offered may hold characters that end other names."""
+
+
+def _pattern_for(pattern: str, other: str, names: Iterable[str]) -> re.Pattern[str]:
+    """Return ``pattern`` with a `_NAME` that is one of ``names`` or matches ``other``."""
+    return _compiled(pattern, other, tuple(names))
+
+
+@lru_cache(maxsize=1024)
+def _compiled(pattern: str, other: str, names: tuple[str, ...]) -> re.Pattern[str]:
+    unusual = sorted({name for name in names if name and not re.fullmatch(other, name)}, key=len, reverse=True)
+    return re.compile(pattern.replace(_NAME, "|".join([*map(re.escape, unusual), other])), re.DOTALL)
+
 
 # ---- JSON after a token of its own: Llama 3, Mistral, DeepSeek -------------------------------------------------------
 
@@ -36,11 +56,13 @@ _LOOKS_LIKE_A_CALL = re.compile(
     r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*".*"(?:parameters|arguments)"', re.DOTALL
 )
 _MISTRAL = "[TOOL_CALLS]"
-_MISTRAL_HEAD = re.compile(r"\[TOOL_CALLS\][ \t\r\n]*([^\s\[\]{}]+)(?:\[CALL_ID\]([A-Za-z0-9]{9}))?\[ARGS\][ \t\r\n]*")
+_MISTRAL_HEAD = r"\[TOOL_CALLS\][ \t\r\n]*(NAME)(?:\[CALL_ID\]([A-Za-z0-9]{9}))?\[ARGS\][ \t\r\n]*"
+_MISTRAL_NAME = r"[^\s\[\]{}]+"
 _CALLS, _END_CALLS = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _SEPARATOR, _END_CALL = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
-_FENCED = re.compile(r"function<｜tool▁sep｜>([^\s<>｜]+)[ \t]*\n```json[ \t]*\n")
-_BARE = re.compile(r"([^\s<>｜]+)<｜tool▁sep｜>[ \t\r\n]*")
+_FENCED = r"function<｜tool▁sep｜>(NAME)[ \t]*\n```json[ \t]*\n"
+_BARE = r"(NAME)<｜tool▁sep｜>[ \t\r\n]*"
+_DEEPSEEK_NAME = r"[^\s<>｜]+"
 
 
 def read_llama(text: str, tools: Tools) -> ReadCalls:
@@ -100,7 +122,8 @@ def read_mistral_args(text: str, tools: Tools) -> ReadCalls:
         return text, [], []
     calls: list[ToolCall] = []
     at = len(lead)
-    while head := _MISTRAL_HEAD.match(text, at):
+    head_pattern = _pattern_for(_MISTRAL_HEAD, _MISTRAL_NAME, tool_names(tools))
+    while head := head_pattern.match(text, at):
         end = object_at(text, head.end())
         if end is None:
             break
@@ -111,29 +134,30 @@ def read_mistral_args(text: str, tools: Tools) -> ReadCalls:
 
 def read_deepseek_fenced(text: str, tools: Tools) -> ReadCalls:
     """A reply of DeepSeek V3 or R1: arguments in a fenced block behind ``function`` and the name."""
-    return _read_deepseek(text, _FENCED, "\n```")
+    return _read_deepseek(text, tools, _FENCED, "\n```")
 
 
 def read_deepseek_bare(text: str, tools: Tools) -> ReadCalls:
     """A reply of DeepSeek V3.1: arguments behind the name."""
-    return _read_deepseek(text, _BARE, "")
+    return _read_deepseek(text, tools, _BARE, "")
 
 
-def _read_deepseek(text: str, head_pattern: re.Pattern[str], behind: str) -> ReadCalls:
+def _read_deepseek(text: str, tools: Tools, head: str, behind: str) -> ReadCalls:
     lead, found, _ = text.partition(_CALLS)
     if not found:
         return text, [], []
+    head_pattern = _pattern_for(head, _DEEPSEEK_NAME, tool_names(tools))
     calls: list[ToolCall] = []
     at = skip_space(text, len(lead) + len(found))
     while text.startswith(_CALL, at):
-        head = head_pattern.match(text, at + len(_CALL))
-        end = object_at(text, head.end()) if head else None
-        if head is None or end is None:
+        named = head_pattern.match(text, at + len(_CALL))
+        end = object_at(text, named.end()) if named else None
+        if named is None or end is None:
             break
         closing = skip_space(text, end) if not behind else end
         if not text.startswith(behind + _END_CALL, closing):
             break
-        calls.append(ToolCall(head[1], text[head.end() : end]))
+        calls.append(ToolCall(named[1], text[named.end() : end]))
         at = skip_space(text, closing + len(behind) + len(_END_CALL))
     if calls and text.startswith(_END_CALLS, at) and not text[at + len(_END_CALLS) :].strip():
         return lead.strip(), calls, []
@@ -144,54 +168,74 @@ def _read_deepseek(text: str, head_pattern: re.Pattern[str], behind: str) -> Rea
 
 # The values stand without quotes: `typed_arguments` reads them by the tool's JSON schema.
 
-_GLM_NAME = re.compile(r"[ \t\r\n]*([^\s<>]+)[ \t\r\n]*")
-_GLM_PAIR = re.compile(r"<arg_key>(.*?)</arg_key>[ \t\r\n]*<arg_value>(.*?)</arg_value>[ \t\r\n]*", re.DOTALL)
-_QWEN_NAME = re.compile(r"[ \t\r\n]*<function=([^\s<>]+)>[ \t\r\n]*")
-_QWEN_PAIR = re.compile(r"<parameter=([^\n<>]+)>(.*?)</parameter>[ \t\r\n]*", re.DOTALL)
-_QWEN_END = re.compile(r"</function>[ \t\r\n]*")
+
+@dataclass(frozen=True)
+class _Tags:
+    """How a format writes one call between ``<tool_call>`` and ``</tool_call>``."""
+
+    head: str
+    """Pattern of the tool's name and what surrounds it."""
+    name: str
+    """Pattern of a name."""
+    pair: str
+    """Pattern of an argument's name and its value."""
+    key: str
+    """Pattern of an argument's name."""
+    end: str = ""
+    """Pattern of what follows the arguments."""
+    values_on_lines: bool = False
+    """The template writes each value on lines of its own."""
+    python_literals: bool = False
+    """The template writes values as Python's ``str`` does, not as JSON."""
+
+
+_GLM_FORMAT = _Tags(
+    head=r"[ \t\r\n]*(NAME)(?=[ \t\r\n<])[ \t\r\n]*",
+    name=r"[^\s<>]+",
+    pair=r"<arg_key>(NAME)</arg_key>[ \t\r\n]*<arg_value>(.*?)</arg_value>[ \t\r\n]*",
+    key=r".*?",
+)
+_QWEN_FORMAT = _Tags(
+    head=r"[ \t\r\n]*<function=(NAME)>[ \t\r\n]*",
+    name=r"[^\s<>]+",
+    pair=r"<parameter=(NAME)>(.*?)</parameter>[ \t\r\n]*",
+    key=r"[^\n<>]+",
+    end=r"</function>[ \t\r\n]*",
+    values_on_lines=True,
+    python_literals=True,
+)
 
 
 def read_glm(text: str, tools: Tools) -> ReadCalls:
     """Split a reply in GLM's format; see `astuner.contracts.chat_family.read_blocks`."""
-    return read_blocks(text, lambda whole, at: _block(whole, at, tools, _GLM_NAME, _GLM_PAIR, None))
+    return read_blocks(text, lambda whole, at: _block(whole, at, tools, _GLM_FORMAT))
 
 
 def read_qwen(text: str, tools: Tools) -> ReadCalls:
     """Split a reply in the format of Qwen3-Coder and Qwen3.5."""
-    return read_blocks(text, lambda whole, at: _block(whole, at, tools, _QWEN_NAME, _QWEN_PAIR, _QWEN_END))
+    return read_blocks(text, lambda whole, at: _block(whole, at, tools, _QWEN_FORMAT))
 
 
-def _block(
-    text: str,
-    at: int,
-    tools: Tools,
-    name_pattern: re.Pattern[str],
-    pair_pattern: re.Pattern[str],
-    end_pattern: re.Pattern[str] | None,
-) -> tuple[ToolCall, int] | None:
-    named = name_pattern.match(text, at)
+def _block(text: str, at: int, tools: Tools, tags: _Tags) -> tuple[ToolCall, int] | None:
+    named = _pattern_for(tags.head, tags.name, tool_names(tools)).match(text, at)
     if named is None:
         return None
-    # Qwen's template writes values as Python's str() does, GLM's as JSON
-    typed = TypedArguments(_parameters(tools, named[1]), python_literals=end_pattern is not None)
+    typed = TypedArguments(_parameters(tools, named[1]), python_literals=tags.python_literals)
+    pair_pattern = _pattern_for(tags.pair, tags.key, typed.names)
     arguments: dict[str, Any] = {}
     at = named.end()
     while pair := pair_pattern.match(text, at):
         key, value = pair[1], pair[2]
-        if end_pattern is not None:  # Qwen's template puts each value on lines of its own
+        if tags.values_on_lines:
             value = value.removeprefix("\n").removesuffix("\n")
         if key in arguments:
             return None
         arguments[key] = typed.read(key, value)
         at = pair.end()
-    if end_pattern is not None:
-        ended = end_pattern.match(text, at)
-        if ended is None:
-            return None
-        at = ended.end()
-    if not text.startswith(CLOSE, at):
+    ended = re.compile(tags.end).match(text, at)
+    if ended is None or not text.startswith(CLOSE, ended.end()):
         return None
-    return ToolCall(named[1], json.dumps(arguments, ensure_ascii=False)), at + len(CLOSE)
+    return ToolCall(named[1], json.dumps(arguments, ensure_ascii=False)), ended.end() + len(CLOSE)
 
 
 def _parameters(tools: Tools, name: str) -> Any:
@@ -209,10 +253,11 @@ def _parameters(tools: Tools, name: str) -> Any:
 # ``functions.NAME``, a tool call.  The generation prompt has already begun the first message's header.
 
 _START, _MESSAGE, _END = "<|start|>", "<|message|>", "<|end|>"
-_HEADER = re.compile(
-    r"(?:<\|start\|>)?(?:assistant)?[ ]*(?:to=(?P<to>[^\s<]+))?[ ]*<\|channel\|>(?P<channel>analysis|commentary|final)"
-    r"(?:[ ]+to=(?P<later>[^\s<]+))?[ ]*(?P<kind>(?:<\|constrain\|>)?json)?[ ]*"
+_HEADER = (
+    r"(?:<\|start\|>)?(?:assistant)?[ ]*(?:to=(?P<to>NAME))?[ ]*<\|channel\|>(?P<channel>analysis|commentary|final)"
+    r"(?:[ ]+to=(?P<later>NAME))?[ ]*(?P<kind>(?:<\|constrain\|>)?json)?[ ]*"
 )
+_RECIPIENT = r"[^\s<]+"
 _FUNCTIONS = "functions."
 _CALL_INSIDE = re.compile(
     r"(?:<\|start\|>)?(?:assistant)?[ ]*(?:to=functions\.[^<]*<\|channel\|>|<\|channel\|>[^<]*to=functions\.)"
@@ -227,10 +272,11 @@ def read_harmony(text: str, tools: Tools) -> Read:
     said: list[str] = []
     calls: list[ToolCall] = []
     broken: list[str] = []
+    header_pattern = _pattern_for(_HEADER, _RECIPIENT, (f"{_FUNCTIONS}{name}" for name in tool_names(tools)))
     for raw in _messages(text):
         header, begun, body = raw.partition(_MESSAGE)
         body = body.removesuffix(_END)
-        found = _HEADER.fullmatch(header) if begun else None
+        found = header_pattern.fullmatch(header) if begun else None
         to = (found["to"] or found["later"] or "") if found else ""
         if found is None:
             said.append(raw)

@@ -50,6 +50,12 @@ class TypedArguments:
         self._root = parameters
         self._python_literals = python_literals
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the arguments that the schema lists."""
+        properties = self._root.get("properties") if isinstance(self._root, Mapping) else None
+        return tuple(filter(_is_text, properties)) if isinstance(properties, Mapping) else ()
+
     def read(self, key: str, text: str) -> Any:
         """Return the value that ``text`` stands for as the argument ``key``."""
         candidates = list(self._candidates(text))
@@ -239,6 +245,10 @@ def _anchored(root: Mapping[str, Any], name: str) -> Any:
         elif isinstance(schema, list):
             waiting += schema
     return None
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 def _list(value: Any) -> list[Any]:
