@@ -29,7 +29,7 @@ class ToolNames:
         self._template = template
         self._prompt_ids = template.encode(template.generation_prompt)
         self._stops = [template.decode([token]) for token in template.stop_token_ids]
-        self._calls_of = lru_cache(_MAX_CACHED_CALLS)(self._write)
+        self._written = lru_cache(_MAX_CACHED_CALLS)(self._write)
         self._unreadable = lru_cache(REMEMBERED)(self._find_unreadable)
 
     def check(self, tools: Tools) -> None:
@@ -40,8 +40,8 @@ class ToolNames:
         name = self._unreadable(tool_names(tools))
         if name is not None:
             raise UnsupportedRequest(
-                f"the tool {name!r} cannot be called: {self._template.calls.name} of this model cannot express its "
-                "name. Rename the tool; letters, digits, '_', '-' and '.' work in every format"
+                f"tools: the tool {name!r} could not be called, because {self._template.calls.name} cannot express its "
+                "name. Rename it; letters, digits, '_', '-' and '.' work in every format"
             )
 
     def _find_unreadable(self, names: tuple[str, ...]) -> str | None:
@@ -59,7 +59,7 @@ class ToolNames:
                 return True
         return False
 
-    def _write(self, name: str) -> tuple[str, ...]:
+    def _calls_of(self, name: str) -> tuple[str, ...]:
         """Return the texts with which the model may call ``name``: as the template writes it, and with JSON's escapes.
 
         Many templates put names between quotes without escaping them, where a model writes correct JSON.
@@ -71,7 +71,8 @@ class ToolNames:
             return tuple(possible)
         return tuple(self._template.decode(self._template.encode(text)) for text in possible)
 
-    def _written(self, name: str) -> str | None:
+    def _write(self, name: str) -> str | None:
+        """Return a call as the chat template writes it, or None if it refuses to."""
         function = {"name": name, "arguments": _ARGUMENTS}
         try:
             return self._template.write_reply("", [{"id": _ID, "type": "function", "function": function}])

@@ -154,7 +154,7 @@ def test_a_name_that_the_tokenizer_changes_is_refused() -> None:
     )
     composing.backend_tokenizer.normalizer = NFC()
     conversation = ChatCodec(composing).conversation()
-    with pytest.raises(UnsupportedRequest, match="cannot be called"):
+    with pytest.raises(UnsupportedRequest, match="could not be called"):
         conversation.encode([ASK], [tool("caf\u0065\u0301")])
     assert conversation.encode([ASK], [tool("caf\u00e9")]).prompt_ids
 

@@ -388,3 +388,26 @@ def test_an_external_models_missing_logprobs_are_told(play: Any, monkeypatch: py
         assert (status, body["error"]["param"]) == (400, "logprobs")
 
     play(work)
+
+
+@table(
+    ("route", "tool"),
+    [
+        (CHAT, {"type": "function", "function": {"name": "a<|im_end|>"}}),
+        (RESPONSES, {"type": "function", "name": "a<|im_end|>", "parameters": {}, "strict": False}),
+        (MESSAGES, {"name": "a<|im_end|>", "input_schema": {"type": "object"}}),
+    ],
+)
+def test_a_tool_that_the_models_format_cannot_name_is_refused_by_its_name(play: Any, route: str, tool: Any) -> None:
+    async def work(served: Any) -> None:
+        body = {"model": "m", **({"max_tokens": 9} if route == MESSAGES else {}), **BASE[route]}
+        status, answer = await served.post(route, {**body, "tools": [tool]})
+        assert status == 400
+        assert "'a<|im_end|>'" in says(answer)
+        assert "Hermes" in says(answer)
+        assert says(answer).startswith("tools")
+        assert served.engine.calls == []
+        status, answer = await served.post(route, body)
+        assert status == 200, answer
+
+    play(work)
