@@ -222,20 +222,20 @@ def _block(text: str, at: int, tools: Tools, tags: _Tags) -> tuple[ToolCall, int
         return None
     typed = TypedArguments(_parameters(tools, named[1]), python_literals=tags.python_literals)
     pair_pattern = _pattern_for(tags.pair, tags.key, typed.names)
-    arguments: dict[str, Any] = {}
+    texts: dict[str, str] = {}
     at = named.end()
     while pair := pair_pattern.match(text, at):
         key, value = pair[1], pair[2]
         if tags.values_on_lines:
             value = value.removeprefix("\n").removesuffix("\n")
-        if key in arguments:
+        if key in texts:
             return None
-        arguments[key] = typed.read(key, value)
+        texts[key] = value
         at = pair.end()
     ended = re.compile(tags.end).match(text, at)
     if ended is None or not text.startswith(CLOSE, ended.end()):
         return None
-    return ToolCall(named[1], json.dumps(arguments, ensure_ascii=False)), ended.end() + len(CLOSE)
+    return ToolCall(named[1], json.dumps(typed.read(texts), ensure_ascii=False)), ended.end() + len(CLOSE)
 
 
 def _parameters(tools: Tools, name: str) -> Any:

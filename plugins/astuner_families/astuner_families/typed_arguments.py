@@ -13,17 +13,18 @@ If ``const`` and ``enum`` allow none of them, the types of the listed values dec
 stays text.
 
 A schema allows a value by its type: ``type``, ``nullable``, ``const``, ``enum``, ``$ref``, ``allOf``, ``anyOf``,
-``oneOf`` and ``not``. Ranges, formats and the members of arrays and objects are not checked: such a value has the right
-type, and the tool can explain what is wrong with it.
+``oneOf`` and ``not``. If a tool has alternative sets of arguments, those that fit all arguments count. Ranges, formats
+and the members of arrays and objects are not checked: such a value has the right type, and the tool can explain what is
+wrong with it.
 
-Invariant: reading never raises, whatever the schema is, and takes time in proportion to the schema's size.
+Invariant: reading never raises, whatever the schema is, and follows each reference once for each value.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
 from astuner.contracts.messages import parse_number, parse_value
@@ -35,8 +36,22 @@ _TYPE_KEYWORDS = frozenset(("type", "const", "enum"))
 """Keywords that `TypedArguments` checks completely, so that their negation can be checked, too."""
 _SLOW_PATTERN = re.compile(r"\)[*+{]|\\[1-9]|\(\?|(?:[*+{].*){3}", re.DOTALL)
 """Patterns of ``patternProperties`` that might take more than quadratic time; they are ignored."""
+_MAX_BRANCHES = 32
+"""Branches of ``anyOf`` and ``oneOf`` up to which those are chosen that fit the other arguments."""
 _LONGEST_KEY = 256
 """Characters of an argument's name that is matched against patterns."""
+
+
+_Chosen: TypeAlias = "dict[int, list[list[Any]]]"
+"""The alternatives of schemas, by `id`."""
+
+
+class _Given(NamedTuple):
+    """The arguments of a call."""
+
+    texts: Mapping[str, str]
+    chosen: _Chosen
+    """The alternatives that fit them, as far as they are known."""
 
 
 class TypedArguments:
@@ -56,11 +71,15 @@ class TypedArguments:
         properties = self._root.get("properties") if isinstance(self._root, Mapping) else None
         return tuple(filter(_is_text, properties)) if isinstance(properties, Mapping) else ()
 
-    def read(self, key: str, text: str) -> Any:
-        """Return the value that ``text`` stands for as the argument ``key``."""
+    def read(self, texts: Mapping[str, str]) -> dict[str, Any]:
+        """Return the values that the arguments ``texts`` stand for."""
+        chosen: _Chosen = {}
+        return {key: self._value(key, text, _Given(texts, chosen)) for key, text in texts.items()}
+
+    def _value(self, key: str, text: str, given: _Given) -> Any:
         candidates = list(self._candidates(text))
         try:
-            schema = self._schema_of(key, self._root, set())
+            schema = self._schema_of(key, self._root, set(), given)
             for exact in (True, False):
                 for candidate in candidates:
                     if self._allows(schema, candidate, exact, {}):
@@ -79,23 +98,57 @@ class TypedArguments:
         literal = [_PYTHON_LITERALS[spelled]] if spelled in _PYTHON_LITERALS else []
         yield from (*literal, text) if self._python_literals else (text, *literal)
 
-    def _schema_of(self, key: str, schema: Any, followed: set[str]) -> Any:
+    def _schema_of(self, key: str, schema: Any, followed: set[str], given: _Given | None) -> Any:
         """Return the schema of the argument ``key`` of an object with ``schema``; True if it has none.
 
         :param followed: references that were followed already.
+        :param given: choose the alternatives that fit these arguments; None: take all.
         """
         if not isinstance(schema, Mapping):
             return True
         parts = _own_schemas(key, schema)
         if isinstance(reference := schema.get("$ref"), str) and reference not in followed:
             followed.add(reference)
-            parts.append(self._schema_of(key, self._resolve(reference, schema), followed))
-        parts += [self._schema_of(key, part, followed) for part in _list(schema.get("allOf"))]
-        branches = (schema.get("anyOf"), schema.get("oneOf"), [schema.get("then"), schema.get("else")])
-        for alternatives in map(_list, branches):
-            parts.append(_any_of([self._schema_of(key, branch, followed) for branch in alternatives]))
+            parts.append(self._schema_of(key, self._resolve(reference, schema), followed, given))
+        parts += [self._schema_of(key, part, followed, given) for part in _list(schema.get("allOf"))]
+        for branches in self._alternatives(schema, given):
+            parts.append(_any_of([self._schema_of(key, branch, followed, given) for branch in branches]))
         known = [part for part in parts if part is not True]
         return {"allOf": known} if known else True
+
+    def _alternatives(self, schema: Mapping[str, Any], given: _Given | None) -> list[list[Any]]:
+        """Return the branches of ``anyOf``, of ``oneOf`` and of ``if``, without those that the arguments exclude."""
+        both = [schema[word] for word in ("then", "else") if word in schema]
+        lists = [_list(schema.get("anyOf")), _list(schema.get("oneOf")), both]
+        if given is None or not any(lists):
+            return lists
+        if id(schema) not in given.chosen:
+            holds = self._fits(schema["if"], given.texts) if "if" in schema else None
+            by_condition = both if holds is None else [schema.get("then" if holds else "else", True)]
+            fitting = [self._fitting(branches, given.texts) for branches in lists[:2]]
+            given.chosen[id(schema)] = [*fitting, by_condition]
+        return given.chosen[id(schema)]
+
+    def _fitting(self, branches: list[Any], texts: Mapping[str, str]) -> list[Any]:
+        if len(branches) > _MAX_BRANCHES:
+            return branches
+        return [branch for branch in branches if self._fits(branch, texts)] or branches
+
+    def _fits(self, schema: Any, texts: Mapping[str, str]) -> bool:
+        """Return whether the arguments may be those of an object with ``schema``."""
+        if not isinstance(schema, Mapping):
+            return schema is not False
+        target = self._resolve(reference, schema) if isinstance(reference := schema.get("$ref"), str) else None
+        for part in (schema, target):
+            required = part.get("required") if isinstance(part, Mapping) else None
+            if any(isinstance(key, str) and key not in texts for key in _list(required)):
+                return False
+        members = ((self._schema_of(key, schema, set(), None), text) for key, text in texts.items())
+        return all(
+            any(self._allows(member, candidate, True, {}) for candidate in self._candidates(text))
+            for member, text in members
+            if member is not True
+        )
 
     def _allows(self, schema: Any, value: Any, exact: bool, followed: dict[str, bool]) -> bool:
         """Return whether ``schema`` allows ``value``.

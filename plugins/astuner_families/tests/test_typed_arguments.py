@@ -169,6 +169,38 @@ def test_pythons_literals_are_text_only_where_the_template_does_not_write_them(
     assert same(read(name, properties(schema), text), value)
 
 
+def kinds(**schemas: Any) -> list[Any]:
+    """Alternative sets of arguments: the kind, and the schema of the value for this kind."""
+    return [
+        {"properties": {"kind": {"const": kind}, "k": schema}, "required": ["kind"]} for kind, schema in schemas.items()
+    ]
+
+
+TEXT_OR_NUMBER = kinds(text={"type": "string"}, number={"type": "integer"})
+
+
+@table(
+    "parameters, kind, value",
+    [
+        ({"oneOf": TEXT_OR_NUMBER}, "text", "5"),
+        ({"oneOf": TEXT_OR_NUMBER}, "number", 5),
+        ({"oneOf": TEXT_OR_NUMBER[::-1]}, "text", "5"),
+        ({"anyOf": TEXT_OR_NUMBER}, "text", "5"),
+        ({"allOf": [{"oneOf": TEXT_OR_NUMBER}]}, "text", "5"),
+        ({"oneOf": [{"$ref": "#/$defs/A"}, TEXT_OR_NUMBER[1]], "$defs": {"A": TEXT_OR_NUMBER[0]}}, "text", "5"),
+        ({"if": TEXT_OR_NUMBER[0], "then": properties({"type": "string"}), "else": properties({})}, "text", "5"),
+        ({"if": TEXT_OR_NUMBER[0], "then": properties({"type": "string"}), "else": properties({})}, "number", 5),
+        ({"oneOf": [{**properties({"type": "integer"}), "required": ["other"]}, *TEXT_OR_NUMBER]}, "text", "5"),
+        ({"oneOf": TEXT_OR_NUMBER}, "unknown", 5),
+    ],
+)
+def test_alternative_sets_of_arguments_are_told_apart_by_the_other_arguments(
+    parameters: Any, kind: str, value: Any
+) -> None:
+    read = TypedArguments(parameters, python_literals=False).read
+    assert read({"kind": kind, "k": "5"}) == read({"k": "5", "kind": kind}) == {"kind": kind, "k": value}
+
+
 @table("name", FORMATS)
 def test_what_the_template_writes_for_a_value_of_the_schema_is_read_as_that_value(name: str) -> None:
     for schema, value in (
@@ -215,7 +247,8 @@ def nested(depth: int) -> Any:
     ({"patternProperties": {r"(a?)\1(?=b)": {"type": "string"}}}, "a" * 40 + "b"),
 ])  # fmt: skip
 def test_no_schema_takes_long_or_raises(parameters: Any, key: str) -> None:
-    assert TypedArguments(parameters, python_literals=False).read(key, "5") in (5, "5")
+    value = TypedArguments(parameters, python_literals=False).read({key: "5"})[key]
+    assert value in (5, "5")
 
 
 KEYWORDS = ["$defs", "$ref", "type", "allOf", "anyOf", "const", "enum", "not", "properties", "patternProperties", "k"]
@@ -229,5 +262,5 @@ ODD_SCHEMAS = st.recursive(
 
 @given(parameters=ODD_SCHEMAS, text=st.text(max_size=4) | st.sampled_from(["5", "5.0", "null", "True", "[]"]))
 def test_reading_never_raises_and_keeps_the_characters(parameters: Any, text: str) -> None:
-    value = TypedArguments(parameters, python_literals=True).read("k", text)
+    value = TypedArguments(parameters, python_literals=True).read({"k": text, "x": "5"})["k"]
     assert value == text or not isinstance(value, str)
