@@ -165,7 +165,7 @@ def _misfit(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> str | No
 
 def _fits(schema: Any, value: Any) -> bool:
     """Whether a JSON value has a type that ``schema`` names; what the schema leaves open fits."""
-    if not isinstance(schema, Mapping):
+    if not isinstance(schema, Mapping) or (value is None and schema.get("nullable") is True):
         return True
     if branches := _branches(schema):
         return any(_fits(branch, value) for branch in branches)
