@@ -192,7 +192,7 @@ SUCCESS = "must be True, False or None"
 WORKFLOW, JUDGE, GROUP, WORLD = PLACES[0], PLACES[3], PLACES[5], PLACES[9]
 STEP = PLACES[8]
 VERDICTS = [
-    *((WORKFLOW, f"return WorkflowOutput(reward={v})", REWARD) for v in ("'1.0'", "True", "1e308", "10**5000")),
+    *((WORKFLOW, f"return WorkflowOutput(reward={v})", REWARD) for v in ("'1.0'", "1j", "1e308", "10**5000")),
     (WORKFLOW, "return WorkflowOutput(reward=Odd(1.0))", REWARD),
     (WORKFLOW, "return WorkflowOutput(reward={'default': Odd(1.0)})", REWARD),
     (WORKFLOW, "return 1e308", REWARD),
@@ -211,7 +211,7 @@ VERDICTS = [
     (JUDGE, "return '1.0', True", REWARD),
     (GROUP, "return [(1.0, 'no'), (1.0, 'no')]", f"is_success {SUCCESS}, not 'no'"),
     (WORLD, "return '1.0'", "the score must be a finite number, not '1.0'"),
-    (WORLD, "return True", "the score must be a finite number, not True"),
+    (WORLD, "return 1j", "the score must be a finite number, not 1j"),
     (WORLD, "return Evaluation(score='1.0')", "the score must be a finite number, not '1.0'"),
     (WORLD, "return Evaluation(score=1.0, success='no')", f"success {SUCCESS}, not 'no'"),
     (STEP, "return StepResult(observation='', reward='1.0')", REWARD),

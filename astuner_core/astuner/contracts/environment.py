@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from astuner.contracts.errors import shown
-from astuner.contracts.types import Task, check_success, is_finite
+from astuner.contracts.scalars import as_float
+from astuner.contracts.types import Task, check_success, counts_as_success
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +54,14 @@ class Evaluation:
     """What judges of this environment read, e.g. which tests passed. JSON-serialisable."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.score, bool) or not is_finite(self.score):
+        if (score := as_float(self.score)) is None:
             raise ValueError(f"the score must be a finite number, not {shown(self.score)}")
-        check_success("success", self.success)
+        object.__setattr__(self, "score", score)
+        object.__setattr__(self, "success", check_success("success", self.success))
 
     @property
     def is_success(self) -> bool:
-        return bool(self.score >= 1 if self.success is None else self.success)
+        return counts_as_success(self.score, self.success)
 
     @classmethod
     def of(cls, value: Evaluation | float) -> Evaluation:

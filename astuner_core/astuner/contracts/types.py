@@ -8,13 +8,13 @@ validating a 20,000-token sample costs 564 µs there and 1 µs here.
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from astuner.contracts.errors import shown
+from astuner.contracts.scalars import as_bool, as_float
 
 if TYPE_CHECKING:
     from astuner.contracts.environment import Evaluation
@@ -286,36 +286,50 @@ class WorkflowOutput:
     """What the task's environment says about the episode, for a judge that wants it (`Judge.wants_evaluation`)."""
 
     def __post_init__(self) -> None:
-        check_success("is_success", self.is_success)
-
-
-def is_finite(value: object) -> bool:
-    """Whether it is a real number that a float can hold, and no NaN."""
-    try:
-        return isinstance(value, numbers.Real) and math.isfinite(float(value))
-    except OverflowError:  # an integer beyond every float
-        return False
+        self.is_success = check_success("is_success", self.is_success)
 
 
 LARGEST_REWARD = 1e9
 """Rewards are from minus this to this: trainers square and add them as float32, which ends at 3.4e38."""
 A_REWARD = "a finite number from -1e9 to 1e9"
+SUCCESS_TOLERANCE = 1e-6
+"""A reward that is below 1 by no more than this counts as success: sums of float32 numbers round by less."""
+
+
+def as_reward(value: object) -> float | None:
+    """Return ``value`` as a reward, `A_REWARD` of any library's; None where it is not one."""
+    reward = as_float(value)
+    return None if reward is None or abs(reward) > LARGEST_REWARD else reward
 
 
 def is_reward(value: object) -> bool:
-    """Whether it is `A_REWARD` of Python's own, and no truth value."""
-    return (
-        isinstance(value, (int, float))
-        and not isinstance(value, bool)
-        and is_finite(value)
-        and abs(value) <= LARGEST_REWARD
-    )
+    """Whether it is `A_REWARD` of Python's own, and no truth value: what JSON calls a number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and as_reward(value) is not None
 
 
-def check_success(name: str, value: Any) -> None:
-    """:raises ValueError: it is no truth value (of Python's or NumPy's) nor None, such as a word or a number."""
-    if not (value is None or isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool"):
+def counts_as_success(reward: float, stated: bool | None = None, *, at: float = 1.0) -> bool:
+    """Return whether an attempt succeeded: what was stated, else whether the reward reaches ``at``.
+
+    Invariant: this is the only place that compares a reward with what success takes (`SUCCESS_TOLERANCE`).
+    """
+    return reward >= at - SUCCESS_TOLERANCE if stated is None else stated
+
+
+def check_success(name: str, value: Any) -> bool | None:
+    """Return the truth value, of any library, as Python's; None stays None.
+
+    :raises ValueError: it is something else, such as a word or a number.
+    """
+    found = as_bool(value)
+    if found is None and value is not None:
         raise ValueError(f"{name} must be True, False or None, not {shown(value)}")
+    return found
+
+
+def _own_reward(value: object) -> float:
+    if (reward := as_reward(value)) is None:
+        raise ValueError(f"a reward must be {A_REWARD} (or use JudgeOutput.per_agent), not {shown(value)}")
+    return reward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,17 +338,22 @@ class JudgeOutput:
 
     reward: float
     is_success: bool | None = None
-    """None means: a reward of 1 or more counts as success. Nothing else is taken for a truth value."""
+    """None means: a reward of 1 or more counts as success, and one that is lower by no more than `SUCCESS_TOLERANCE`.
+    Nothing else is taken for a truth value."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Finite numbers to average over the step, logged as `judge/<name>`."""
     rewards: Mapping[str, float] = field(default_factory=dict)
     """Agent or role -> reward, where they differ; empty: `reward` is everybody's. See `per_agent`."""
 
     def __post_init__(self) -> None:
-        for reward in (self.reward, *self.rewards.values()):
-            if not is_reward(reward):
-                raise ValueError(f"a reward must be {A_REWARD} (or use JudgeOutput.per_agent), not {shown(reward)}")
-        check_success("is_success", self.is_success)
+        own = {"reward": _own_reward(self.reward), "rewards": {n: _own_reward(r) for n, r in self.rewards.items()}}
+        for name, value in {**own, "is_success": check_success("is_success", self.is_success)}.items():
+            object.__setattr__(self, name, value)  # Python's own numbers from here on
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether it counts as success (`counts_as_success`)."""
+        return counts_as_success(self.reward, self.is_success)
 
     @classmethod
     def per_agent(
@@ -401,9 +420,7 @@ class Episode:
 
     @property
     def is_success(self) -> bool | None:
-        if self.verdict is None:
-            return None
-        return self.verdict.reward >= 1 if self.verdict.is_success is None else self.verdict.is_success
+        return None if self.verdict is None else self.verdict.succeeded
 
 
 @dataclass(frozen=True, kw_only=True)

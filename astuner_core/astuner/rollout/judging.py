@@ -12,6 +12,7 @@ once, so that nothing behind it has to doubt a number.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from astuner.contracts.environment import Evaluation
 from astuner.contracts.errors import ConfigError, EpisodeAborted, JudgeFailed, safe_text, shown
 from astuner.contracts.judge import Attempt, GroupJudge
+from astuner.contracts.scalars import as_bool, as_float
 from astuner.contracts.types import (
     A_REWARD,
     DEFAULT_AGENT,
@@ -30,8 +32,8 @@ from astuner.contracts.types import (
     Turn,
     WorkflowOutput,
     WorkflowTask,
-    is_finite,
-    is_reward,
+    as_reward,
+    check_success,
 )
 from astuner.plugins.user_code import written_at
 from astuner.rollout.endings import before_that, late, story, unfinished
@@ -42,21 +44,26 @@ if TYPE_CHECKING:
     from astuner.config import Config
 
 
+LONGEST_VALUE = 200
+"""Characters of a refused value that a message shows."""
+
+
 def as_output(returned: Any) -> WorkflowOutput:
     """Accept our `WorkflowOutput`, one shaped like agentscope.tuner's, or a bare reward (or agents' rewards)."""
     if isinstance(returned, WorkflowOutput):
         output = returned
-    elif isinstance(returned, (Mapping, int, float)) and not isinstance(returned, bool):
+    elif isinstance(returned, Mapping) or as_float(returned) is not None:
         output = WorkflowOutput(reward=returned)
     elif hasattr(returned, "reward") and hasattr(returned, "response") and not isinstance(returned, type):
         metrics = getattr(returned, "metrics", None) or {}
         output = WorkflowOutput(reward=returned.reward, response=returned.response, metrics=metrics)
     else:
-        raise Misbehaved(f"returned {shown(returned)}; it must return a WorkflowOutput")
+        raise Misbehaved(f"returned {_brief(returned)}; it must return a WorkflowOutput{_or_a_number(returned)}")
     if not isinstance(output.evaluation, (Evaluation, type(None))):
-        raise Misbehaved(f"returned the evaluation {shown(output.evaluation)}; it must be an Evaluation or None")
+        raise Misbehaved(f"returned the evaluation {_brief(output.evaluation)}; it must be an Evaluation or None")
     reward = None if output.reward is None else _as_reward(output.reward, ", or None to ask the judge")
-    return replace(output, reward=reward, metrics=_as_metrics(output.metrics))
+    success = _as_success(output.is_success)
+    return replace(output, reward=reward, is_success=success, metrics=_as_metrics(output.metrics))
 
 
 def checked(read: Callable[[Any], T], answer: Any, by: Any) -> T:
@@ -67,8 +74,16 @@ def checked(read: Callable[[Any], T], answer: Any, by: Any) -> T:
     try:
         return read(answer)
     except Misbehaved as e:
-        at = written_at(by)
-        raise Misbehaved(f"{e} ({at} in {by.__name__})" if at else str(e)) from None
+        code = _code_of(by)
+        at = written_at(code)
+        raise Misbehaved(f"{e} ({at} in {code.__name__})" if at else str(e)) from None
+
+
+def _code_of(asked: Any) -> Any:
+    """Return the function or class that a callable is written as, below `functools.partial` and ``__call__``."""
+    while isinstance(asked, functools.partial):
+        asked = asked.func
+    return asked if hasattr(asked, "__name__") else type(asked)
 
 
 def as_verdict(answer: Any) -> JudgeOutput:
@@ -78,55 +93,79 @@ def as_verdict(answer: Any) -> JudgeOutput:
         return replace(said, reward=answer.reward)
     if isinstance(answer, tuple) and len(answer) == 2:
         return _verdict(answer[0], answer[1], {})
-    if isinstance(answer, bool) or is_reward(answer):
-        return _verdict(float(answer), answer if isinstance(answer, bool) else None, {})
+    if as_float(answer) is not None:
+        return _verdict(answer, as_bool(answer), {})
     if hasattr(answer, "reward"):
         return _verdict(answer.reward, None, _as_metrics(getattr(answer, "metrics", None) or {}))
-    raise Misbehaved(f"returned {shown(answer)}; it must return a JudgeOutput")
+    raise Misbehaved(f"returned {_brief(answer)}; it must return a JudgeOutput{_or_a_number(answer)}")
 
 
 def as_verdicts(answer: Any, wanted: int) -> list[JudgeOutput | JudgeFailed]:
     """What a group judge says of ``wanted`` attempts."""
+    if getattr(answer, "shape", ()) and hasattr(answer, "tolist"):  # an array of rewards
+        answer = answer.tolist()
     if not isinstance(answer, Sequence) or isinstance(answer, str):
-        raise Misbehaved(f"returned {shown(answer)}; it must return a sequence with a JudgeOutput for each attempt")
+        raise Misbehaved(f"returned {_brief(answer)}; it must return a sequence with a JudgeOutput for each attempt")
     if len(answer) != wanted:
         raise Misbehaved(f"returned {len(answer)} verdicts for {wanted} attempts; it must return one for each")
     return [one if isinstance(one, JudgeFailed) else as_verdict(one) for one in answer]
 
 
-def _verdict(reward: Any, is_success: bool | None, metrics: Mapping[str, float]) -> JudgeOutput:
-    found = _as_reward(reward)
+def _verdict(reward: Any, is_success: Any, metrics: Mapping[str, float]) -> JudgeOutput:
+    found, success = _as_reward(reward), _as_success(is_success)
     if isinstance(found, Mapping):
-        return JudgeOutput.per_agent(found, is_success=is_success, metrics=metrics)
-    return JudgeOutput(reward=found, is_success=is_success, metrics=metrics)
+        return JudgeOutput.per_agent(found, is_success=success, metrics=metrics)
+    return JudgeOutput(reward=found, is_success=success, metrics=metrics)
 
 
 def _as_reward(reward: Any, otherwise: str = "") -> float | dict[str, float]:
     """:param otherwise: what else it may be, for the message."""
     if not isinstance(reward, Mapping):
-        if not is_reward(reward):
-            raise Misbehaved(f"returned the reward {shown(reward)}; it must be {A_REWARD}{otherwise}")
-        return float(reward)
+        if (number := as_reward(reward)) is None:
+            raise Misbehaved(f"returned the reward {_brief(reward)}; it must be {A_REWARD}{otherwise}")
+        return number
     if not reward:
         raise Misbehaved("returned an empty mapping of rewards; it must name every agent or role that trains")
-    for name, own in reward.items():
-        if not isinstance(name, str) or not is_reward(own):
-            said = f"{shown(name)}: {shown(own)}"
+    found = {name: as_reward(own) for name, own in reward.items()}
+    for name, number in found.items():
+        if not isinstance(name, str) or number is None:
+            said = f"{_brief(name)}: {_brief(reward[name])}"
             raise Misbehaved(f"returned the reward {said}; it must be an agent's name and {A_REWARD}")
-    return {name: float(own) for name, own in reward.items()}
+    return {name: number for name, number in found.items() if number is not None}
+
+
+def _as_success(value: Any) -> bool | None:
+    try:
+        return check_success("is_success", value)
+    except ValueError as e:
+        raise Misbehaved(f"returned a verdict that is refused: {e}") from None
 
 
 def _as_metrics(metrics: Any) -> dict[str, float]:
     """The metrics as floats: they are averaged over a step, where one that is no number would spoil all."""
     if not isinstance(metrics, Mapping):
-        raise Misbehaved(f"returned the metrics {shown(metrics)}; they must be a mapping of names to finite numbers")
+        raise Misbehaved(f"returned the metrics {_brief(metrics)}; they must be a mapping of names to finite numbers")
+    found = {}
     for name, value in metrics.items():
         if not isinstance(name, str):
-            raise Misbehaved(f"returned a metric called {shown(name)}; its name must be a string")
-        if not is_finite(value):
-            said = f"{name} = {shown(value)}"
+            raise Misbehaved(f"returned a metric called {_brief(name)}; its name must be a string")
+        if (number := as_float(value)) is None:
+            said = f"{name} = {_brief(value)}"
             raise Misbehaved(f"returned the metric {said}; it must be a finite number, or be left out")
-    return {name: float(value) for name, value in metrics.items()}
+        found[name] = number
+    return found
+
+
+def _brief(value: Any) -> str:
+    """Return a refused value for a message: in one line, and short."""
+    text = " ".join(shown(value).split())
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}… ({type(value).__name__})"
+
+
+def _or_a_number(value: Any) -> str:
+    """Return what else is accepted, where somebody seems to have meant a number."""
+    meant = hasattr(type(value), "__float__") or isinstance(value, (str, bytes, complex, tuple, list))
+    return f", or {A_REWARD}" if meant else ""
 
 
 T = TypeVar("T")

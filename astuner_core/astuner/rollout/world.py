@@ -17,7 +17,7 @@ from astuner.contracts.environment import Environment, Evaluation, StepResult
 from astuner.contracts.errors import ConfigError, EnvironmentFailed, PluginError, UnsupportedRequest, shown, told
 from astuner.contracts.interrupt import let_the_person_stop
 from astuner.contracts.messages import text_of
-from astuner.contracts.types import A_REWARD, is_reward
+from astuner.contracts.types import A_REWARD, as_reward
 from astuner.plugins import registry
 from astuner.plugins.user_code import raised_at
 
@@ -187,11 +187,11 @@ def _checked(result: Any, env_type: str) -> StepResult:
     """What an environment answered, if it can be believed."""
     if not isinstance(result, StepResult):
         raise EnvironmentFailed(f"the environment {env_type!r} answered {shown(result)}; it must return a StepResult")
-    if not is_reward(result.reward):
+    if (reward := as_reward(result.reward)) is None:
         raise EnvironmentFailed(
             f"the environment {env_type!r} gave the reward {shown(result.reward)}; it must be {A_REWARD}"
         )
-    return replace(result, info=dict(result.info))
+    return replace(result, reward=reward, info=dict(result.info))
 
 
 def _said(content: Any) -> str:

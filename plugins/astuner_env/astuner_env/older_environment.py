@@ -28,7 +28,8 @@ from typing import Any, ClassVar, TypeVar
 from astuner.contracts.environment import Environment, Evaluation, StepResult
 from astuner.contracts.errors import UnsupportedRequest
 from astuner.contracts.messages import text_of
-from astuner.contracts.types import Task, is_finite
+from astuner.contracts.scalars import as_float
+from astuner.contracts.types import Task
 
 _SHOWN = 200
 
@@ -96,8 +97,8 @@ def shown_text(text: Any) -> str:
 
 def number(what: str, value: Any) -> float:
     """``value`` as a finite float."""
-    if is_finite(value):  # NumPy's numbers are such as well
-        return float(value)
+    if (found := as_float(value)) is not None:
+        return found
     raise NotUnderstood(f"{what} is {shown(value)}; it must be a finite number")
 
 

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from astuner import import_user_code, raised_at
 from astuner.contracts.environment import Environment, Evaluation, StepResult
 from astuner.contracts.errors import PluginError, safe_text, shown
-from astuner.contracts.types import Task, is_finite
+from astuner.contracts.scalars import as_float
+from astuner.contracts.types import Task
 from astuner_env.older_environment import adapt, stand_in
 from astuner_sandbox.isolation.linux import keep_apart
 
@@ -236,9 +237,9 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 def _number(value: Any, what: str) -> float:
     """A reward is never guessed: what is not a finite number is an error of the environment's."""
-    if isinstance(value, bool) or not is_finite(value):
+    if (number := as_float(value)) is None:
         raise ValueError(f"the environment's {what} is {shown(value)}; it must be a finite number")
-    return float(value)
+    return number
 
 
 def _failure(kind: str, error: BaseException) -> dict[str, Any]:

@@ -110,13 +110,9 @@ class _Combination:
     def _is_success(self, said: Mapping[str, JudgeOutput]) -> bool:
         rule = self._config.success
         if rule not in _RULES:
-            return _is_success(said[rule])
-        counted = [_is_success(v) for label, v in said.items() if self._config.judges[label].weight > 0]
+            return said[rule].succeeded
+        counted = [v.succeeded for label, v in said.items() if self._config.judges[label].weight > 0]
         return all(counted) if rule == "all" else any(counted)
-
-
-def _is_success(verdict: JudgeOutput) -> bool:
-    return verdict.reward >= 1 if verdict.is_success is None else verdict.is_success
 
 
 async def _named(label: str, verdict: Awaitable[JudgeOutput]) -> JudgeOutput:

@@ -145,8 +145,7 @@ class JudgeUnderTest:
                 self.failures.append(str(e) if isinstance(e, JudgeFailed) else f"{type(e).__name__}: {e}")
                 return None
             self.took.append((time.perf_counter() - began, watched.answers))
-            successes = (o.reward >= 1 if o.is_success is None else o.is_success for o in outputs)
-            return Verdict(tuple(o.reward for o in outputs), tuple(successes))
+            return Verdict(tuple(o.reward for o in outputs), tuple(o.succeeded for o in outputs))
 
     async def _outputs(self, sample: Sample, answers: tuple[str, ...]) -> list[JudgeOutput]:
         attempts = [self._attempt(sample, answer, number) for number, answer in enumerate(answers)]

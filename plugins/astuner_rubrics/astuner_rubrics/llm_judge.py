@@ -18,6 +18,7 @@ from astuner import Judge, JudgeOutput, WorkflowOutput, WorkflowTask
 from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import JudgeFailed
 from astuner.contracts.judge import Attempt, GroupJudge
+from astuner.contracts.types import counts_as_success
 from astuner_helpers import HelperModels
 from astuner_helpers.members import together
 from astuner_rubrics.asking import AskingConfig, answer_of, ask, conversation_of, labelled, limit_of, user_message
@@ -112,7 +113,7 @@ class _Asking(Judge):
             )
         success_at = high if config.success_at is None else config.success_at
         reward = (score - low) / (high - low) if config.normalise else score
-        return JudgeOutput(reward=reward, is_success=score >= success_at, metrics=metrics)
+        return JudgeOutput(reward=reward, is_success=counts_as_success(score, at=success_at), metrics=metrics)
 
     def _shape(self) -> str:
         low, high = self.config.bounds

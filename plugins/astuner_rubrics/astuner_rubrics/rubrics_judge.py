@@ -19,6 +19,7 @@ from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import ConfigError, JudgeFailed
 from astuner.contracts.judge import Attempt, GroupJudge
 from astuner.contracts.section import Section
+from astuner.contracts.types import counts_as_success
 from astuner_helpers import Helper, HelperFailed
 from astuner_helpers.members import together
 from astuner_rubrics.asking import answer_of, question_of
@@ -98,7 +99,8 @@ class _Grading(Judge):
     def _output(self, total: float, by_rubric: Sequence[float], votes: Sequence[float]) -> JudgeOutput:
         scaled = self.rubrics.scaled
         reward = scaled(total)
-        success = reward >= (1.0 if self.config.success_at is None else self.config.success_at)
+        at = 1.0 if self.config.success_at is None else self.config.success_at
+        success = counts_as_success(reward, at=at)
         metrics = {f"rubric_{n}": scaled(grade) for n, grade in enumerate(by_rubric, start=1)}
         metrics["rubrics"] = float(int(self.rubrics.digest[:6], 16))  # so that an edited file is seen in the curves
         metrics["edited"] = float(self.rubrics.is_edited)

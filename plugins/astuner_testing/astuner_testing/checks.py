@@ -28,6 +28,7 @@ from astuner.contracts.errors import ContextOverflow, JudgeFailed
 from astuner.contracts.judge import Attempt, GroupJudge
 from astuner.contracts.objective import AdvantageEstimator, Compared, Loss, LossInput, is_step_wide
 from astuner.contracts.output_check import OutputView
+from astuner.contracts.scalars import as_float
 from astuner.contracts.types import (
     FinishReason,
     Generation,
@@ -87,7 +88,7 @@ async def _several(once: Callable[[], Coroutine[Any, Any, T]], at_once: int) -> 
 
 
 def is_finite_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return as_float(value) is not None
 
 
 def _check_json(where: str, data: Any, hint: str = "", *, allow_nan: bool = False) -> None:

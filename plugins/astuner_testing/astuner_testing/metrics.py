@@ -127,6 +127,7 @@ def _check_names(numbers: Mapping[str, Any], backbone: str, where: str) -> None:
         assert known, f"{where} has {name!r}, which {backbone} does not log by astuner_testing.metrics" + (
             f"; did you mean {close[0]}?" if close else f"; what only it has belongs below {backbone}/"
         )
+        assert not isinstance(value, bool), f"{where}: {name} is {value!r} and must be a number"
         assert is_finite_number(value), (
             f"{where}: {name} is {value!r} and must be a finite number; leave out what is not known"
         )

@@ -21,6 +21,7 @@ from pydantic import Field, model_validator
 from textarena.envs.registration import ENV_REGISTRY
 
 from astuner.contracts.environment import Evaluation, StepResult
+from astuner.contracts.types import counts_as_success
 from astuner_env.worlds import procedural
 from astuner_env.worlds.procedural import text_of
 
@@ -92,7 +93,7 @@ class TextArena(procedural.ProceduralWorld):
 
     def evaluate(self) -> Evaluation:
         details = {"rewards": self._rewards, "reasons": self._reasons, **self._info()}
-        return Evaluation(score=self._score, success=self._score >= 1, details=details)
+        return Evaluation(score=self._score, success=counts_as_success(self._score), details=details)
 
     def _about(self) -> dict[str, Any]:
         return {

@@ -19,6 +19,7 @@ from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv, generate_random_m
 from pydantic import Field
 
 from astuner.contracts.environment import Evaluation, StepResult
+from astuner.contracts.types import counts_as_success
 from astuner_env.worlds import procedural
 from astuner_env.worlds.procedural import BAND, SPLITS, calls_of, split_of, text_of, tool
 
@@ -84,7 +85,7 @@ class FrozenLake(procedural.ProceduralWorld):
         return self._view(), 0.0
 
     def evaluate(self) -> Evaluation:
-        return Evaluation(score=self._reward, success=self._reward >= 1, details=self._info())
+        return Evaluation(score=self._reward, success=counts_as_success(self._reward), details=self._info())
 
     def _about(self) -> dict[str, Any]:
         return {

@@ -27,6 +27,7 @@ from pydantic import Field, field_validator
 from reasoning_gym.factory import DATASETS
 
 from astuner.contracts.environment import Evaluation, StepResult
+from astuner.contracts.types import counts_as_success
 from astuner_env.worlds import procedural
 from astuner_env.worlds.procedural import calls_of, text_of, tool
 from astuner_sandbox.isolation.channel import Channel
@@ -85,10 +86,10 @@ class ReasoningGym(procedural.ProceduralWorld):
         self._is_done = True
         self._details = {**self._details, "answer": answer}
         self._score = self._judge(answer)
-        return "Right." if self._score >= 1 else "Not right.", self._score
+        return "Right." if counts_as_success(self._score) else "Not right.", self._score
 
     def evaluate(self) -> Evaluation:
-        return Evaluation(score=self._score, success=self._score >= 1, details=self._details)
+        return Evaluation(score=self._score, success=counts_as_success(self._score), details=self._details)
 
     def _about(self) -> dict[str, Any]:
         return {
