@@ -61,6 +61,7 @@ def run(
             told |= {"updated": dict(result.updated), "verdict": dict(result.verdict)}
         if result.best_checkpoint:
             told["best_checkpoint"] = str(result.best_checkpoint)
+            told["best_validation"] = dict(result.best_validation)
         if result.plan:
             told["plan"] = dict(result.plan.lines)
         write_json(told)

@@ -147,6 +147,8 @@ class RunResult:
     """Whether anything was learned (the report's verdict), where something trains."""
     best_checkpoint: Path | None = None
     """That did best in its validation, of those that are kept."""
+    best_validation: Mapping[str, Any] = field(default_factory=dict)
+    """How that was found (`astuner.contracts.validation.Best.as_dict`)."""
     text: str = ""
 
     def summary(self) -> str:
@@ -171,12 +173,14 @@ def finish(run: RunWriter, *, trains: bool) -> RunResult:
         lines |= said.lines
         facts |= said.facts
         verdict = said.verdict or verdict
-    best = run_dir.best if trains else None
+    chosen = run_dir.best_validation() if trains else None
+    best = None if chosen is None else run_dir.checkpoint(chosen.step)
     if trains:
         lines["model"] = _models(run_dir.models[-1:])
-        if best is not None and best != run_dir.models[-1]:
-            lines["best in validation"] = _models([best])
+        if chosen is not None and best is not None and (best != run_dir.models[-1] or chosen.not_comparable):
+            lines["best in validation"] = f"{_models([best])} ({chosen})"
         facts["best_checkpoint"] = str(best) if best else None
+        facts["best_validation"] = chosen.as_dict() if chosen else None
     lines["run folder"] = str(run_dir.path)
     if verdict:  # the last line, since it is the one that is read
         lines["verdict"] = verdict
@@ -188,6 +192,7 @@ def finish(run: RunWriter, *, trains: bool) -> RunResult:
         metrics=newest,
         text=text,
         best_checkpoint=best,
+        best_validation=chosen.as_dict() if chosen else {},
         updated=report.get("updated", {}),
         verdict=report.get("verdict", {}),
     )

@@ -38,6 +38,7 @@ from astuner.contracts.events import (
 )
 from astuner.contracts.interrupt import Interrupt, let_the_person_stop
 from astuner.contracts.types import Episode, Sample, Split, StopReason
+from astuner.contracts.validation import TaskResult, task_keys
 from astuner.rollout.credit import Comparison, Penalties, Scored, assign_credit, estimator_of
 from astuner.rollout.metrics import (
     Evaluation,
@@ -218,6 +219,7 @@ class TrainingRun(RunWriter):
         self.runner.prepare()
         self.sampler = TaskSampler(tasks.train, seed=config.astuner.seed, shuffle=config.astuner.data.shuffle)
         self.validation_tasks = tasks.validation
+        self._validation_keys = task_keys(tasks.validation)
         agents = AgentRegistry.of(config.astuner)
         self._told_apart = agents.trained_policies if len(agents.policies) > 1 else ()
         """Policies with numbers of their own."""
@@ -488,6 +490,8 @@ class TrainingRun(RunWriter):
             max_failed_share=rollout.max_failed_share,
             failures=self.run_dir.failures,
         )
+        found = zip(self._validation_keys, (TaskResult.of(group.episodes) for group in groups), strict=True)
+        self.run_dir.write_task_results(step, {key: result for key, result in found if result is not None})
         measured = {**evaluation.metrics(), "time/validation": time.perf_counter() - started}
         validated = {k: n for k, n in self.ledger.counts.items() if k.startswith("validation/")}
         append_jsonl(self.run_dir.validated, {"step": step, "ledger": validated})  # its state may be older

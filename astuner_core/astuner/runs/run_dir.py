@@ -8,8 +8,8 @@
       run.log              plan, notes and warnings, with times
       failures.jsonl       every episode that was not scored, and why
       episodes/            readable conversations: step_000012.jsonl, validation_000012.jsonl; and the episode log,
-                           with every token: episodes.sqlite, tokenizer/tokenizer.json; and how validations ended:
-                           validated.jsonl
+                           with every token: episodes.sqlite, tokenizer/tokenizer.json; how validations ended:
+                           validated.jsonl; and what each found of each task: validated_000012.json
       checkpoints/         step-000050/ … load with transformers: the newest ones, and the best validated one
       resume/              the newest step, to continue from
       alarms.jsonl         what the sentinel had to say
@@ -33,6 +33,16 @@ from pathlib import Path
 from typing import Any
 
 from astuner.contracts.errors import ConfigError, RunError
+from astuner.contracts.validation import (
+    Best,
+    Figures,
+    Results,
+    TaskResult,
+    best_of,
+    best_step,
+    read_results,
+    results_row,
+)
 from astuner.support.json_lines import read_jsonl, write_jsonl
 from astuner.support.locks import LockTaken, lock_file
 
@@ -146,12 +156,40 @@ class RunDir:
         By success, then by reward. It follows from what was measured and what is kept, so nothing has to be updated
         when a run is resumed from an earlier step.
         """
-        measured = {
-            self.checkpoints / f"step-{row['step']:06d}": (row["val/success"], row.get("val/reward/mean") or 0.0)
-            for row in self.read_metrics()
-            if row.get("val/success") is not None  # no task could be judged
-        }
-        return max((m for m in reversed(self.models) if m in measured), key=measured.__getitem__, default=None)
+        best = self.best_validation()
+        return None if best is None else self.checkpoint(best.step)
+
+    def best_validation(self) -> Best | None:
+        """Return how `best` was found: compared on the tasks that the validations of all kept checkpoints scored.
+
+        Where an older run left no results of tasks, each validation counts with its own tasks.
+        """
+        measured = {row["step"]: row for row in self.read_metrics() if row.get("val/success") is not None}
+        kept = [step for step in sorted(measured) if self.checkpoint(step) in self.models]
+        found = {step: results for step in kept if (results := self.task_results(step))}
+        if len(found) == len(kept):
+            return best_of(found)
+        own = {step: _own_figures(measured[step]) for step in kept}
+        return Best(best_step(own), None, own)
+
+    def task_results(self, step: int) -> dict[str, TaskResult]:
+        """Return what the validation of a step found of each task; empty where that is not there or damaged."""
+        try:
+            return read_results(json.loads(self._task_results(step).read_text(encoding="utf-8"))["tasks"])
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return {}
+
+    def write_task_results(self, step: int, results: Results) -> None:
+        """Keep what the validation of a step found of each task, in place of what an earlier one of it found."""
+        text = json.dumps({"step": step, "tasks": results_row(results)}, separators=(",", ":"))
+        self.write_atomically(self._task_results(step), text + "\n")
+
+    def _task_results(self, step: int) -> Path:
+        return self.episodes / f"validated_{step:06d}.json"
+
+    def checkpoint(self, step: int) -> Path:
+        """Return where the checkpoint of a step is, if there is one."""
+        return self.checkpoints / f"step-{step:06d}"
 
     def write_json(self, path: Path, value: Mapping[str, Any]) -> None:
         self.write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
@@ -162,6 +200,10 @@ class RunDir:
         temporary.unlink(missing_ok=True)  # in a folder of somebody else it may be a link
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
+
+
+def _own_figures(row: Mapping[str, Any]) -> Figures:
+    return Figures(row["val/success"], row.get("val/reward/mean") or 0.0)
 
 
 def debug_folder(folder: Path) -> Path:

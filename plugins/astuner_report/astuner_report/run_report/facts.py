@@ -16,17 +16,11 @@ from astuner import RunDir
 from astuner.contracts.errors import DataError
 from astuner.contracts.statistics import mean
 from astuner.contracts.updated import SOLVED, missed, no_signal, total
+from astuner.contracts.validation import Figures, Results, TaskResult, best_of, best_step
 from astuner_record.certificate import summary_of
 from astuner_record.episode_log import EpisodeLog
 from astuner_record.foreign import read_resolved
-from astuner_record.statistics import (
-    Interval,
-    PairedTable,
-    bootstrap_interval,
-    mcnemar_exact,
-    paired_success_interval,
-    sign_flip_test,
-)
+from astuner_record.paired import FEWEST, LEVEL, Pairs, choose_measure, reward_test, success_test
 from astuner_report.leakage import overlapping
 from astuner_report.run_report import origin
 from astuner_report.run_report.files import NONSENSE, has, is_measured, read_json, read_rows
@@ -37,9 +31,6 @@ from astuner_report.sentinel.settings import Sentinel as Watched
 FORMAT = 1
 _MOST_ERRORS = 3
 """Different messages that are told for each kind of failure."""
-Tried = tuple[int, int]
-"""Successes and scored attempts at one task."""
-SIGNIFICANT = 0.05
 _TRAINED = re.compile(r"(policy/[^/]+/)?tokens/trained")
 _TRAINED_BY = {
     "model": "model.path", "lora_rank": "model.lora.rank", "backbone": "backbone", "agents": "agents",
@@ -107,7 +98,7 @@ def gather(run_dir: RunDir, ledger: Mapping[str, int] | None = None) -> dict[str
         "updated": _updated(trained),
         "tasks": (tasks := read_json(run_dir.tasks, damage, _also_trained_on)),
         "also_trained_on": _also_trained_on(tasks or {}),
-        "held_out": _held_out(rows, run_dir.episodes, damage),
+        "held_out": _held_out(rows, run_dir, damage),
         "failures": _failures(read_rows(run_dir.failures, damage, bool), ledger),
         "alarms": _alarms(read_rows(run_dir.alarms, damage, lambda row: has(row, **_ALARM)), settings, rows, damage),
         "watched": bool(_at(settings, "trainer_common.sentinel.enabled")),
@@ -252,21 +243,39 @@ def _of_log(run_dir: RunDir) -> Sequence[str]:
 # ---------------------------------------------------------------------------------------------------- before and after
 
 
-def _held_out(rows: Sequence[Mapping[str, Any]], episodes: Path, damage: list[str]) -> dict[str, Any] | None:
+def _held_out(rows: Sequence[Mapping[str, Any]], run_dir: RunDir, damage: list[str]) -> dict[str, Any] | None:
     """The first and the last validation, the best one, and what the first two differ by; None without a validation.
 
     :param rows: of ``metrics.jsonl``.
-    :param episodes: the folder with ``validation_….jsonl``.
+    :param run_dir: has what each validation found of each task.
     """
     validated = [row for row in rows if row.get("val/success") is not None]
     if not validated:
         return None
     first, last = validated[0], validated[-1]
-    best = max(validated, key=lambda row: row["val/success"])
-    found: dict[str, Any] = {"validations": len(validated), "best": _measured(best), "after": _measured(last)}
+    found: dict[str, Any] = {
+        "validations": len(validated),
+        "best": _best(validated, run_dir),
+        "after": _measured(last),
+    }
     if first["step"] == 0 and last is not first:
-        found |= {"before": _measured(first), "difference": _difference(first, last, episodes, damage)}
+        found |= {"before": _measured(first), "difference": _difference(first, last, run_dir, damage)}
     return found
+
+
+def _best(validated: Sequence[Mapping[str, Any]], run_dir: RunDir) -> dict[str, Any]:
+    """The best validation of all, on the tasks that all scored: how many these are, and its success over them.
+
+    Where results of tasks are missing, as in an older run, each counts with its own tasks.
+    """
+    results = {int(row["step"]): run_dir.task_results(int(row["step"])) for row in validated}
+    best = best_of(results) if all(results.values()) else None
+    if best is not None:
+        step, common = best.step, {"tasks": best.tasks, "success": best.compared[best.step].success}
+    else:
+        figures = {row["step"]: Figures(row["val/success"], row.get("val/reward/mean") or 0.0) for row in validated}
+        step, common = best_step(figures), {}
+    return {**_measured(next(row for row in validated if row["step"] == step)), "compared": common or None}
 
 
 def _also_trained_on(tasks: Mapping[str, Any]) -> str | None:
@@ -279,59 +288,68 @@ def _measured(row: Mapping[str, Any]) -> dict[str, Any]:
     return {ours: row.get(theirs) for ours, theirs in _MEASURED.items()}
 
 
-def _difference(first: Mapping[str, Any], last: Mapping[str, Any], episodes: Path, damage: list[str]) -> dict[str, Any]:
-    before, after = (_tries(episodes / f"validation_{row['step']:06d}.jsonl", damage) for row in (first, last))
-    pairs = [(before[task], after[task]) for task in before if task in after]
-    if pairs:
+def _difference(
+    first: Mapping[str, Any], last: Mapping[str, Any], run_dir: RunDir, damage: list[str]
+) -> dict[str, Any]:
+    """What two validations differ by: of success, and below ``reward`` of the reward; which one tells, and why."""
+    before: Results = run_dir.task_results(first["step"])
+    after: Results = run_dir.task_results(last["step"])
+    if not before or not after:
+        before, after = (_from_transcripts(run_dir.episodes, row["step"], damage) for row in (first, last))
+    if pairs := [(before[task], after[task]) for task in before if task in after]:
         return _paired(pairs)
     tasks = [round(row["val/tasks"]) for row in (first, last)]
     return _unpaired(first["val/success"], tasks[0], last["val/success"], tasks[1])
 
 
-def _paired(pairs: Sequence[tuple[Tried, Tried]]) -> dict[str, Any]:
-    once = all(tries == 1 for pair in pairs for _, tries in pair)
-    differences = [after[0] / after[1] - before[0] / before[1] for before, after in pairs]
-    if once:
-        table = PairedTable.of([(bool(before[0]), bool(after[0])) for before, after in pairs])
-        interval, p, test = paired_success_interval(table), mcnemar_exact(table), "McNemar's exact test"
-        changed = {"became right": table.only_b, "became wrong": table.only_a}
-    else:
-        interval, p = bootstrap_interval(differences), sign_flip_test(differences)
-        test = "sign-flip permutation test"
-        changed = {"better": sum(d > 0 for d in differences), "worse": sum(d < 0 for d in differences)}
-    return _tested(mean(differences), interval, p, f"{test}, paired by task", len(pairs)) | {"changed": changed}
+def _paired(pairs: Pairs) -> dict[str, Any]:
+    choice = choose_measure(pairs)
+    return {
+        **success_test(pairs).as_dict(),
+        "reward": reward_test(pairs).as_dict(),
+        "measure": choice.measure,
+        "reason": choice.reason,
+        "success_stated": choice.stated,
+        "constant_success": choice.constant,
+    }
 
 
 def _unpaired(p1: float, n1: int, p2: float, n2: int) -> dict[str, Any]:
     p = 2 * normal_tail(abs(two_proportions((p1 * n1, n1), (p2 * n2, n2))))
     half = 1.959964 * math.sqrt(p1 * (1 - p1) / max(n1, 1) + p2 * (1 - p2) / max(n2, 1))
-    interval = Interval(max(-1.0, p2 - p1 - half), min(1.0, p2 - p1 + half))
-    test = "two-proportion z-test (the episodes are not there to pair by task, so it is on the safe side)"
-    return _tested(p2 - p1, interval, p, test, min(n1, n2))
-
-
-def _tested(difference: float, interval: Interval, p: float, test: str, tasks: int) -> dict[str, Any]:
     return {
-        "mean": difference,
-        "low": interval.low,
-        "high": interval.high,
+        "before": p1,
+        "after": p2,
+        "mean": p2 - p1,
+        "low": max(-1.0, p2 - p1 - half),
+        "high": min(1.0, p2 - p1 + half),
         "p": p,
-        "significant": p < SIGNIFICANT,
-        "test": test,
-        "tasks": tasks,
+        "significant": p < LEVEL,
+        "test": "two-proportion z-test (the episodes are not there to pair by task, so it is on the safe side)",
+        "tasks": min(n1, n2),
+        "reward": None,
+        "measure": "success",
+        "reason": "",
     }
 
 
-def _tries(path: Path, damage: list[str]) -> dict[str, Tried]:
-    """Number of the task -> what was tried; a validation of one step goes through the tasks in the order of another."""
-    found: dict[str, Tried] = {}
-    for row in read_rows(path, damage, lambda row: has(row, group_id=str, task_id=str)):
-        if row.get("reward") is None:
-            continue
-        task = f"{row['group_id'].rpartition('-')[2]}/{row['task_id']}"
-        successes, tries = found.get(task, (0, 0))
-        found[task] = successes + bool(row.get("is_success")), tries + 1
-    return found
+def _from_transcripts(episodes: Path, step: int, damage: list[str]) -> Results:
+    """What an older run's conversations say of each task, by its number: a validation goes through the tasks in the
+    order of another."""
+    tried: dict[str, list[Mapping[str, Any]]] = {}
+    file = episodes / f"validation_{step:06d}.jsonl"
+    for row in read_rows(file, damage, lambda row: has(row, group_id=str, task_id=str)):
+        if row.get("reward") is not None:
+            tried.setdefault(f"{row['group_id'].rpartition('-')[2]}/{row['task_id']}", []).append(row)
+    return {
+        task: TaskResult(
+            successes=sum(bool(row.get("is_success")) for row in rows),
+            scored=len(rows),
+            stated=0,
+            reward=mean([float(row["reward"]) for row in rows]),
+        )
+        for task, rows in tried.items()
+    }
 
 
 # ---------------------------------------------------------------------------------------------------------------- cost
@@ -379,15 +397,16 @@ def _energy(rows: Sequence[Mapping[str, Any]], seconds: float, watts: float | No
 def _verdict(facts: Mapping[str, Any]) -> dict[str, str]:
     """What a run came to, in one line: was anything trained, and is the policy better on tasks not trained on?
 
-    :returns: ``word``: learned, may be chance, nothing was learned, got worse, nothing was trained, or not measured;
-        ``text``: the line, which begins with it; ``level``: ``good``, ``warning`` or ``error``.
+    :returns: ``word``: learned, reward rose, may be chance, nothing was learned, reward fell, got worse, nothing was
+        trained, or not measured; ``text``: the line, which begins with it; ``level``: ``good``, ``warning`` or
+        ``error``.
     """
     updated, found = facts["updated"], facts["held_out"]
     if not updated["steps"]:
         cut = next((alarm for alarm in facts["alarms"] if alarm["rule"] == "cut_off"), None)
         advice = f"{cut['message']}, so raise that first" if cut else updated["advice"]
         return _said("nothing was trained", "; ".join(filter(None, (updated["why"], advice))))
-    if updated["why"] and not (found or {}).get("difference", {}).get("significant"):  # worse is said before why
+    if updated["why"] and not _is_significant((found or {}).get("difference", {})):  # worse is said before why
         moved = f"{updated['why']}, so only the KL or entropy term moved the weights"
         return _said("nothing was learned", "; ".join(filter(None, (moved, updated["advice"]))))
     if found is None:
@@ -400,17 +419,53 @@ def _verdict(facts: Mapping[str, Any]) -> dict[str, str]:
     return _compared(found, facts["also_trained_on"], (facts["trained"]["optim"] or {}).get("lr"))
 
 
+def _is_significant(difference: Mapping[str, Any]) -> bool:
+    """Whether success or the reward changed beyond chance."""
+    reward = difference.get("reward")
+    return bool(difference.get("significant") or (reward and reward["significant"]))
+
+
 def _compared(found: Mapping[str, Any], trained_on: str | None, rate: float | None) -> dict[str, str]:
-    d, before, after = found["difference"], found["before"]["success"], found["after"]["success"]
+    """The verdict on two validations, by the measure that tells them apart."""
+    d = found["difference"]
+    reward, tasks = d["reward"], f"{d['tasks']} {'held-out' if trained_on == '' else 'validation'} tasks"
+    notes = [f"{trained_on}, so it does not say how the policy does on others"] if trained_on else []
+    good = "warning" if trained_on else "good"
+    if d["measure"] == "reward":
+        notes = [d["reason"], *notes]
+        by_success = f"success {d['before']:.1%} to {d['after']:.1%}" if d["constant_success"] is None else ""
+        text = "; ".join(filter(None, (f"{_reward_change(reward)}, {tasks}", by_success, *notes)))
+        if reward["significant"] and reward["mean"] > 0:
+            failing = d["success_stated"] and d["constant_success"] == 0
+            return _said("reward rose", text) if failing else _said("learned", text, good)
+        if reward["significant"]:
+            return _said("got worse", text, "error")
+        return _undecided(text, reward, rate)
     on = "held out" if trained_on == "" else "validation"
-    text = f"{_points(d['mean'])}, p {_p_value(d['p'])} ({on} {before:.1%} to {after:.1%}, {d['tasks']} tasks)"
-    if trained_on:
-        text += f"; {trained_on}, so it does not say how the policy does on others"
+    text = (
+        f"{_points(d['mean'])}, p {_p_value(d['p'])} ({on} {d['before']:.1%} to {d['after']:.1%}, {d['tasks']} tasks)"
+    )
+    text = "; ".join((text, *notes))
+    moved = bool(reward and (reward["significant"] or (reward["mean"] and not d["mean"])))
     if d["significant"]:
-        if d["mean"] > 0:
-            return _said("learned", text, "warning" if trained_on else "good")
-        return _said("got worse", text, "error")
-    if 2 * 0.5 ** d["tasks"] >= SIGNIFICANT:
+        against = moved and reward["mean"] * d["mean"] < 0
+        text += f"; {_reward_change(reward)}" if against else ""
+        return _said("learned", text, good) if d["mean"] > 0 else _said("got worse", text, "error")
+    if reward and reward["significant"]:
+        word = "reward rose" if reward["mean"] > 0 else "reward fell"
+        return _said(word, f"{_reward_change(reward)}; success did not change beyond chance: {text}")
+    if moved:
+        return _said("may be chance", f"{text}; {_reward_change(reward)}")
+    was, now = found["before"]["reward"], found["after"]["reward"]
+    if reward is None and not d["mean"] and was != now:
+        why = "; without the results of each task that cannot be tested"
+        return _said("not measured", f"{text}; the mean reward went from {was or 0:.4g} to {now or 0:.4g}{why}")
+    return _undecided(text, d, rate)
+
+
+def _undecided(text: str, d: Mapping[str, Any], rate: float | None) -> dict[str, str]:
+    """The verdict on a difference that is not significant."""
+    if d["tasks"] < FEWEST:
         word = "may be chance" if d["mean"] else "nothing was learned"
         return _said(word, f"{text}; so few cannot tell: {_ENOUGH} can")
     if d["mean"]:
@@ -419,11 +474,16 @@ def _compared(found: Mapping[str, Any], trained_on: str | None, rate: float | No
     return _said("nothing was learned", f"{text}; train longer{advice}")
 
 
+def _reward_change(d: Mapping[str, Any]) -> str:
+    change = f"{d['mean']:+.3g}, 95 %: {d['low']:+.3g} to {d['high']:+.3g}, p {_p_value(d['p'])}"
+    return f"reward {d['before']:.4g} to {d['after']:.4g} ({change})"
+
+
 def _in_training(reward: Mapping[str, float] | None) -> str:
     if reward is None:
         return "nor is there a reward"
     change = f"{reward['first']:.3g} to {reward['last']:.3g}, p {_p_value(reward['p'])}"
-    if reward["p"] >= SIGNIFICANT:
+    if reward["p"] >= LEVEL:
         return f"the reward in training did not change beyond chance ({change}), so nothing was learned that shows"
     return f"the reward in training {'rose' if reward['rising'] else 'fell'} ({change})"
 

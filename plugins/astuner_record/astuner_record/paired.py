@@ -1,0 +1,169 @@
+"""Two policies on the same tasks: which measure tells them apart, and whether they differ beyond chance.
+
+The verdict on a run and the gate before a model is used decide by the same functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from astuner.contracts.statistics import mean
+from astuner.contracts.validation import TaskResult
+from astuner_record.statistics import (
+    Interval,
+    PairedTable,
+    bootstrap_interval,
+    mcnemar_exact,
+    paired_success_interval,
+    sign_flip_test,
+)
+
+Pairs: TypeAlias = Sequence[tuple[TaskResult, TaskResult]]
+"""What each task came to before and after, or with what serves and the candidate."""
+Measure: TypeAlias = Literal["success", "reward"]
+LEVEL = 0.05
+"""Of every test."""
+FEWEST = 6
+"""Pairs that a paired test needs to reach that level: with 5 that differ, its p is 2 / 2^5 = 0.0625 or more."""
+HOW_TO_DEFINE = "return is_success with the reward, as in JudgeOutput(reward=…, is_success=…)"
+"""What defines success where a reward of 1 or more does not."""
+_EQUAL = 1e-9
+"""Rewards that differ by less, relative to the largest, are equal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tested:
+    """One measure on both sides: means over the same tasks, and what they differ by."""
+
+    before: float
+    after: float
+    mean: float
+    interval: Interval
+    """95 %, of the mean difference."""
+    p: float
+    test: str
+    tasks: int
+    """Pairs."""
+    changed: Mapping[str, int]
+    """In which direction tasks changed -> how many."""
+
+    @property
+    def significant(self) -> bool:
+        return self.p < LEVEL
+
+    @property
+    def moved(self) -> bool:
+        """Whether any task changed."""
+        return any(self.changed.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "before": self.before,
+            "after": self.after,
+            "mean": self.mean,
+            "low": self.interval.low,
+            "high": self.interval.high,
+            "p": self.p,
+            "significant": self.significant,
+            "test": f"{self.test}, paired by task",
+            "tasks": self.tasks,
+            "changed": dict(self.changed),
+        }
+
+
+def success_test(pairs: Pairs) -> Tested:
+    """Test the difference of success: McNemar's test where each task succeeds or fails, else the sign-flip test."""
+    shares = [(before.success, after.success) for before, after in pairs]
+    if not all(share in (0.0, 1.0) for pair in shares for share in pair):
+        return _sign_flip(shares)
+    table = PairedTable.of([(bool(before), bool(after)) for before, after in shares])
+    return Tested(
+        before=mean([before for before, _ in shares]),
+        after=mean([after for _, after in shares]),
+        mean=mean([after - before for before, after in shares]),
+        interval=paired_success_interval(table),
+        p=mcnemar_exact(table),
+        test="McNemar's exact test",
+        tasks=len(pairs),
+        changed={"became right": table.only_b, "became wrong": table.only_a},
+    )
+
+
+def reward_test(pairs: Pairs) -> Tested:
+    """Test the difference of the reward with the sign-flip test."""
+    return _sign_flip([(before.reward, after.reward) for before, after in pairs])
+
+
+def _sign_flip(values: Sequence[tuple[float, float]]) -> Tested:
+    size = max((abs(value) for pair in values for value in pair), default=0.0)
+    differences = [0.0 if abs(b - a) <= _EQUAL * size else b - a for a, b in values]
+    return Tested(
+        before=mean([before for before, _ in values]),
+        after=mean([after for _, after in values]),
+        mean=mean(differences),
+        interval=bootstrap_interval(differences),
+        p=sign_flip_test(differences),
+        test="sign-flip permutation test",
+        tasks=len(values),
+        changed={"better": sum(d > 0 for d in differences), "worse": sum(d < 0 for d in differences)},
+    )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which measure tells two sides apart."""
+
+    measure: Measure
+    reason: str = ""
+    """Why it is not success; empty where it is."""
+    stated: bool = False
+    """Whether a judge or a workflow states success, so that it is not a reward of 1 or more."""
+    constant: float | None = None
+    """The success of every task on both sides, where it is the same; else None."""
+
+
+def choose_measure(pairs: Pairs) -> Choice:
+    """Return success, or the reward where success cannot tell the two sides apart and the reward holds more.
+
+    That is so where success is the same for every task; or where nobody states it, and so few tasks reach a reward of
+    1, or fail to, that no test of success can reach `LEVEL`.  It depends on what is measured and not on which side is
+    ahead, so it does not make the test more lenient.
+    """
+    results = [result for pair in pairs for result in pair]
+    stated = any(result.stated for result in results)
+    shares = {result.success for result in results}
+    constant = next(iter(shares)) if len(shares) == 1 else None
+    if not _reward_says_more(results):
+        return Choice("success", "", stated, constant)
+    if constant is not None:
+        what = "as it is stated with the reward" if stated else "a reward of 1 or more"
+        hint = "" if stated else f"; to define it, {HOW_TO_DEFINE}"
+        reason = f"success ({what}) is {constant:.1%} on both sides and says nothing here{hint}"
+        return Choice("reward", reason, stated, constant)
+    reached, missed = (sum(any(map(of, pair)) for pair in pairs) for of in (_succeeds, _fails))
+    if stated or min(reached, missed) >= FEWEST or len(pairs) < FEWEST:
+        return Choice("success", "", stated)
+    reason = (
+        f"success (a reward of 1 or more) says little here: {reached} of {len(pairs)} tasks ever reach it and {missed} "
+        f"ever miss it; to define it, {HOW_TO_DEFINE}"
+    )
+    return Choice("reward", reason, stated)
+
+
+def _succeeds(result: TaskResult) -> bool:
+    return result.successes > 0
+
+
+def _fails(result: TaskResult) -> bool:
+    return result.successes < result.scored
+
+
+def _reward_says_more(results: Sequence[TaskResult]) -> bool:
+    """Whether rewards are more than success on another scale, such as 0 and 1, or -1 and 1."""
+    low, high = (choose(results, key=lambda r: r.success) for choose in (min, max))
+    slope = (high.reward - low.reward) / (high.success - low.success) if high.success > low.success else 0.0
+    error = _EQUAL * max(1.0, *(abs(result.reward) for result in results))
+    return any(abs(low.reward + slope * (r.success - low.success) - r.reward) > error for r in results)
