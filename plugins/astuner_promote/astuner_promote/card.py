@@ -69,10 +69,17 @@ def _figures(gate: Gate, judged: Judgement, serving: str) -> list[str]:
     rows: list[Sequence[str]] = [_row(judged.held_out, f"above {gate.margin:g}")]
     rows += [_row(one, f"above {-gate.tolerance:g}") for one in judged.also]
     found = [
-        f"Mean {gate.by} on {judged.tasks} tasks, compared with {serving}: the same tasks and seeds, {repeat} "
-        f"episode{'s' * (repeat > 1)} a task, temperature {temperature:g}; 95 % intervals of the mean difference.",
+        f"Mean {judged.held_out.by} on {judged.tasks} tasks, compared with {serving}: the same tasks and seeds, "
+        f"{repeat} episode{'s' * (repeat > 1)} a task, temperature {temperature:g}; 95 % intervals of the mean "
+        "difference.",
         _table(("experiment", "tasks", "before", "this model", "difference", "interval", "must be", "p"), rows),
     ]
+    for one in (judged.held_out, *judged.also):
+        if one.success is not None:
+            found.append(
+                f"{one.experiment}: rewards are compared; success on the same {one.tasks} tasks went from "
+                f"{one.success.before:.1%} to {one.success.after:.1%}."
+            )
     if judged.trained_on:
         found.append(f"Of the experiment's own tasks: {judged.trained_on}.")
     if judged.checks:

@@ -5,14 +5,16 @@ The rules, all of which must hold:
 
 - **better**: the low end of the 95 % interval of the mean paired difference is above ``margin``, and the paired test
   gives p <= 0.05;
+- **success**: where rewards are compared, success on the same tasks is not lower by more than ``tolerance``, unless
+  that is allowed;
 - **no regression**: on each other experiment the low end of that interval is above ``-tolerance``;
 - **checks**: each complains of no more than its share of the candidate's episodes;
 - **failures**: nowhere do more of the candidate's episodes fail than of what serves;
 - **held out**: the experiment trains on none of its tasks, as far as the part ``task_check`` finds, or it allows that;
   this is looked at before anything is played.
 
-Successes of one episode a task have Newcombe's interval and McNemar's exact test, anything else the bootstrap and the
-sign-flip test (`astuner_record.statistics`).  A task that one of the two has no scored episode of is in neither.
+`astuner_record.paired` decides which measure is compared, and how, as in the verdict on a run.  A task that one of the
+two has no scored episode of is in neither.
 """
 
 from __future__ import annotations
@@ -24,7 +26,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 from astuner import (
     AgentRegistry,
@@ -42,26 +43,16 @@ from astuner import (
 )
 from astuner.contracts.errors import ConfigError, PluginError, RunError, UnknownName
 from astuner.contracts.output_check import Check, OutputView
-from astuner.contracts.statistics import mean
 from astuner.contracts.types import Episode, FinishReason, Generation, SamplingParams, Task, Turn
+from astuner.contracts.validation import TaskResult
 from astuner_models.serving import serve_policies, validate
+from astuner_record.paired import FEWEST, LEVEL, Choice, Measure, Tested, choose_measure, reward_test, success_test
 from astuner_record.replay.verdicts import Rejudge, Rejudged
-from astuner_record.statistics import (
-    Interval,
-    PairedTable,
-    bootstrap_interval,
-    mcnemar_exact,
-    paired_success_interval,
-    sign_flip_test,
-)
+from astuner_record.statistics import Interval
 
-By: TypeAlias = Literal["success", "reward"]
-LEVEL = 0.05
-"""Of the test."""
+_ROUNDING = 1e-9
 OVERLAP = "train_validation_overlap"
 """What the part ``task_check`` calls tasks that are not held out."""
-FEWEST = 6
-"""Pairs that a paired test needs for that: with 5, its p is 2 / 2^5 = 0.0625 or more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +73,12 @@ class Comparison:
     failed_serving: int
     """Episodes that were not scored."""
     failed_candidate: int
+    by: Measure = "success"
+    """What is compared."""
+    note: str = ""
+    """Why that is the reward although nobody asked for it; empty otherwise."""
+    success: Tested | None = None
+    """Success on the same tasks, where rewards are compared."""
     reason: str = ""
     """Why this refuses the candidate; empty when it does not."""
 
@@ -89,12 +86,25 @@ class Comparison:
     def difference(self) -> float:
         return self.candidate - self.serving
 
+    @property
+    def success_fell(self) -> bool:
+        """Whether success is lower, where rewards are compared."""
+        return self.success is not None and self.success.mean < 0
+
     def __str__(self) -> str:
         low, high = self.interval.low, self.interval.high
         return (
-            f"{self.serving:.3f} -> {self.candidate:.3f}, difference {self.difference:+.3f} [{low:+.3f}, {high:+.3f}], "
-            f"p = {self.p:.2g}, {self.tasks} tasks" + (f" ({self.left_out} left out)" if self.left_out else "")
+            f"{'reward ' if self.by == 'reward' else ''}{self.serving:.3f} -> {self.candidate:.3f}, "
+            f"difference {self.difference:+.3f} [{low:+.3f}, {high:+.3f}], "
+            f"p = {self.p:.2g}, {self.tasks} tasks"
+            + (f" ({self.left_out} left out)" if self.left_out else "")
+            + (f"; {_success(self.success)}" if self.success else "")
         )
+
+
+def _success(found: Tested) -> str:
+    verb = "fell from" if found.mean < 0 else "went from"
+    return f"success on the same tasks {verb} {found.before:.1%} to {found.after:.1%} (p = {found.p:.2g})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +164,8 @@ class Gate:
     :param others: experiments on whose tasks it must be no worse.
     :param checks: name of an output check or a judge -> the share of episodes that it may complain of.
     :param tasks: only the first so many of each.
+    :param by: what is compared; None: success, or the reward where success says nothing.
+    :param allow_lower_success: whether rewards may rise while success falls by more than ``tolerance``.
     :param repeat: episodes of a task; None: as in a validation.
     """
 
@@ -161,7 +173,8 @@ class Gate:
     others: Sequence[Config] = ()
     margin: float = 0.0
     tolerance: float = 0.05
-    by: By = "success"
+    by: Measure | None = None
+    allow_lower_success: bool = False
     checks: Mapping[str, float]
     tasks: int | None = None
     repeat: int | None = None
@@ -184,7 +197,15 @@ class Gate:
         plays = list(zip(experiments, tasks, strict=True))
         before, after = ([self._play(*play, folder) for play in plays] for folder in (serving, candidate))
         held_out, *also = (
-            compare(_name(config), a, b, by=self.by, bound=-self.tolerance if i else self.margin, proven=not i)
+            compare(
+                _name(config),
+                a,
+                b,
+                by=self.by,
+                bound=-self.tolerance if i else self.margin,
+                proven=not i,
+                may_fall=1.0 if self.allow_lower_success else self.tolerance,
+            )
             for i, (config, a, b) in enumerate(zip(experiments, before, after, strict=True))
         )
         episodes = [e for groups in after for group in groups for e in group.scored]
@@ -265,36 +286,49 @@ class Seeded(InferenceEngine):
 
 
 def compare(
-    experiment: str, serving: Sequence[Group], candidate: Sequence[Group], *, by: By, bound: float, proven: bool
+    experiment: str,
+    serving: Sequence[Group],
+    candidate: Sequence[Group],
+    *,
+    by: Measure | None,
+    bound: float,
+    proven: bool,
+    may_fall: float = 0.05,
 ) -> Comparison:
     """
     :param serving: a group for each task; ``candidate`` has the same tasks.
+    :param by: as of `Gate`.
     :param bound: what the interval of the difference must be above.
     :param proven: the paired test must say so, too.
+    :param may_fall: by how much success may be lower where rewards are compared.
     """
-    pairs = [(_value(a, by), _value(b, by)) for a, b in zip(serving, candidate, strict=True)]
-    both = [(a, b) for a, b in pairs if a is not None and b is not None]
-    differences = [b - a for a, b in both]
-    if by == "success" and all(value in (0.0, 1.0) for pair in both for value in pair):
-        table = PairedTable.of([(bool(a), bool(b)) for a, b in both])
-        interval, p = paired_success_interval(table), mcnemar_exact(table)
-    else:
-        interval, p = bootstrap_interval(differences), sign_flip_test(differences)
+    results = [(TaskResult.of(a.episodes), TaskResult.of(b.episodes)) for a, b in zip(serving, candidate, strict=True)]
+    pairs = [(a, b) for a, b in results if a is not None and b is not None]
+    choice = choose_measure(pairs) if pairs else Choice("success")
+    measure = by or choice.measure
+    success = success_test(pairs)
+    tested = success if measure == "success" else reward_test(pairs)
     found = Comparison(
         experiment=experiment,
-        tasks=len(both),
-        left_out=len(pairs) - len(both),
-        serving=mean([a for a, _ in both]),
-        candidate=mean([b for _, b in both]),
-        interval=interval,
-        p=p,
+        tasks=len(pairs),
+        left_out=len(results) - len(pairs),
+        serving=tested.before,
+        candidate=tested.after,
+        interval=tested.interval,
+        p=tested.p,
         failed_serving=sum(e.reward is None for group in serving for e in group.episodes),
         failed_candidate=sum(e.reward is None for group in candidate for e in group.episodes),
+        by=measure,
+        note=choice.reason if by is None else "",
+        success=success if measure == "reward" else None,
     )
-    return replace(found, reason=_reason(found, bound, proven))
+    reason = _reason(found, bound, proven, may_fall)
+    if reason and by == "success" and choice.measure == "reward":
+        reason += f"; {choice.reason}, or write --by reward"
+    return replace(found, reason=reason)
 
 
-def _reason(found: Comparison, bound: float, proven: bool) -> str:
+def _reason(found: Comparison, bound: float, proven: bool, may_fall: float) -> str:
     what = f"{found.experiment}: {found}"
     if found.tasks < FEWEST:
         return f"{what}: only {found.tasks} tasks have scored episodes of both models, and {FEWEST} are needed"
@@ -302,6 +336,12 @@ def _reason(found: Comparison, bound: float, proven: bool) -> str:
         return (
             f"{what}: {found.failed_candidate} episodes of the candidate failed, and {found.failed_serving} of what "
             "serves"
+        )
+    if found.note and proven and bound:
+        return f"{what}: {found.note}; --margin {bound:g} is one of success: write --by reward with one of the reward"
+    if found.success is not None and -found.success.mean > may_fall + _ROUNDING:
+        return (
+            f"{what}: success fell by more than {may_fall:g} (--tolerance); if that is meant, add --allow-lower-success"
         )
     if found.interval.low <= bound:
         if proven:
@@ -321,12 +361,6 @@ def _more(found: Comparison, bound: float) -> str:
         return ""
     needed = max(found.tasks + 1, math.ceil(found.tasks * (width / ahead) ** 2))
     return f"; if it stays like this, about {needed:,} tasks would tell"
-
-
-def _value(group: Group, by: By) -> float | None:
-    """A task's mean over its scored episodes."""
-    values = [float(bool(e.is_success)) if by == "success" else e.reward for e in group.scored]
-    return mean([value for value in values if value is not None]) if values else None
 
 
 # ---- checks ----------------------------------------------------------------------------------------------------------

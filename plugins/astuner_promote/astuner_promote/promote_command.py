@@ -48,9 +48,28 @@ def promote(
         float, typer.Option(min=0, metavar="X", help="The interval of the difference must be above this.")
     ] = 0.0,
     tolerance: Annotated[
-        float, typer.Option(min=0, metavar="X", help="For --also, the interval must be above minus this.")
+        float,
+        typer.Option(
+            min=0,
+            metavar="X",
+            help="For --also, the interval must be above minus this; where rewards are compared, success may be lower "
+            "by this.",
+        ),
     ] = 0.05,
-    by: Annotated[str, typer.Option(metavar="success|reward", help="What is compared.")] = "success",
+    by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="success|reward",
+            help="What is compared. Default: success, or the reward where success says nothing.",
+        ),
+    ] = None,
+    allow_lower_success: Annotated[
+        bool,
+        typer.Option(
+            "--allow-lower-success",
+            help="Where rewards are compared, success may be lower by more than --tolerance.",
+        ),
+    ] = False,
     check: Annotated[
         list[str] | None,
         typer.Option(
@@ -74,7 +93,7 @@ def promote(
     from astuner import load_config
     from astuner_models.promoted import Promotions
 
-    if by not in ("success", "reward"):
+    if by not in (None, "success", "reward"):
         raise ConfigError(f"--by {by}: write success or reward")
     if back and (list_them or dry_run):
         raise ConfigError("--back goes back at once; leave out --list and --dry-run")
@@ -99,6 +118,7 @@ def promote(
                 "margin": margin,
                 "tolerance": tolerance,
                 "by": by,
+                "allow_lower_success": allow_lower_success,
                 "checks": shares,
                 "tasks": tasks,
                 "repeat": repeat,
@@ -153,7 +173,9 @@ def _promote(
         "dry_run": dry_run,
         "candidate": str(candidate.folder),
         "serving": str(serving or "base"),
-        "by": gate.by,
+        "by": judged.held_out.by,
+        "by_chosen": gate.by is None,
+        "allow_lower_success": gate.allow_lower_success,
         "margin": gate.margin,
         "tolerance": gate.tolerance,
         **_figures(judged),
@@ -163,6 +185,7 @@ def _promote(
     }
     lines = [f"candidate   {candidate.folder}", f"serving     {name}", f"{judged.tasks:<11} {judged.held_out}"]
     lines += [f"also        {one.experiment}: {one}" for one in judged.also]
+    lines += [f"by reward   {one.experiment}: {one.note}" for one in (judged.held_out, *judged.also) if one.note]
     lines += [f"check       {one.check} {one}" for one in judged.checks]
     if judged.reasons:
         lines += ["refused:", *(f"  - {reason}" for reason in judged.reasons)]
@@ -187,7 +210,10 @@ def _figures(judged: Judgement) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(json.dumps(asdict(one)))
         return {key: value for key, value in found.items() if key != "reason"}
 
-    compared = [{**plain(one), "difference": one.difference} for one in (judged.held_out, *judged.also)]
+    compared = [
+        {**plain(one), "difference": one.difference, "success_fell": one.success_fell}
+        for one in (judged.held_out, *judged.also)
+    ]
     checks = [{**plain(one), "share": one.share} for one in judged.checks]
     return {"held_out": compared[0], "also": compared[1:], "checks": checks}
 

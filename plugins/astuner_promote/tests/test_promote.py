@@ -24,6 +24,7 @@ from astuner_objectives.manifest import problem, write_manifest
 from astuner_promote import card, gate, keeping
 from astuner_promote.gate import Comparison, Judgement
 from astuner_promote.keeping import Candidate, back, now_is, promote
+from astuner_record.paired import Tested
 from astuner_record.statistics import Interval
 from tests.table import table
 
@@ -289,6 +290,27 @@ def test_a_refused_one_is_exit_code_4_with_every_reason(
     said = capsys.readouterr().out
     assert "refused:\n  - no better\n  - a regression\n  - --check nonsense: complains of 2 of 40" in said
     assert not config.run_dir.with_name("e.promoted").exists()
+
+
+def test_success_is_stated_beside_a_reward_in_text_json_and_card(
+    config: Config, measured: Callable[[Judgement], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    success = Tested(
+        before=0.184, after=0.15, mean=-0.034, interval=Interval(-0.2, 0.1), p=0.6, test="McNemar's exact test",
+        tasks=40, changed={"became right": 1, "became wrong": 2},
+    )  # fmt: skip
+    by_reward = {"by": "reward", "success": success, "note": "success says little here"}
+    measured(Judgement(held_out=Comparison(**{**vars(GOOD), **by_reward}), also=[], checks=[]))
+    command = ("promote", "e.yaml", "--backbone", "local", "--checkpoint", "step-000010")
+    assert typed(*command, "--dry-run") == 0
+    said = capsys.readouterr().out
+    assert "success on the same tasks fell from 18.4% to 15.0%" in said
+    assert "success says little here" in said
+    assert typed(*command, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["by"], told["held_out"]["success_fell"]) == ("reward", True)
+    assert (told["held_out"]["success"]["before"], told["held_out"]["success"]["after"]) == (0.184, 0.15)
+    assert "went from 18.4% to 15.0%" in (Path(told["model"]) / "README.md").read_text()
 
 
 def test_a_trial_changes_nothing_and_the_real_one_has_a_card_and_a_history(
