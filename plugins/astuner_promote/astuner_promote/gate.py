@@ -46,7 +46,16 @@ from astuner.contracts.output_check import Check, OutputView
 from astuner.contracts.types import Episode, FinishReason, Generation, SamplingParams, Task, Turn
 from astuner.contracts.validation import TaskResult
 from astuner_models.serving import serve_policies, validate
-from astuner_record.paired import FEWEST, LEVEL, Choice, Measure, Tested, choose_measure, reward_test, success_test
+from astuner_record.paired import (
+    FEWEST,
+    LEVEL,
+    Choice,
+    Measure,
+    PairedDifference,
+    choose_measure,
+    reward_test,
+    success_test,
+)
 from astuner_record.replay.verdicts import Rejudge, Rejudged
 from astuner_record.statistics import Interval
 
@@ -77,7 +86,7 @@ class Comparison:
     """What is compared."""
     note: str = ""
     """Why that is the reward although nobody asked for it; empty otherwise."""
-    success: Tested | None = None
+    success: PairedDifference | None = None
     """Success on the same tasks, where rewards are compared."""
     reason: str = ""
     """Why this refuses the candidate; empty when it does not."""
@@ -102,7 +111,7 @@ class Comparison:
         )
 
 
-def _success(found: Tested) -> str:
+def _success(found: PairedDifference) -> str:
     verb = "fell from" if found.mean < 0 else "went from"
     return f"success on the same tasks {verb} {found.before:.1%} to {found.after:.1%} (p = {found.p:.2g})"
 

@@ -24,7 +24,7 @@ from astuner_objectives.manifest import problem, write_manifest
 from astuner_promote import card, gate, keeping
 from astuner_promote.gate import Comparison, Judgement
 from astuner_promote.keeping import Candidate, back, now_is, promote
-from astuner_record.paired import Tested
+from astuner_record.paired import PairedDifference
 from astuner_record.statistics import Interval
 from tests.table import table
 
@@ -295,7 +295,7 @@ def test_a_refused_one_is_exit_code_4_with_every_reason(
 def test_success_is_stated_beside_a_reward_in_text_json_and_card(
     config: Config, measured: Callable[[Judgement], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    success = Tested(
+    success = PairedDifference(
         before=0.184, after=0.15, mean=-0.034, interval=Interval(-0.2, 0.1), p=0.6, test="McNemar's exact test",
         tasks=40, changed={"became right": 1, "became wrong": 2},
     )  # fmt: skip

@@ -34,7 +34,7 @@ _EQUAL = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tested:
+class PairedDifference:
     """One measure on both sides: means over the same tasks, and what they differ by."""
 
     before: float
@@ -74,13 +74,13 @@ class Tested:
         }
 
 
-def success_test(pairs: Pairs) -> Tested:
+def success_test(pairs: Pairs) -> PairedDifference:
     """Test the difference of success: McNemar's test where each task succeeds or fails, else the sign-flip test."""
     shares = [(before.success, after.success) for before, after in pairs]
     if not all(share in (0.0, 1.0) for pair in shares for share in pair):
         return _sign_flip(shares)
     table = PairedTable.of([(bool(before), bool(after)) for before, after in shares])
-    return Tested(
+    return PairedDifference(
         before=mean([before for before, _ in shares]),
         after=mean([after for _, after in shares]),
         mean=mean([after - before for before, after in shares]),
@@ -92,15 +92,15 @@ def success_test(pairs: Pairs) -> Tested:
     )
 
 
-def reward_test(pairs: Pairs) -> Tested:
+def reward_test(pairs: Pairs) -> PairedDifference:
     """Test the difference of the reward with the sign-flip test."""
     return _sign_flip([(before.reward, after.reward) for before, after in pairs])
 
 
-def _sign_flip(values: Sequence[tuple[float, float]]) -> Tested:
+def _sign_flip(values: Sequence[tuple[float, float]]) -> PairedDifference:
     size = max((abs(value) for pair in values for value in pair), default=0.0)
     differences = [0.0 if abs(b - a) <= _EQUAL * size else b - a for a, b in values]
-    return Tested(
+    return PairedDifference(
         before=mean([before for before, _ in values]),
         after=mean([after for _, after in values]),
         mean=mean(differences),
