@@ -17,7 +17,7 @@ from astuner.contracts.errors import told
 from astuner.contracts.events import Event, RunEnded
 from astuner.contracts.log_sink import LogSink
 from astuner.contracts.updated import SOLVED, no_signal
-from astuner.rollout.metrics import counted
+from astuner.rollout.metrics import counted, reward_beside
 from astuner.runs.breakpoints import debugging
 from astuner.support.json_lines import append_jsonl
 
@@ -62,7 +62,7 @@ class ConsoleSink(LogSink):
             self._print(
                 f"step {step:>4}  validation success {metrics['val/success']:.3f} "
                 f"[{metrics['val/success_ci_low']:.3f}, {metrics['val/success_ci_high']:.3f}] "
-                f"of {counted(metrics)}"
+                f"of {counted(metrics)}{reward_beside(metrics)}"
             )
             return
         if self._first_step is None:

@@ -18,6 +18,8 @@ from astuner.contracts.types import Episode, Task
 
 COMPARABLE_SHARE = 0.5
 """Validations are compared as long as they have this share of the tasks of the fullest one in common."""
+HOW_TO_DEFINE = "return is_success with the reward, as in JudgeOutput(reward=…, is_success=…)"
+"""What defines success where a reward of 1 or more does not."""
 _DIGITS = 9
 """Means are equal when they agree to so many decimals: sums of floats depend on their order."""
 

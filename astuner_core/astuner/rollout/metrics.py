@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from astuner.contracts.errors import RunError
 from astuner.contracts.statistics import mean, wilson_interval
 from astuner.contracts.types import Episode, FinishReason, Sample, Turn, wasted_prompt
+from astuner.contracts.validation import HOW_TO_DEFINE, states_success
 from astuner.rollout.credit import Scored, populations
 from astuner.rollout.endings import cut_by, ended_by
 from astuner.rollout.pool import Group
@@ -193,6 +194,16 @@ class Evaluation:
     reward: float
     failed_episodes: int
     """Not scored; in neither the numerator nor the denominator."""
+    success_stated: float = 0.0
+    """The share of scored episodes of which a judge or a workflow stated whether they succeeded."""
+
+    @property
+    def hint(self) -> str:
+        """How to define success, where it is the same for every task and the reward is not that; else empty."""
+        constant = self.pass_at_k == 0 or self.success == 1
+        if self.success_stated or not constant or math.isclose(self.reward, self.success, abs_tol=1e-6):
+            return ""
+        return f"success (a reward of 1 or more) says nothing here; to define it, {HOW_TO_DEFINE}"
 
     def metrics(self) -> dict[str, float]:
         """As named numbers, for the log sinks."""
@@ -206,6 +217,7 @@ class Evaluation:
             "val/tasks": float(self.tasks),
             "val/unscored_tasks": float(self.unscored_tasks),
             "val/failed_episodes": float(self.failed_episodes),
+            "val/success_stated": self.success_stated,
         }
 
     def __str__(self) -> str:
@@ -223,6 +235,17 @@ def counted(metrics: Mapping[str, float]) -> str:
     text = f"{tasks:.0f} of {tasks + unscored:.0f} tasks" if unscored else f"{tasks:.0f} tasks"
     failed = metrics.get("val/failed_episodes", 0)
     return text + (f"; {failed:.0f} episodes failed and were not counted" if failed else "")
+
+
+def reward_beside(metrics: Mapping[str, float]) -> str:
+    """Return the mean reward of a validation as the end of a line, e.g. ``; reward 0.412``; empty where it is success.
+
+    :param metrics: of `Evaluation.metrics`.
+    """
+    reward = metrics.get("val/reward/mean")
+    if reward is None or math.isclose(reward, metrics["val/success"], rel_tol=1e-6, abs_tol=1e-6):
+        return ""
+    return f"; reward {reward:.4g}"
 
 
 def evaluate_groups(
@@ -258,6 +281,7 @@ def evaluate_groups(
         pass_at_k=mean([float(s > 0) for s in shares]),
         reward=mean([e.reward for e in episodes if e.reward is not None]),
         failed_episodes=sum(e.reward is None for g in groups for e in g.episodes),
+        success_stated=mean([float(states_success(e)) for of_task in scored for e in of_task]),
     )
 
 

@@ -30,7 +30,7 @@ from astuner.contracts.places import Tree
 from astuner.contracts.secrets import without_user
 from astuner.plugins import registry
 from astuner.plugins.loader import load_plugins
-from astuner.rollout.metrics import counted
+from astuner.rollout.metrics import counted, reward_beside
 from astuner.rollout.models import AgentRegistry
 from astuner.rollout.parts import source_of
 from astuner.runs.preflight import Preflight
@@ -232,7 +232,8 @@ def _before_and_after(rows: list[dict[str, Any]]) -> dict[str, str]:
 
 def _success(row: Mapping[str, Any]) -> str:
     low, high = row["val/success_ci_low"], row["val/success_ci_high"]
-    return f"{row['val/success']:.1%}  (95 %: {low:.1%} to {high:.1%}; {counted(row)}; step {row['step']})"
+    over = f"{counted(row)}{reward_beside(row)}"
+    return f"{row['val/success']:.1%}  (95 %: {low:.1%} to {high:.1%}; {over}; step {row['step']})"
 
 
 Resume = Literal["auto", "must", "never"]

@@ -40,6 +40,7 @@ def measure(
     with only_data_on_stdout(as_json):
         result = evaluate(**given, tasks=tasks, repeat=repeat)
     if as_json:
-        write_json({"checkpoint": checkpoint, **asdict(result)})
+        write_json({"checkpoint": checkpoint, **asdict(result), "hint": result.hint})
     else:
-        typer.echo(f"{checkpoint}: success {result}, reward {result.reward:.3f}")
+        hint = f"; {result.hint}" if result.hint else ""
+        typer.echo(f"{checkpoint}: success {result}, reward {result.reward:.3f}{hint}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from astuner.contracts.statistics import mean
-from astuner.contracts.validation import TaskResult
+from astuner.contracts.validation import HOW_TO_DEFINE, TaskResult
 from astuner_record.statistics import (
     Interval,
     PairedTable,
@@ -27,8 +27,6 @@ LEVEL = 0.05
 """Of every test."""
 FEWEST = 6
 """Pairs that a paired test needs to reach that level: with 5 that differ, its p is 2 / 2^5 = 0.0625 or more."""
-HOW_TO_DEFINE = "return is_success with the reward, as in JudgeOutput(reward=…, is_success=…)"
-"""What defines success where a reward of 1 or more does not."""
 _EQUAL = 1e-9
 """Rewards that differ by less, relative to the largest, are equal."""
 

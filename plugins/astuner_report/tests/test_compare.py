@@ -217,6 +217,34 @@ def test_two_runs_with_a_known_difference(make_run: Callable[..., Path], capsys:
     assert said["settings"] == [{"key": "astuner.trainer_common.optim.lr", "a": [0.1], "b": [0.2]}]
 
 
+@table(
+    "before, after, by",
+    [
+        ([0.1, 0.2, 0.3, 0.4, 0.5, 0.6], [0.5, 0.6, 0.7, 0.8, 0.9, 0.95], "reward"),
+        ([1, 2, 3, 4, 5, 1], [2, 3, 4, 5, 5, 2], "reward"),
+        ([-3, -2, -1, -3, -2, -1], [-1, -1, -1, -1, -1, -1], "reward"),
+        ([0, 0, 1, 0, 0, 0], [0, 1, 1, 1, 1, 1], "success"),
+        ([-1, -1, 1, -1, -1, -1], [-1, 1, 1, 1, 1, 1], "success"),
+    ],
+)
+def test_the_measure_that_tells_two_runs_apart_is_named(
+    make_run: Callable[..., Path],
+    capsys: pytest.CaptureFixture[str],
+    before: list[float],
+    after: list[float],
+    by: str,
+) -> None:
+    runs = [
+        make_run(f"{name}{before}", [(f"q{n}", [float(r)]) for n, r in enumerate(rewards)])
+        for name, rewards in (("a", before), ("b", after))
+    ]
+    assert astuner("diff", *runs, "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["measure"], bool(said["reason"])) == (by, by == "reward")
+    assert astuner("diff", *runs) == 0
+    assert ("compare the rewards" in capsys.readouterr().out) == (by == "reward")
+
+
 def test_other_judges_are_said_first_and_what_they_gave_is_not_tested(
     make_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,10 +21,12 @@ from astuner.contracts.errors import ConfigError, DataError
 from astuner.contracts.places import Tree
 from astuner.contracts.rows import ID_FIELDS
 from astuner.contracts.statistics import mean
-from astuner.contracts.types import Split, StopReason
+from astuner.contracts.types import Split, StopReason, counts_as_success
+from astuner.contracts.validation import TaskResult
 from astuner_record.episode_log import EpisodeLog
 from astuner_record.episode_log.reader import Listed
 from astuner_record.foreign import read_resolved
+from astuner_record.paired import choose_measure
 from astuner_record.statistics import (
     Interval,
     PairedTable,
@@ -71,6 +73,8 @@ class TaskNumbers:
     """The ids of those that were scored."""
     means: Mapping[str, float]
     """Measure -> its mean over them; empty where there are none."""
+    result: TaskResult | None
+    """What they came to; None where there are none."""
     ended: str
     """How the first of all its episodes ended."""
 
@@ -169,7 +173,18 @@ def _numbers(episodes: Sequence[Listed], text: str, metadata: str) -> TaskNumber
         query=episodes[0].query,
         episodes=tuple(e.episode_id for e in scored),
         means={name: mean([of(e) for e in scored]) for name, of in MEASURES.items()} if scored else {},
+        result=_result(scored) if scored else None,
         ended=episodes[0].stop_reason,
+    )
+
+
+def _result(scored: Sequence[Listed]) -> TaskResult:
+    """Return what scored episodes of a task came to; a success is stated where it does not follow from the reward."""
+    return TaskResult(
+        successes=sum(bool(e.success) for e in scored),
+        scored=len(scored),
+        stated=sum(bool(e.success) != counts_as_success(e.reward or 0.0) for e in scored),
+        reward=mean([e.reward or 0.0 for e in scored]),
     )
 
 
@@ -234,6 +249,7 @@ def compare(
 ) -> dict[str, Any]:
     """Compare the runs of ``b`` with those of ``a``: everything that `astuner diff` says, as it is for ``--json``.
 
+    ``measure`` is what tells the sides apart, success or the reward, and ``reason`` why that is not success;
     ``yardsticks`` is what the sides are measured with and differs; ``table`` is of success, and None unless every task
     has one episode on each side; ``won`` are the tasks that b solves and a does not, ``lost`` the others.
 
@@ -292,6 +308,8 @@ def compared(
         crossed = dict(zip(values, crossed_bootstrap_intervals(every_b, every_a, seed=seed), strict=True))
     measures = {name: _difference(name, a, b, crossed.get(name), table, seed) for name, (a, b) in values.items()}
     doubted(measures, differing)
+    results = ((x.tasks[key].result, y.tasks[key].result) for x in of_a for y in of_b for key in tasks)
+    choice = choose_measure([(x, y) for x, y in results if x is not None and y is not None])
     return {
         "a": [_run(run) for run in of_a],
         "b": [_run(run) for run in of_b],
@@ -300,6 +318,8 @@ def compared(
         "settings": settings,
         "tasks": about_tasks,
         "measures": measures,
+        "measure": choice.measure,
+        "reason": choice.reason,
         "table": vars(table) if table else None,
         "won": [flip for flip in flips if flip["success_b"] > flip["success_a"]],
         "lost": [flip for flip in flips if flip["success_b"] < flip["success_a"]],
