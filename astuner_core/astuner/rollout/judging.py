@@ -37,6 +37,7 @@ from astuner.contracts.types import (
 )
 from astuner.plugins.user_code import written_at
 from astuner.rollout.endings import before_that, late, story, unfinished
+from astuner.rollout.rewards import no_reward
 from astuner.rollout.threads import Misbehaved, OutOfTime, TimeLimits, contained
 from astuner.support.threads import in_daemon_thread
 
@@ -188,7 +189,7 @@ class Judging:
     """
 
     def __init__(self, config: Config, judge: Any, limits: TimeLimits, workflow_at: str = "") -> None:
-        self._workflow_at = f" ({workflow_at})" if workflow_at else ""
+        self._workflow_at = workflow_at
         self._settings = config.astuner
         self._judge = judge
         self._limits = limits
@@ -276,10 +277,7 @@ class Judging:
         :raises NoVerdict: it gave none, or there is no judge.
         """
         if self._judge is None:
-            raise NoVerdict(
-                f"the workflow{self._workflow_at} returned no reward and no judge is configured; "
-                "set astuner.task_judge.judge, or return WorkflowOutput(reward=…)"
-            )
+            raise NoVerdict(no_reward(self._workflow_at))
         if self.by_group:
             raise NoVerdict(f"the judge {type(self._judge).__name__} is asked about whole groups, never one attempt")
         about, asked_again = f"judge {workflow_task.episode_id}", 0
@@ -347,7 +345,8 @@ class Judging:
             return verdict
         who, reason = "the judge", StopReason.JUDGE_FAILED
         if source == "workflow":
-            who, reason = f"the workflow{self._workflow_at}", StopReason.WORKFLOW_FAILED
+            at = f" ({self._workflow_at})" if self._workflow_at else ""
+            who, reason = f"the workflow{at}", StopReason.WORKFLOW_FAILED
         for turn in turns:
             if turn.trained and turn.agent not in rewards and turn.role not in rewards:
                 raise NoVerdict(

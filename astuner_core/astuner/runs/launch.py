@@ -41,7 +41,7 @@ from astuner.runs.tasks import TaskSet, planned_steps
 from astuner.support.processes import recorded_process
 
 if TYPE_CHECKING:
-    from astuner.config.schema import AgentSection, ModelSection
+    from astuner.config.schema import AgentSection, AstunerSection, ModelSection
     from astuner.runs.run import RunWriter
 
 
@@ -77,6 +77,7 @@ def make_plan(config: Config, trains: bool, of_backbone: Mapping[str, str], run_
         **tasks.checked.get("plan", {}),
         "workflow": workflow,
         "reward": judge,
+        "at a limit": _at_a_limit(a),
         "backbone": source_of(config, "backbone", a.backbone),
         **_agents(config),
     }
@@ -102,6 +103,20 @@ def make_plan(config: Config, trains: bool, of_backbone: Mapping[str, str], run_
     lines |= of_backbone
     lines["run folder"] = str(run_dir)
     return Plan(title=f"{config.experiment_name} ({config.path})", lines=lines)
+
+
+def _at_a_limit(settings: AstunerSection) -> str:
+    """What an attempt is worth that a limit on calls, tokens or context ended."""
+    rule = settings.rollout.truncated_reward
+    if isinstance(rule, float):
+        worth = f"scored {rule:g}, whatever the workflow returned"
+    elif rule == "drop":
+        worth = "left out of training"
+    elif settings.task_judge.judge:
+        worth = "judged like the others"
+    else:
+        worth = "scored 0 where the workflow gives no reward, since there is no judge"
+    return f"{worth} (astuner.rollout.truncated_reward: {rule})"
 
 
 def _agents(config: Config) -> dict[str, str]:

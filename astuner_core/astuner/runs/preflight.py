@@ -17,10 +17,11 @@ from astuner.config.capabilities import check_capabilities
 from astuner.config.loaded import Mistakes
 from astuner.config.loading import read_config
 from astuner.contracts.building import BuildContext
-from astuner.contracts.errors import ConfigError, EnvironmentFailed, RunError
+from astuner.contracts.errors import ConfigError, EnvironmentFailed, PluginError, RunError
 from astuner.plugins import registry
 from astuner.rollout.credit import estimator_of, loss_of
 from astuner.rollout.parts import build, build_task_reader
+from astuner.rollout.rewards import check_rewards
 from astuner.rollout.runner import EpisodeRunner
 from astuner.runs.run import subscribers
 from astuner.runs.tasks import TaskSet, tasks_of
@@ -74,6 +75,7 @@ class Preflight:
         self.mistakes.ask("", self.runner.prepare)
         if self.backbone is not None and self.backbone.capabilities.trains:
             self._objective()
+        self._rewards()
         told = self.mistakes.ask("astuner.trainer_common.logger", self._sinks, needs=["astuner.telemetry"])
         wanted = ["astuner.policies", "astuner.rollout.max_model_len"]
         plan = self.mistakes.ask("astuner.model", self._plan, needs=wanted)
@@ -95,6 +97,18 @@ class Preflight:
         notes = self.mistakes.ask("", lambda: check_capabilities(self.config, backbone.capabilities))
         self.notes += notes or ()
         return backbone
+
+    def _rewards(self) -> None:
+        """Without a reward nothing can be trained; a try-out shows the conversations all the same."""
+        try:
+            check_rewards(self.config)
+        except PluginError:
+            pass  # a workflow that cannot be found is a mistake of its own
+        except ConfigError as e:
+            if self.backbone is not None and self.backbone.capabilities.trains:
+                self.mistakes.keep("astuner.task_judge.judge", e)
+            else:
+                self.notes.append(str(e))
 
     def _objective(self) -> None:
         for key, find in (("loss", loss_of), ("adv_estimator", estimator_of)):

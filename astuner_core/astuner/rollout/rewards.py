@@ -1,0 +1,116 @@
+"""Whether a workflow can give a reward at all, read from its source."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from astuner.contracts.errors import ConfigError
+from astuner.contracts.types import WorkflowOutput
+from astuner.plugins.user_code import written_at
+
+if TYPE_CHECKING:
+    from astuner.config import Config
+
+
+def no_reward(workflow_at: str) -> str:
+    """Return what to do about a workflow that returned no reward where no judge is configured.
+
+    :param workflow_at: its file and line; empty where they are not known.
+    """
+    where = f" ({workflow_at})" if workflow_at else ""
+    return (
+        f"the workflow{where} returned no reward and no judge is configured; set astuner.task_judge.judge, or return "
+        "WorkflowOutput(reward=…)"
+    )
+
+
+def check_rewards(config: Config) -> None:
+    """Check that somebody gives rewards.
+
+    :raises ConfigError: no judge is configured, and the workflow's source shows that it never returns a reward.
+    """
+    reference = config.astuner.rollout.workflow
+    if config.astuner.task_judge.judge or not reference:
+        return
+    target = config.resolve("workflow", reference)
+    execute = target if inspect.isfunction(target) else target.execute
+    if never_gives_reward(execute):
+        raise ConfigError(f"no episode would have a reward: {no_reward(written_at(execute))}")
+
+
+def never_gives_reward(execute: Any) -> bool:
+    """Return whether all that a workflow's function returns are outputs that are made, and left, without a reward.
+
+    False where its source is not there or leaves that open: it may get its output from elsewhere.
+    """
+    try:
+        function = inspect.unwrap(execute)
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return False
+    if not isinstance(tree, (ast.FunctionDef, ast.AsyncFunctionDef)) or tree.decorator_list:
+        return False
+    nodes = list(_own_nodes(tree))
+    if any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in nodes):
+        return False
+    returned = [node.value for node in nodes if isinstance(node, ast.Return)]
+    own = function.__code__.co_varnames
+    known = {name: value for name, value in function.__globals__.items() if name not in own}
+    return bool(returned) and all(
+        value is not None and (_is_without_reward(value, known) or _stays_without_reward(value, tree, known))
+        for value in returned
+    )
+
+
+def _own_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a function without those of the functions and classes in it."""
+    for node in ast.iter_child_nodes(tree):
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            yield node
+            yield from _own_nodes(node)
+
+
+def _is_without_reward(value: ast.AST, known: dict[str, Any]) -> bool:
+    """Whether an expression is ``WorkflowOutput(…)`` without a reward."""
+    return (
+        isinstance(value, ast.Call)
+        and _named(value.func, known) is WorkflowOutput
+        and not value.args
+        and all(keyword.arg is not None for keyword in value.keywords)
+        and all(keyword.arg != "reward" or _is_none(keyword.value) for keyword in value.keywords)
+    )
+
+
+def _stays_without_reward(value: ast.AST, tree: ast.AST, known: dict[str, Any]) -> bool:
+    """Whether an expression is a variable that only ever holds such an output, which nobody else can fill in."""
+    if not isinstance(value, ast.Name):
+        return False
+    uses = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == value.id]
+    assigned = [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and node.targets[0] in uses
+    ]
+    harmless = [node.value for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr != "reward"]
+    harmless += [node.value for node in ast.walk(tree) if isinstance(node, ast.Return) and node.value is not None]
+    stored = [use for use in uses if isinstance(use.ctx, ast.Store)]
+    return (
+        len(assigned) == len(stored) > 0
+        and all(_is_without_reward(each, known) for each in assigned)
+        and all(use in harmless for use in uses if use not in stored)
+    )
+
+
+def _named(node: ast.AST, known: dict[str, Any]) -> Any:
+    """Return what ``WorkflowOutput`` or ``astuner.WorkflowOutput`` is among a function's globals; None for others."""
+    if isinstance(node, ast.Name):
+        return known.get(node.id)
+    return getattr(_named(node.value, known), node.attr, None) if isinstance(node, ast.Attribute) else None
+
+
+def _is_none(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
