@@ -114,7 +114,7 @@ def test_config_check_finds_it_and_a_try_out_says_it(tmp_path: Path, capsys: pyt
         codes[backbone] = ended.value.code
         said = capsys.readouterr()
         assert f"{tmp_path / 'flow.py'}:{LINE}" in " ".join((said.out + said.err).split()), (backbone, said)
-    assert codes == {"local": 2, "debug": 0}
+    assert codes == {"local": 1, "debug": 0}
 
 
 @table(

@@ -44,7 +44,8 @@ class Judge(Built, ABC):
         When the workflow ended without an output (the context overflowed, or the agent used up its model calls),
         ``output`` holds the last reply as ``response`` and how it ended as ``metadata["stop_reason"]``.
 
-        :returns: a finite reward; ``is_success`` None means "a reward of 1 or more is a success".
+        :returns: a finite reward; ``is_success`` None means "a reward of 1 or more is a success", with the tolerance
+            `astuner.contracts.types.SUCCESS_TOLERANCE`. State it where rewards are on another scale.
         """
 
 

@@ -1,6 +1,6 @@
-"""Numbers and truth values of any library, as Python's own: NumPy's, torch's, `decimal`'s.
+"""Turn numbers and truth values of any library into Python's own.
 
-No such library is imported: a value is asked by its methods.
+NumPy's, torch's and `decimal`'s are recognised by their methods, so no such library is imported.
 """
 
 from __future__ import annotations

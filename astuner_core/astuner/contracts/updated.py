@@ -9,6 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from astuner.contracts.types import SUCCESS_TOLERANCE
+
 Row = Mapping[str, Any]
 
 _EQUAL = 1e-9
@@ -32,11 +34,12 @@ def no_signal(row: Row) -> str:
 
 def _reason(row: Row) -> str:
     """Why the rewards of a step without any advantage taught nothing."""
-    if row.get("success/mean") == 1:
+    low, high = row.get("adv/reward_min"), row.get("adv/reward_max")
+    on_a_scale_to_1 = high is None or high <= 1 + SUCCESS_TOLERANCE  # grades from 1 to 5 all count as success
+    if row.get("success/mean") == 1 and (row.get("success/stated") or on_a_scale_to_1):
         return SOLVED
     if row.get("tokens/trainable") == 0:
         return "no generated token is in a loss mask"
-    low, high = row.get("adv/reward_min"), row.get("adv/reward_max")
     if low is not None and high is not None and high - low <= _EQUAL:
         return f"every group had equal rewards (all are {high:g})"
     return "every group had equal rewards" if row.get("adv/zero_group_frac") == 1 else "no sample had a gradient"

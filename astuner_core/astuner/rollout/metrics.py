@@ -45,6 +45,7 @@ def rollout_metrics(groups: Sequence[Group], settings: AstunerSection | None = N
         "tokens/generated": float(sum(len(t.generation.response_ids) for t in turns)),
         **_spread("reward", rewards),
         "success/mean": mean([float(bool(e.is_success)) for e in scored]),
+        "success/stated": mean([float(states_success(e)) for e in scored]),
         "num_turns/mean": mean([float(len(e.turns)) for e in scored]),
         "response_length/mean": mean([float(sum(len(t.generation.response_ids) for t in e.turns)) for e in scored]),
         "response_length/clip_ratio": mean([float(t.generation.finish_reason is FinishReason.LENGTH) for t in turns]),
