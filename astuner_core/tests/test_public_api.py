@@ -363,7 +363,7 @@ def test_names_are_imported_when_touched():
         "assert not [m for m in sys.modules if m.startswith('astuner.')]\n"
         "from astuner import Task\n"
         "ours = sorted(m for m in sys.modules if m.startswith('astuner.'))\n"
-        "names = ('errors', 'interrupt', 'secrets', 'types')\n"
+        "names = ('errors', 'interrupt', 'scalars', 'secrets', 'types')\n"
         "assert ours == ['astuner.contracts', *(f'astuner.contracts.{n}' for n in names)]\n"
         "assert 'run' in dir(astuner)\n"
     )

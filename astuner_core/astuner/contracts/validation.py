@@ -89,7 +89,10 @@ def read_results(row: Mapping[str, Sequence[Any]]) -> dict[str, TaskResult]:
 
     :raises TypeError: it did not write that; or `ValueError`.
     """
-    return {key: TaskResult(*map(int, counts), float(reward)) for key, (*counts, reward) in row.items()}
+    return {
+        key: TaskResult(int(successes), int(scored), int(stated), float(reward))
+        for key, (successes, scored, stated, reward) in row.items()
+    }
 
 
 @dataclass(frozen=True)
