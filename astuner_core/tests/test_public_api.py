@@ -199,7 +199,7 @@ FUNCTIONS = {
     "astuner.key_spellings": "(model)",
     "astuner.load_config": "(path, overrides=(), *, backbone=None, disabled_plugins=(), plugins=None)",
     "astuner.load_plugins": "(disabled=())",
-    "astuner.load_tokenizer": "(model, revision=None)",
+    "astuner.load_tokenizer": "(model, revision=None, *, trust_remote_code=False)",
     "astuner.lock_file": "(path)",
     "astuner.log_file": "(what)",
     "astuner.make_codec": "(config, tokenizer)",

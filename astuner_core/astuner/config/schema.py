@@ -49,6 +49,8 @@ class ModelSection(Section):
     """A Hugging Face name, a local folder, or a name that a plugin locates (`tiny-calculator`, the demo's own)."""
     revision: str | None = None
     """Branch, tag or commit of a Hugging Face name."""
+    trust_remote_code: bool = False
+    """Run Python files of the model (`auto_map`). Read them first: they run as you. False refuses such a model."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Weights and activations; `auto` is bfloat16 on a GPU and where a CPU is faster with it, else float32."""
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")

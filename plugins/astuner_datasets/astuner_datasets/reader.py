@@ -28,6 +28,8 @@ _LEGACY = {
 }
 """Names of data sets from before the hub had owners, with the subset as a folder: (name, subset) of today."""
 _FORMATS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".arrow": "arrow"}
+_NO_SCRIPTS = {"trust_remote_code": False}
+"""Versions before 4 ask on stdin whether to run the loading script of a data set."""
 
 
 class HuggingFaceConfig(Section):
@@ -134,15 +136,17 @@ class HuggingFaceTaskReader(TaskReader):
 
     def _from_hub(self, datasets: Any, split: str) -> Any:
         name, subset = hub_name(self.config.dataset_path)
-        return datasets.load_dataset(name, self.config.name or subset, split=split, revision=self.config.revision)
+        return datasets.load_dataset(
+            name, self.config.name or subset, split=split, revision=self.config.revision, **_NO_SCRIPTS
+        )
 
     def _from_files(self, datasets: Any, local: Path, split: str) -> Any:
         if local.is_dir():
-            return datasets.load_dataset(str(local), self.config.name, split=split)
+            return datasets.load_dataset(str(local), self.config.name, split=split, **_NO_SCRIPTS)
         kind = _FORMATS.get(local.suffix)
         if kind is None:
             raise ValueError(f"a file that ends in {local.suffix or 'nothing'} is none of {', '.join(_FORMATS)}")
-        return datasets.load_dataset(kind, data_files=str(local), split=split)
+        return datasets.load_dataset(kind, data_files=str(local), split=split, **_NO_SCRIPTS)
 
     def _advice(self, local: Path) -> str:
         if local.exists():

@@ -109,9 +109,10 @@ def test_name_subset_and_revision_reach_the_hub(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     read(tmp_path, "gsm8k/main", revision="abc123")
     read(tmp_path, "openai/gsm8k", Split.VALIDATION, name="socratic", validation_split="test")
+    no_scripts = {"trust_remote_code": False}
     assert asked == [
-        (("openai/gsm8k", "main"), {"split": "train", "revision": "abc123"}),
-        (("openai/gsm8k", "socratic"), {"split": "test", "revision": None}),
+        (("openai/gsm8k", "main"), {"split": "train", "revision": "abc123", **no_scripts}),
+        (("openai/gsm8k", "socratic"), {"split": "test", "revision": None, **no_scripts}),
     ]
 
 

@@ -75,12 +75,21 @@ class DebugBackbone(Backbone):
     @contextmanager
     def _remote(self, model: str, *, start: bool) -> Iterator[Served]:
         settings = self.config.astuner.debug
-        tokenizer = load_tokenizer(model)
+        trusted = self.config.astuner.model.trust_remote_code
+        tokenizer = load_tokenizer(model, trust_remote_code=trusted)
         if start:
             log = debug_folder(self.config.run_dir) / "vllm.log"
             a, stop = self.config.astuner, self._interrupted
             longest, dtype = a.rollout.max_model_len, a.model.dtype
-            with running_vllm(model, settings, max_model_len=longest, dtype=dtype, log=log, interrupted=stop) as engine:
+            with running_vllm(
+                model,
+                settings,
+                max_model_len=longest,
+                dtype=dtype,
+                log=log,
+                interrupted=stop,
+                trust_remote_code=trusted,
+            ) as engine:
                 yield Served(engine=engine, tokenizer=tokenizer, name=engine.model)
         else:
             key = os.environ.get(settings.api_key_env, "")

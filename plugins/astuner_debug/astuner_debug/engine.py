@@ -148,6 +148,7 @@ def running_vllm(
     dtype: str = "auto",
     log: Path,
     interrupted: Callable[[], bool] = lambda: False,
+    trust_remote_code: bool = False,
 ) -> Iterator[OpenAICompletionsEngine]:
     """Serve ``model`` on loopback with a key of its own until the block ends.
 
@@ -170,10 +171,13 @@ def running_vllm(
     ]  # fmt: skip
     if max_model_len is not None:
         command += ["--max-model-len", str(max_model_len)]
+    if trust_remote_code:
+        command.append("--trust-remote-code")
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as out:
         server = subprocess.Popen(
             command,
+            stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from astuner.contracts.errors import CheckpointError, MissingDependency
 from astuner_export.parity import load, load_tokenizer
 from astuner_export.weights import converted, stored_tensors
+from astuner_models.pretrained import load_pretrained
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -60,7 +61,7 @@ def write_gguf(folder: Path, target: Path, *, dtype: str, name: str, chat_templa
             "pip install 'astuner-export[check,gguf]'"
         ) from e
     try:
-        config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+        config = load_pretrained(AutoConfig, folder)
     except (OSError, ValueError) as e:
         raise CheckpointError(f"the configuration of {folder} cannot be read: {e}; {_INSTEAD}") from e
     if why := _unsupported(config):
@@ -88,7 +89,7 @@ def load_gguf(file: Path, folder: Path) -> Any:
     """
     from transformers import AutoConfig
 
-    told = AutoConfig.from_pretrained(str(folder), trust_remote_code=False).to_dict()
+    told = load_pretrained(AutoConfig, folder).to_dict()
     kind = ARCHITECTURES[told.pop("model_type")]
     return load(file.parent, gguf_file=file.name, config=AutoConfig.for_model(kind, **told))
 

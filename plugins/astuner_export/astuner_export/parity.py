@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from astuner.contracts.errors import CheckpointError, DataError, MissingDependency
 from astuner_export.weights import stored_dtype
+from astuner_models.pretrained import load_pretrained
 from astuner_record.episode_log.reader import EpisodeLog
 
 if TYPE_CHECKING:
@@ -162,10 +163,11 @@ def load(folder: str | Path, *, dtype: str = "float32", **options: Any) -> Any:
 
     draws = "gguf_file" in options  # a bar, whatever it was told
     with redirect_stderr(StringIO()) if draws else nullcontext():
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            str(folder),
+        loaded: Any = load_pretrained(
+            AutoModelForCausalLM,
+            folder,
             dtype=getattr(torch, dtype),
-            trust_remote_code=False,
+            attn_implementation="eager",  # a config may name a kernel of the hub, which is code
             local_files_only=True,
             output_loading_info=True,
             **options,
@@ -181,7 +183,7 @@ def load_tokenizer(folder: Path) -> Any:
     with _loading(folder):
         from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
+        tokenizer = load_pretrained(AutoTokenizer, folder, local_files_only=True)
         if len(tokenizer) <= len(tokenizer.all_special_tokens):  # made up by transformers, of none of its files
             raise ValueError("its tokenizer.json is missing; copy it and tokenizer_config.json from the original model")
     return tokenizer

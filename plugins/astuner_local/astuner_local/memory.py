@@ -65,7 +65,7 @@ def parameters_of(model_config: object) -> int:
 
     with torch.device("meta"):
         build: Any = AutoModelForCausalLM.from_config  # not annotated
-        model = build(model_config)
+        model = build(model_config, attn_implementation="sdpa", trust_remote_code=False)
     return sum(p.numel() for p in model.parameters())
 
 

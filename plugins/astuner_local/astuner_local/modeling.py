@@ -25,6 +25,7 @@ from astuner.contracts.errors import ConfigError, RunError
 from astuner_local.plugin import SHIPPED
 from astuner_local.speed import fastest_dtype
 from astuner_models.hub import is_folder_name, require_model
+from astuner_models.pretrained import load_pretrained
 from astuner_objectives.manifest import require_whole
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -167,9 +168,9 @@ def read_all_but_weights(model_config: ModelSection, *, path: str | None = None)
     from transformers import AutoConfig, AutoTokenizer
 
     source, options = _source(model_config, path)
-    config = _read("config", source, lambda: AutoConfig.from_pretrained(source, **options))
+    config = _read("config", source, lambda: load_pretrained(AutoConfig, source, **options))
     check_supported(config)
-    tokenizer = _read("tokenizer", source, lambda: AutoTokenizer.from_pretrained(source, **options))
+    tokenizer = _read("tokenizer", source, lambda: load_pretrained(AutoTokenizer, source, **options))
     _check_tokenizer(tokenizer, config, source)
     return config, tokenizer
 
@@ -191,8 +192,14 @@ def load_model(model_config: ModelSection, *, path: str | None = None) -> Loaded
     model, info = _read(
         "weights",
         source,
-        lambda: AutoModelForCausalLM.from_pretrained(
-            source, config=config, dtype=dtype, attn_implementation="sdpa", output_loading_info=True, **options
+        lambda: load_pretrained(
+            AutoModelForCausalLM,
+            source,
+            config=config,
+            dtype=dtype,
+            attn_implementation="sdpa",
+            output_loading_info=True,
+            **options,
         ),
     )
     if info["missing_keys"]:
@@ -231,7 +238,7 @@ def _is_tied_as_configured(model: Any) -> bool:
     return head is embedding or torch.equal(head, embedding)
 
 
-def _source(model_config: ModelSection, path: str | None) -> tuple[str, dict[str, str]]:
+def _source(model_config: ModelSection, path: str | None) -> tuple[str, dict[str, Any]]:
     """Where a model is read from, and with which options.
 
     :raises ConfigError: there is no such folder, or a shipped model's name is misspelt.
@@ -259,7 +266,8 @@ def _source(model_config: ModelSection, path: str | None) -> tuple[str, dict[str
         )
     else:
         require_model(source)
-    return source, {} if model_config.revision is None else {"revision": model_config.revision}
+    options: dict[str, Any] = {"trust_remote_code": model_config.trust_remote_code}
+    return source, options if model_config.revision is None else {**options, "revision": model_config.revision}
 
 
 def _check_tokenizer(tokenizer: Any, config: Any, source: str) -> None:
@@ -285,6 +293,8 @@ def _read(what: str, source: str, read: Callable[[], Any]) -> Any:
     try:
         with no_progress_bar():
             return read()
+    except ConfigError:
+        raise
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise RunError(
             f"not enough memory to read the {what} of {source}; take a smaller model, or set astuner.model.dtype: "

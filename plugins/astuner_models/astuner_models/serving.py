@@ -32,6 +32,7 @@ from astuner.contracts.backbone import Backbone, Served
 from astuner.contracts.errors import CheckpointError, ConfigError, MissingDependency
 from astuner.contracts.types import Episode, Split, Task
 from astuner_models.hub import Downloads, is_folder_name, require_model
+from astuner_models.pretrained import load_pretrained
 from astuner_models.promoted import PROMOTED, served_checkpoint
 
 if TYPE_CHECKING:
@@ -191,10 +192,12 @@ def validate(
     return asyncio.run(run_all())
 
 
-def load_tokenizer(model: str, revision: str | None = None) -> Any:
+def load_tokenizer(model: str, revision: str | None = None, *, trust_remote_code: bool = False) -> Any:
     """A model's tokenizer, with its chat template.
 
     :param model: a folder, or a name on the hub.
+    :param trust_remote_code: whether Python files of the model may run; see `load_pretrained`.
+    :raises ConfigError: the tokenizer needs such files, and they may not run.
     :raises MissingDependency: transformers is not installed.
     """
     require_model(model)
@@ -204,7 +207,8 @@ def load_tokenizer(model: str, revision: str | None = None) -> Any:
         raise MissingDependency(
             "a model's tokenizer is read with transformers, which is not installed: pip install transformers"
         ) from None
-    return AutoTokenizer.from_pretrained(model, **({} if revision is None else {"revision": revision}))
+    options: dict[str, Any] = {} if revision is None else {"revision": revision}
+    return load_pretrained(AutoTokenizer, model, trust_remote_code=trust_remote_code, **options)
 
 
 def chat_template(config: Config) -> str | None:
@@ -270,13 +274,13 @@ def end_token_ids(tokenizer: Any, revision: str | None = None) -> tuple[int, ...
         return ()
     options: dict[str, Any] = {} if revision is None or folder.is_dir() else {"revision": revision}
     try:
-        described: Any = GenerationConfig.from_pretrained(source, **options)
+        described: Any = load_pretrained(GenerationConfig, source, **options)
     except (OSError, ValueError, TypeError) as e:
         if file.exists():
             raise ConfigError(f"{file} cannot be read: {e}. Correct it, or copy the original model's file") from e
         try:
-            described = AutoConfig.from_pretrained(source, trust_remote_code=False, **options)
-        except (OSError, ValueError):
+            described = load_pretrained(AutoConfig, source, **options)
+        except (OSError, ValueError, ConfigError):  # what loads the model reports it
             return ()
     listed = described.eos_token_id
     ids = listed if isinstance(listed, (list, tuple)) else [listed]

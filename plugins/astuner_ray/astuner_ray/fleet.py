@@ -40,7 +40,8 @@ class EpisodeWorker:
         os.environ.update(environ)
         self._runner = runner
         self._runner.config = relocate(runner.config)
-        codec = make_codec(self._runner.config, load_tokenizer(model))
+        trusted = runner.config.astuner.model.trust_remote_code
+        codec = make_codec(self._runner.config, load_tokenizer(model, trust_remote_code=trusted))
         self._models = one_model(connect(), codec)
         self._runner.prepare()
         self._running = 0

@@ -76,7 +76,7 @@ class TrinityBackbone(Backbone):
             with redirect.ours():
                 yield Served(
                     engine=engine,
-                    tokenizer=load_tokenizer(model),
+                    tokenizer=load_tokenizer(model, trust_remote_code=facts.a.model.trust_remote_code),
                     name=model_path or self.config.astuner.model.path,
                 )
 
@@ -107,7 +107,9 @@ class TrinityBackbone(Backbone):
                 max_parallel=-(-facts.a.rollout.max_env_worker // runners),
                 helper_names=facts.helper_names,
             )
-            run.publish(TokenizersLoaded(load={DEFAULT_POLICY: partial(load_tokenizer, facts.model)}))
+            trusted = facts.a.model.trust_remote_code
+            tokenizer = partial(load_tokenizer, facts.model, trust_remote_code=trusted)
+            run.publish(TokenizersLoaded(load={DEFAULT_POLICY: tokenizer}))
             session = Session(
                 run,
                 parts,

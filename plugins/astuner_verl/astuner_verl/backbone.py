@@ -74,7 +74,7 @@ class VerlBackbone(Backbone):
                 with redirect.ours():
                     yield Served(
                         engine=_engine(told, facts, client)(),
-                        tokenizer=load_tokenizer(model),
+                        tokenizer=load_tokenizer(model, trust_remote_code=facts.a.model.trust_remote_code),
                         name=model_path or self.config.astuner.model.path,
                     )
 

@@ -21,6 +21,7 @@ from astuner_local.tiny import tokenizer as bpe
 from astuner_local.tiny.problems import Problem, distinct, draw
 from astuner_local.tiny.transcripts import TOOLS, transcript
 from astuner_local.tiny.warmup import build_model, encode, learn_to_read_and_say, warm_up
+from astuner_models.pretrained import load_pretrained
 
 STEPS = 600
 TOKENIZER_TRANSCRIPTS = 300
@@ -42,7 +43,7 @@ def _tokenizer_of(
     texts = [bare.apply_chat_template(conversation, tools=tools, tokenize=False) for conversation in shown]
     folder.mkdir(parents=True, exist_ok=True)
     bpe.save(bpe.train(texts), folder)
-    return AutoTokenizer.from_pretrained(folder)
+    return load_pretrained(AutoTokenizer, folder)
 
 
 def make_model(folder: Path, seed: int) -> None:

@@ -18,6 +18,7 @@ from astuner import RunDir, planned_steps, read_tasks
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.places import Place
 from astuner_models.hub import require_model
+from astuner_models.pretrained import load_pretrained
 from astuner_ray.native.keys import place_of, written
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class Facts:
         :raises ConfigError: everything that does not fit together, each with its place.
         """
         model = config.locate_model()
-        described = model_config(model)
+        described = model_config(model, trust_remote_code=config.astuner.model.trust_remote_code)
         facts = cls(
             config=config,
             model=model,
@@ -196,7 +197,7 @@ class Facts:
         )
 
 
-def model_config(model: str) -> Mapping[str, Any]:
+def model_config(model: str, *, trust_remote_code: bool = False) -> Mapping[str, Any]:
     """What the ``config.json`` of a folder says, or of a name on the hub.
 
     :raises ConfigError: it cannot be read.
@@ -210,7 +211,7 @@ def model_config(model: str) -> Mapping[str, Any]:
         require_model(model)
         from transformers import AutoConfig
 
-        asked: Mapping[str, Any] = AutoConfig.from_pretrained(model).to_dict()
+        asked: Mapping[str, Any] = load_pretrained(AutoConfig, model, trust_remote_code=trust_remote_code).to_dict()
         return asked
     except (OSError, ValueError) as e:  # not JSON is a ValueError too
         reason = " ".join(str(e).split())[:200]

@@ -252,6 +252,11 @@ def real_models(config: Config, checkpoint: Path | None) -> Iterator[Models]:
         yield models
 
 
+def _tokenizer(config: Config, policy: str) -> Any:
+    trusted = config.astuner.model.trust_remote_code
+    return load_tokenizer(config.locate_model(policy=policy), trust_remote_code=trusted)
+
+
 def tokenizers_only(config: Config) -> Models:
     """Codecs without models, for a replay that is recorded from end to end.
 
@@ -259,7 +264,7 @@ def tokenizers_only(config: Config) -> Models:
     """
     engine = NoEngine(config.astuner.rollout.max_model_len or _UNLIMITED)
     models: Mapping[str, PolicyModel] = {
-        policy: PolicyModel(engine, make_codec(config, load_tokenizer(config.locate_model(policy=policy))))
+        policy: PolicyModel(engine, make_codec(config, _tokenizer(config, policy)))
         for policy in AgentRegistry.of(config.astuner).policies
     }
     return models

@@ -35,6 +35,7 @@ from astuner.contracts.judge import Judge
 from astuner.contracts.messages import normalise
 from astuner.contracts.types import (
     DEFAULT_AGENT,
+    DEFAULT_POLICY,
     FinishReason,
     JudgeOutput,
     Split,
@@ -55,7 +56,7 @@ from astuner_record.token_check.scripted import (
 )
 
 
-def read_tokenizer(path: str, revision: str | None = None) -> Any:
+def read_tokenizer(path: str, revision: str | None = None, *, trust_remote_code: bool = False) -> Any:
     """The Hugging Face tokenizer in a folder, or of a name on the hub.
 
     :raises MissingDependency: transformers is not installed.
@@ -63,13 +64,19 @@ def read_tokenizer(path: str, revision: str | None = None) -> Any:
     :raises RunError: it is not on this machine, and the hub does not answer.
     """
     try:
-        return load_tokenizer(path, revision)
+        return load_tokenizer(path, revision, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as e:
         story = " ".join(str(e).split())
         raise ConfigError(
             f"the tokenizer of {path} cannot be read: {story[:300]}; name a folder with tokenizer.json, or a name on "
             "the Hugging Face hub"
         ) from e
+
+
+def _tokenizer_of(config: Config, policy: str = DEFAULT_POLICY) -> Any:
+    model = config.astuner.model
+    path = config.locate_model(policy=policy)
+    return read_tokenizer(path, model.revision, trust_remote_code=model.trust_remote_code)
 
 
 FRAMEWORKS = {
@@ -221,7 +228,7 @@ def _codecs(config: Config) -> dict[str, ChatCodec]:
     for policy in AgentRegistry.of(config.astuner).policies:
         path = config.locate_model(policy=policy)
         if path not in by_path:
-            by_path[path] = make_codec(config, read_tokenizer(path, config.astuner.model.revision))
+            by_path[path] = make_codec(config, _tokenizer_of(config, policy))
         found[policy] = by_path[path]
     return found
 
@@ -494,7 +501,7 @@ def _codec(
     if config is not None:
         return make_codec(
             _with_template(config, template, tools),
-            read_tokenizer(config.locate_model(), config.astuner.model.revision),
+            _tokenizer_of(config),
         )
     text = None if template is None else read_template(str(template), Path())
     located: str | None = (plugins or load_plugins()).hook.locate_model(path=model)
