@@ -12,18 +12,42 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import TypeAlias
+
+_Handler: TypeAlias = Callable[[int, FrameType | None], object] | int | None
+_replaced: dict[int, list[tuple[_Handler, _Handler]]] = {}
+"""By signal, the handlers of the `handled` blocks that are active, outermost first, each with the one it replaced."""
 
 
 @contextmanager
 def handled(numbers: Iterable[int], handle: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Handle these signals in this block (in the main thread; elsewhere this does nothing)."""
+    """Handle these signals in this block (in the main thread; elsewhere this does nothing).
+
+    A process that is forked within the block handles them as if the block were not there.
+    """
     own = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, handle) for number in numbers if own}
+    for number, handler in before.items():
+        _replaced.setdefault(number, []).append((handle, handler))
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler or signal.SIG_DFL)  # None: not set by Python
+            if (handle, handler) in _replaced.get(number, ()):
+                _replaced[number].remove((handle, handler))
+
+
+def _restore_in_fork() -> None:
+    """Undo all `handled` blocks in a forked child: Ctrl-C in a run is for the run, not for its workers."""
+    for number, blocks in _replaced.items():
+        if blocks and signal.getsignal(number) in [handle for handle, _ in blocks]:
+            signal.signal(number, blocks[0][1] or signal.SIG_DFL)
+    _replaced.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_restore_in_fork)
 
 
 class StoppedAtOnce(KeyboardInterrupt):

@@ -7,16 +7,21 @@ of the same name from elsewhere is never reused.  And a script's folder is impor
 
 from __future__ import annotations
 
+import atexit
+import functools
 import hashlib
 import importlib
 import importlib.util
 import inspect
 import os
 import re
+import shutil
 import sys
 import sysconfig
+import tempfile
 import threading
 import traceback
+from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -32,6 +37,12 @@ _ASTUNER = (
 )
 _LIBRARIES = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _NOT_THEIRS = ("<", *_ASTUNER, *(os.path.join(folder, "") for folder in _LIBRARIES))
+_SPAWNED = '''"""The file below, under the module name that ASTuner gave it."""
+__file__ = {path!r}
+with open(__file__, "rb") as _file:
+    _code = compile(_file.read(), __file__, "exec", dont_inherit=True)
+exec(_code)
+'''
 _lock = threading.RLock()
 close_name = did_you_mean
 
@@ -114,7 +125,34 @@ def _from_file(where: str, folders: list[Path], reference: str) -> ModuleType:
     name = user_module(path)
     if (loaded := sys.modules.get(name)) is not None:
         return loaded
+    _make_importable(name, path)
     return _execute(importlib.util.spec_from_file_location(name, path), path, path.parent, reference)
+
+
+def _make_importable(name: str, path: Path) -> None:
+    """Let spawned processes import a file of the user's under its module name here.
+
+    They unpickle a function by the name of its module, and look for that in the ``sys.path`` of this process. Without a
+    folder for temporary files, they cannot.
+    """
+    with suppress(OSError):
+        folder = _spawned_imports()
+        (folder / f"{name}.py").write_text(_SPAWNED.format(path=str(path)), encoding="utf-8")
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
+
+
+@functools.cache
+def _spawned_imports() -> Path:
+    """Return the folder of the modules that spawned processes import; it is removed when this process ends."""
+    folder, owner = Path(tempfile.mkdtemp(prefix="astuner-user-code-")), os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:  # no fork of it
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    return folder
 
 
 def _from_module(name: str, folders: list[Path], reference: str) -> ModuleType:

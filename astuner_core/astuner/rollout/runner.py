@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from astuner.config.loaded import Mistakes
 from astuner.config.schema import EndpointSection
 from astuner.contracts.errors import AstunerError, ConfigError, EnvironmentFailed, UnsupportedRequest, safe_text
+from astuner.contracts.proxies import bypass_proxies
 from astuner.contracts.types import (
     Episode,
     JudgeOutput,
@@ -72,6 +73,7 @@ class EpisodeRunner:
         :raises PluginError: one of them cannot be found, imported or built; or `ConfigError`.
         """
         if self._here.parts is None:
+            bypass_proxies(self.config.astuner.endpoint.host)
             if self.config.astuner.endpoint != EndpointSection():
                 self.endpoint  # noqa: B018  (its mistakes show now; it listens when the first agent asks)
             self._here.parts = _Parts.build(self.config, self._here.limits)

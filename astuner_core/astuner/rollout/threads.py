@@ -44,7 +44,7 @@ from types import FrameType
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 from astuner.contracts.errors import EpisodeError, shown, told
-from astuner.contracts.interrupt import let_the_person_stop
+from astuner.contracts.interrupt import handled, let_the_person_stop
 from astuner.plugins.user_code import is_own, raised_at
 from astuner.support.threads import in_daemon_thread
 
@@ -407,18 +407,16 @@ def watching(loop: asyncio.AbstractEventLoop, limit_seconds: float, tell: Callab
             raise LoopBlocked(story)
 
     listener = threading.Thread(target=listen, name="astuner watchdog", daemon=True)
-    if interrupts:
-        handler_before = signal.signal(signal.SIGALRM, handle)
-    timer = loop.call_later(period, beat)
-    listener.start()
-    try:
-        yield
-    finally:
-        over.set()
-        timer.cancel()
-        listener.join()  # a signal it has sent is handled, and ignored, before the handler changes
-        if interrupts:
-            signal.signal(signal.SIGALRM, handler_before or signal.SIG_DFL)
+    handler_before = signal.getsignal(signal.SIGALRM) if interrupts else None
+    with handled([signal.SIGALRM] if interrupts else [], handle):
+        timer = loop.call_later(period, beat)
+        listener.start()
+        try:
+            yield
+        finally:
+            over.set()
+            timer.cancel()
+            listener.join()  # a signal it has sent is handled, and ignored, before the handler changes
 
 
 _STEP_OF_LOOP = asyncio.Handle._run.__code__

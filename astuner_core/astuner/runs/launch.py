@@ -27,6 +27,7 @@ from astuner.contracts.events import RunPlanned, Subscriber
 from astuner.contracts.interrupt import Interrupt
 from astuner.contracts.parts import DebuggerPart, HelperModelsPart
 from astuner.contracts.places import Tree
+from astuner.contracts.proxies import bypass_proxies
 from astuner.contracts.secrets import without_user
 from astuner.plugins import registry
 from astuner.plugins.loader import load_plugins
@@ -282,6 +283,7 @@ def run(
     :raises Interrupted: Ctrl-C; everything finished is saved.
     :raises RunError: the run cannot go on, or not begin: what it wants from the hub cannot be had.
     """
+    bypass_proxies()  # before modules of the user, which may make clients, are imported
     debug: DebuggerPart | None = None
     given = [*overrides]
     if debug_tags or debug_listen:

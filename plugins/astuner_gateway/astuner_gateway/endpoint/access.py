@@ -10,7 +10,6 @@ not yet revoked.
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 import threading
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
+from astuner.contracts.proxies import without_proxy
 from astuner_gateway.endpoint.openai_responses import Told
 from astuner_gateway.endpoint.request import Holder
 from astuner_gateway.listening import keys_in
@@ -62,8 +62,7 @@ class Access(_UrlAndKey):
         come between (an HTTP proxy for the way out).
         """
         host = urlsplit(self.base_url).hostname or ""
-        others = ",".join(os.environ.get(name, "") for name in ("NO_PROXY", "no_proxy")).split(",")
-        direct = ",".join(dict.fromkeys(entry.strip() for entry in (*others, host) if entry.strip()))
+        direct = without_proxy(host)
         return {
             "OPENAI_BASE_URL": self.base_url,
             "OPENAI_API_BASE": self.base_url,  # openai before 1.0, and LangChain

@@ -12,9 +12,11 @@ import contextlib
 import socket
 import threading
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from astuner.contracts.errors import AstunerError, ConfigError, MissingDependency
 from astuner.contracts.parts import EndpointPart
+from astuner.contracts.proxies import bypass_proxies
 from astuner_gateway.endpoint.access import Access, KeyRing
 from astuner_gateway.endpoint.replay import Replays
 from astuner_gateway.listening import bind, check_open, own_key, url_of
@@ -83,6 +85,7 @@ class Endpoint(EndpointPart):
                 bound = bind(self._host, self._port, listen=True)
             except ConfigError as e:
                 raise ConfigError(f"astuner.endpoint.host and .port: {e}") from None
+            bypass_proxies(urlsplit(url_of(self._host, bound)).hostname or "")
             self._loop, self._socket = loop, bound  # first: from another thread, _start may look at once
             try:
                 loop.call_soon_threadsafe(self._start, bound)
