@@ -133,6 +133,7 @@ from astuner.support.locks import lock_file as lock_file
 from astuner.support.processes import RecordedProcess as RecordedProcess
 from astuner.support.processes import astuner_home as astuner_home
 from astuner.support.processes import forget_process as forget_process
+from astuner.support.processes import home_folder as home_folder
 from astuner.support.processes import is_same_process as is_same_process
 from astuner.support.processes import process_start_time as process_start_time
 from astuner.support.processes import record_process as record_process

@@ -10,8 +10,10 @@ provider of a plugin; its module is imported when the command is run, not when i
 from __future__ import annotations
 
 import faulthandler
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import cached_property
 from itertools import pairwise
@@ -23,6 +25,7 @@ from typer.core import TyperGroup
 from astuner.contracts.commands import new_app
 from astuner.contracts.errors import AstunerError, ConfigError, Interrupted, PluginError, UnknownName
 from astuner.support.collector import collect_rarely
+from astuner.support.limits import describe_limit
 
 if TYPE_CHECKING:
     from astuner.plugins.loader import PluginManager
@@ -181,11 +184,20 @@ def normalise(arguments: Sequence[str]) -> list[str]:
     return switches + rest
 
 
+def _replace_closed_streams() -> None:
+    """Discard what is printed where the caller closed stdout or stderr (``>&-``)."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; raises `SystemExit` with 0, 1 (it failed), 2 (asked wrongly) or 130 (Ctrl-C)."""
     collect_rarely()
+    _replace_closed_streams()
     if not faulthandler.is_enabled():
-        faulthandler.enable(2)  # a crash in C says which line of an agent led to it
+        with suppress(OSError):  # stderr is closed
+            faulthandler.enable(2)  # a crash in C says which line of an agent led to it
     try:
         app(args=normalise(sys.argv[1:] if arguments is None else arguments), prog_name="astuner")
     except AstunerError as e:
@@ -199,4 +211,9 @@ def main(arguments: list[str] | None = None) -> None:
         raise
     except BrokenPipeError:
         sys.stderr.close()  # whoever read our output went away (`| head`); nothing is left to say
+        sys.exit(EXIT_FAILED)
+    except Exception as e:
+        if not (message := describe_limit(e)):
+            raise
+        print(f"astuner: {message}", file=sys.stderr)
         sys.exit(EXIT_FAILED)

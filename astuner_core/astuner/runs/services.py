@@ -26,7 +26,7 @@ from astuner.plugins import registry
 from astuner.plugins.loader import PluginManager
 from astuner.plugins.user_code import close_name
 from astuner.rollout.parts import build
-from astuner.support.processes import astuner_home
+from astuner.support.processes import home_folder
 
 if TYPE_CHECKING:
     from astuner.config import Config
@@ -148,9 +148,11 @@ def run_service(service: Service, what: str, url: str, log: Path) -> Iterator[No
 
 
 def log_file(what: str) -> Path:
-    """A new file below `astuner.support.processes.astuner_home`; the oldest go."""
-    folder = astuner_home() / "logs"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """A new file below `astuner.support.processes.astuner_home`; the oldest go.
+
+    :raises RunError: it cannot be written.
+    """
+    folder = home_folder("logs")
     for old in sorted(folder.glob("*.log"))[:-KEPT_LOGS]:  # their names begin with the time
         old.unlink(missing_ok=True)
     stem = re.sub(r"[^A-Za-z0-9]+", "-", what).strip("-")[:60]

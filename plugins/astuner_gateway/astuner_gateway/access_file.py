@@ -11,13 +11,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from astuner import astuner_home
+from astuner import home_folder
 
 
 def write(kind: str, name: int | str, access: Mapping[str, object]) -> Path:
-    """Write ``$ASTUNER_HOME/KIND/NAME.json``; a server, whose name is its port, removes it when it ends."""
-    folder = astuner_home() / kind
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """Write ``$ASTUNER_HOME/KIND/NAME.json``; a server, whose name is its port, removes it when it ends.
+
+    :raises RunError: the folder cannot be made.
+    """
+    folder = home_folder(kind)
     path = folder / f"{name}.json"
     temporary = folder / f".{name}.{os.getpid()}"
     temporary.unlink(missing_ok=True)  # of a process that was killed and had the same number
