@@ -20,14 +20,18 @@ if TYPE_CHECKING:
 
 
 class AstunerError(Exception):
-    """Base of all errors ASTuner raises on purpose."""
+    """Base of all errors ASTuner raises on purpose; no secret is in its message."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*(without_secrets(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class ConfigError(AstunerError):
     """The experiment file or an override is wrong; `problems` lists every mistake, in file order."""
 
     def __init__(self, problems: str | Sequence[str]) -> None:
-        self.problems: tuple[str, ...] = (problems,) if isinstance(problems, str) else tuple(problems)
+        given = (problems,) if isinstance(problems, str) else problems
+        self.problems: tuple[str, ...] = tuple(map(without_secrets, given))
         super().__init__("\n".join(self.problems))
 
 

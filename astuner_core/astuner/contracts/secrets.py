@@ -1,25 +1,63 @@
 """Secrets stay out of everything that is printed or written.
 
-A key is taken for a secret by its name, and so is the user part of any URL (``https://user:password@host``).  Written
-as ``${oc.env:NAME}`` it is shown as that, which gives nothing away and can be read again; written in clear it is
-shown as `REMOVED`.
+A key is taken for a secret by its name, and so is the user part of any URL (``https://user:password@host``) and a
+parameter of one (``?api_key=…``).  Written as ``${oc.env:NAME}`` it is shown as that, which gives nothing away and can
+be read again; written in clear it is shown as `REMOVED`.
 """
 
 from __future__ import annotations
 
+import base64
+import functools
+import html
+import json
 import os
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+from urllib.parse import quote, quote_plus, unquote
 
 REMOVED = "(removed: a secret)"
+SHORTEST = 8
+"""Characters of a value that is looked for in texts; a shorter one may mean something else."""
 
-_SECRET = re.compile(
-    r"(^|_)(api_?keys?|access_?keys?|private_?keys?|secret_?keys?|secrets?|passwords?|passwd|credentials?|authorization|bearer)$"
-    r"|(^|_)(?<!bos_)(?<!eos_)(?<!pad_)(?<!unk_)(?<!sep_)(?<!cls_)(?<!mask_)(?<!stop_)(?<!end_)(?<!start_)(?<!image_)token$",
-    re.IGNORECASE,
+_BORDER = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[^A-Za-z0-9]+")
+_QUALIFIER = re.compile(r"(_(\d+|prod|production|dev|test|staging|live|old|new|backup|base|b64|base64|value))+$|\d+$")
+"""What may follow the name of a secret: ``API_KEY_2``, ``SECRET_KEY_BASE``."""
+_KINDS_OF_KEY = (
+    "api|app|access|account|auth|client|consumer|deploy|encryption|license|master|private|secret|service|session|shared"
+    "|signing|ssh|subscription"
 )
-_USER_OF_URL = re.compile(r"(?<=://)[^\s/?#]+(?=@)")
+_SECRET = re.compile(
+    rf"(^|_)({_KINDS_OF_KEY})_?(key_id|keys?)$"
+    r"|(secrets?|passwords?|passwd|passphrases?|passcodes?|credentials?)$"
+    r"|(^|_)(authorization|bearer|jwt|pat|pats|cookies?|dsn|creds|webhooks?|webhook_ur[il])$"
+    r"|(^|_)(database_ur[il]|db_ur[il]|connection_string|conn_str)$"
+    r"|(access|api|auth|refresh|bearer|session|id|oauth|personal)_?tokens$"
+    r"|(access|api|auth|refresh|bearer|session)token$"
+    r"|(^|_)(?<!bos_)(?<!eos_)(?<!pad_)(?<!unk_)(?<!sep_)(?<!cls_)(?<!mask_)(?<!stop_)(?<!end_)(?<!start_)(?<!image_)token$"
+)
+_SECRET_VARIABLE = re.compile(r"_(key|keys|pass|pwd|auth|pin|sas)$")
+"""Ends of variables' names that hold secrets; keys of an experiment such as ``id_key`` or ``first_pass`` hold none."""
+_PARAMETERS = frozenset(
+    ("key", "auth", "code", "passwd", "pass", "pwd", "pw", "sig", "signature", "sas", "session", "sid", "ticket")
+)
+"""Parameters of URLs that are secrets, besides those with a secret's name."""
+
+_USER_OF_URL = re.compile(
+    r"(?<=://)(?:[^\s/?#]+(?=@)"
+    r"|[^\s/?#:@'\"]*:(?!\d+[/?#])[^\s'\"<>]+(?=@))"  # with / ? or # in the password, which should be quoted
+)
+_PARAMETER = re.compile(r"(?<=[?&;#])([\w.%\[\]-]+)=([^\s&;#'\"<>]+)")
+_HEADER = re.compile(r"(?<=\b(?i:basic) )(?=\S*[\d=])[A-Za-z0-9+/_=-]{12,}|(?<=\b(?i:bearer) )(?=\S*\d)[\w.~+/=-]{12,}")
+_ORDINARY = frozenset(
+    (
+        "password", "passwords", "changeme", "postgres", "username", "localhost", "development", "production",
+        "undefined", "disabled", "anonymous",
+    )
+)  # fmt: skip
+"""Values that are secrets nowhere, and words of ordinary texts."""
 _written: set[str] = set()
 """Those that this process has removed from experiments, and of variables that they name."""
 _ONLY_EXPRESSIONS = re.compile(r"(\$\{[^{}]*\}|:)*")
@@ -27,20 +65,99 @@ _ONLY_EXPRESSIONS = re.compile(r"(\$\{[^{}]*\}|:)*")
 
 def is_secret(name: str) -> bool:
     """Whether a key of this name holds a secret (``api_key``, ``+hf_token``; not ``api_key_env``, ``eos_token``)."""
-    return _SECRET.search(re.sub(r"(?<=[a-z])(?=[A-Z])|[-+]", "_", name)) is not None
+    return _SECRET.search(_words(name)) is not None
+
+
+def is_secret_variable(name: str) -> bool:
+    """Whether an environment variable of this name holds a secret (``GITHUB_PAT``, ``OPENAI_KEY``; not ``PATH``)."""
+    words = _words(name)
+    return _SECRET.search(words) is not None or _SECRET_VARIABLE.search(words) is not None
+
+
+@functools.lru_cache(maxsize=4096)
+def _words(name: str) -> str:
+    """Return the words of a name in lower case, joined by ``_``, without a qualifier at its end."""
+    return _QUALIFIER.sub("", _BORDER.sub("_", name).lower().strip("_"))
 
 
 def without_user(text: str) -> str:
-    """``text`` with the user part of every URL in it replaced (RFC 3986, 3.2.1: before the ``@`` of the authority)."""
-    return _USER_OF_URL.sub(REMOVED, text)
+    """Return ``text`` without users and secret parameters of the URLs in it (RFC 3986, 3.2.1 and 3.4)."""
+    text = _USER_OF_URL.sub(REMOVED, text) if "@" in text and "://" in text else text
+    return _PARAMETER.sub(_clean_parameter, text) if "=" in text else text
+
+
+def _clean_parameter(match: re.Match[str]) -> str:
+    return f"{match[1]}={REMOVED}" if _is_secret_parameter(match[1]) else match[0]
+
+
+def _is_secret_parameter(name: str) -> bool:
+    words = _words(unquote(name))
+    return words in _PARAMETERS or words.rpartition("_")[2] in ("signature", "credential") or is_secret(words)
 
 
 def without_secrets(text: str) -> str:
-    """``text`` without users of URLs, what variables that are named like secrets hold, and secrets of experiments."""
-    named = {value for name, value in os.environ.items() if is_secret(name) or name.upper().endswith("_KEY")}
-    for value in sorted(named | _written, key=len, reverse=True):
-        text = text.replace(value, REMOVED) if len(value) >= 8 else text  # a shorter one may mean something else
-    return without_user(text)
+    """Return ``text`` without secrets of URLs, of variables named like secrets, and of experiments."""
+    text = without_values(text, {*_of_variables(), *_written})
+    return _HEADER.sub(REMOVED, without_user(text))
+
+
+def without_values(text: str, values: Iterable[str], removed: str = REMOVED) -> str:
+    """Return ``text`` without ``values``, also where they are quoted for a URL, JSON, HTML or a shell, or encoded."""
+    for value in sorted(set(values), key=len, reverse=True):
+        if len(value) >= SHORTEST and value.lower() not in _ORDINARY:
+            for form in _forms(value):
+                text = text.replace(form, removed)
+    return text
+
+
+def _of_variables() -> Iterator[str]:
+    """The secrets in this process's variables; a path of a file is none."""
+    for name, value in os.environ.items():
+        if is_secret_variable(name) and not (os.path.isabs(value) and os.path.exists(value)):
+            yield value
+        if "://" in value:
+            yield from _of_urls(value)
+
+
+def _of_urls(text: str) -> Iterator[str]:
+    """The passwords and secret parameters in URLs, as they are written and unquoted."""
+    found = [user.partition(":")[2] or user for user in _USER_OF_URL.findall(text)]
+    found += [value for name, value in _PARAMETER.findall(text) if _is_secret_parameter(name)]
+    yield from found
+    yield from map(unquote, found)
+
+
+@functools.lru_cache(maxsize=1024)
+def _forms(value: str) -> tuple[str, ...]:
+    """Return how a value may be spelled in a text, the longest spelling first."""
+    quoted = {quote(value), quote(value, safe=""), quote_plus(value)}
+    data = value.encode("utf-8", "surrogateescape")
+    forms = {
+        value,
+        *quoted,
+        *(re.sub(r"%[0-9A-F]{2}", lambda match: match[0].lower(), text) for text in quoted),
+        json.dumps(value)[1:-1],
+        json.dumps(value, ensure_ascii=False)[1:-1],
+        json.dumps(json.dumps(value)[1:-1])[1:-1],
+        repr(value)[1:-1],
+        html.escape(value),
+        shlex.quote(value),
+        data.hex(),
+        *_in_base64(data),
+        *(line for line in value.splitlines() if len(line) >= 2 * SHORTEST and not line.startswith("-----")),
+    }
+    return tuple(sorted((form for form in forms if len(form) >= SHORTEST), key=len, reverse=True))
+
+
+def _in_base64(data: bytes) -> Iterator[str]:
+    """The characters of base64 that ``data`` alone decides, wherever in the encoded bytes it begins."""
+    for before in range(3):
+        encoded = base64.b64encode(b"\0" * before + data).decode()
+        end = len(encoded.rstrip("=")) - (1 if (before + len(data)) % 3 else 0)
+        known = encoded[(before * 8 + 5) // 6 : end]
+        if len(known) >= SHORTEST:
+            yield known
+            yield known.translate(str.maketrans("+/", "-_"))
 
 
 def is_removed(value: Any) -> bool:
@@ -65,7 +182,7 @@ def redact(value: Any, expressions: Mapping[tuple[str, ...], str], key: tuple[st
     if key and key[-1].endswith("_env"):
         _written.add(os.environ.get(str(value), ""))
     if isinstance(value, str) and (clean := without_user(value)) != value:
-        _written.update(user.rpartition(":")[2] for user in _USER_OF_URL.findall(value))
+        _written.update(_of_urls(value))
         expression = expressions.get(key, "")
         users = _USER_OF_URL.findall(expression)
         return expression if expression and all(map(_ONLY_EXPRESSIONS.fullmatch, users)) else clean

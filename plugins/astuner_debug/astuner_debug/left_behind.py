@@ -24,7 +24,7 @@ import psutil
 from astuner import RecordedProcess, is_same_process, process_start_time
 from astuner.contracts.errors import safe_text
 from astuner.contracts.events import Event, RunClosed, RunContext, RunStarted, Subscriber
-from astuner.contracts.secrets import REMOVED, is_secret, without_user
+from astuner.contracts.secrets import is_secret, without_secrets
 
 RUN_VARIABLE = "ASTUNER_RUN"
 """Of a run: its process's pid and start time, and its folder."""
@@ -108,9 +108,7 @@ def command_line(process: psutil.Process) -> str:
     """Of what runs there, up to an argument that has the name of a secret; empty where it is gone."""
     text = ""
     with suppress(psutil.Error):
-        text = without_user(" ".join(process.cmdline()))
-    for value in (value for name, value in os.environ.items() if value and is_secret(name)):
-        text = text.replace(value, REMOVED)
+        text = without_secrets(" ".join(process.cmdline()))
     named = itertools.takewhile(lambda word: not is_secret(word.partition("=")[0]), text.split())
     return " ".join(named)[:200]
 

@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from astuner.contracts.secrets import is_secret
+from astuner.contracts.secrets import is_secret_variable, without_user, without_values
 from astuner.contracts.section import Section
 from astuner.contracts.types import WorkflowOutput, WorkflowTask
 from astuner.contracts.workflow import Workflow
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 MAX_OUTPUT = 1 << 22
 """Bytes of standard output, and as many of standard error, that are read; more is a failure."""
 _SHOWN = 2000
-_SHORTEST_SECRET = 8
 _KEY = re.compile(r"(^|_)(KEY|TOKEN|PAT|PASS)(_|$)")
 """How environment variables with secrets are called, beside what settings are."""
 _LOOK = 0.1
@@ -170,7 +169,5 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 def _without_secrets(text: str, env: Mapping[str, str]) -> str:
     """``text`` without the values of variables whose names say that they are secret, the endpoint's keys among them."""
-    for name, value in env.items():
-        if len(value) >= _SHORTEST_SECRET and (is_secret(name) or _KEY.search(name)):
-            text = text.replace(value, "***")
-    return text
+    hidden = [value for name, value in env.items() if is_secret_variable(name) or _KEY.search(name)]
+    return without_user(without_values(text, hidden, "***"))

@@ -25,6 +25,7 @@ import urllib3
 from urllib3.exceptions import HTTPError, ProtocolError
 
 from astuner.contracts.errors import AstunerError
+from astuner.contracts.secrets import without_values
 
 MAX_REPLY = 1 << 20
 _EXCERPT = 500
@@ -122,8 +123,8 @@ class JsonClient:
         try:
             parts = urlsplit(base_url)
             host, _ = parts.hostname, parts.port
-        except ValueError as e:
-            raise HttpError(f"the server's address is no URL: {e}", again=False) from None
+        except ValueError:  # whose text may quote a part of a password
+            raise HttpError("the server's address is no URL", again=False) from None
         if "@" in (parts.netloc or base_url):
             raise HttpError(
                 "the server's URL has a user or password in it; leave it out, and give the key by its variable",
@@ -254,7 +255,7 @@ class JsonClient:
         )
 
     def _without_key(self, text: str) -> str:
-        return text.replace(self._key, "***") if self._key else text
+        return without_values(text.replace(self._key, "***"), [self._key], "***") if self._key else text
 
 
 def _read(response: urllib3.BaseHTTPResponse, most: int, deadline: float) -> bytes:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from astuner.contracts.errors import ConfigError
+from astuner.contracts.secrets import without_secrets
 
 if TYPE_CHECKING:
     from astuner_trackers.telemetry.settings import Telemetry
@@ -76,7 +77,7 @@ class Collector:
         for secret in (user, *self.headers.values(), *_headers_of_variables().values()):
             if secret:
                 text = text.replace(secret, "***")
-        return text
+        return without_secrets(text)
 
 
 def collector(telemetry: Telemetry, signal: str) -> Collector:
