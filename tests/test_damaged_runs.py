@@ -496,3 +496,204 @@ if __name__ == "__main__":
     print(f"{sys.argv[2]} damaged folders, {failed} with a traceback or a wrong episode; exit codes: {dict(counted)}")
     print("the slowest took, in seconds of CPU time:", {name: round(seconds, 2) for name, seconds in slowest.items()})
     sys.exit(bool(failed))
+
+
+# --------------------------------------------------------- files beside the log that do not belong to it
+
+
+@pytest.fixture(scope="module")
+def another(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The log of another run, as `kill -9` leaves it: everything is in its write-ahead log."""
+    folder = tmp_path_factory.mktemp("another") / "episodes"
+    writer, dice = EpisodeLogWriter(folder), random.Random(7)
+    for number in range(60):
+        writer.episode(1, episode(f"other{number}-0", dice))
+    copy = folder.with_name("copy")
+    shutil.copytree(folder, copy)
+    writer.close()
+    return copy
+
+
+def _beside(run: Path, end: str) -> Path:
+    return Path(f"{run / 'episodes' / DATABASE}{end}")
+
+
+def wal_of_another_log(run: Path, another: Path) -> None:
+    shutil.copy(_beside_of(another, "-wal"), _beside(run, "-wal"))
+
+
+def _beside_of(folder: Path, end: str) -> Path:
+    return Path(f"{folder / DATABASE}{end}")
+
+
+def wal_and_shm_of_another_log(run: Path, another: Path) -> None:
+    wal_of_another_log(run, another)
+    shutil.copy(_beside_of(another, "-shm"), _beside(run, "-shm"))
+
+
+def wal_of_an_earlier_state(run: Path, another: Path) -> None:
+    older = run.with_name("older")
+    shutil.copytree(run, older)
+    writer, dice = EpisodeLogWriter(older / "episodes"), random.Random(8)
+    writer.episode(STEPS + 1, episode("later-0", dice))
+    shutil.copy(_beside(older, "-wal"), older / "wal")
+    writer.close()
+    writer = EpisodeLogWriter(run / "episodes")
+    for number in range(40):
+        writer.episode(STEPS, episode(f"newer{number}-0", dice))
+    writer.close()
+    NEWER.extend(f"newer{number}-0" for number in range(40))
+    shutil.copy(older / "wal", _beside(run, "-wal"))
+
+
+def wal_of_another_program(run: Path, another: Path) -> None:
+    path = run.with_name("program.sqlite")
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.executescript("CREATE TABLE a (b); INSERT INTO a VALUES (1)")
+        shutil.copy(f"{path}-wal", _beside(run, "-wal"))
+
+
+def wal_of_other_pages(run: Path, another: Path) -> None:
+    path = run.with_name("program.sqlite")
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript("PRAGMA page_size = 512; PRAGMA journal_mode = WAL; CREATE TABLE a (b)")
+        shutil.copy(f"{path}-wal", _beside(run, "-wal"))
+
+
+def wal_of_text(run: Path, another: Path) -> None:
+    _beside(run, "-wal").write_text("a note\n" * 1000)
+
+
+def wal_with_a_damaged_header(run: Path, another: Path) -> None:
+    data = bytearray(_beside_of(another, "-wal").read_bytes())
+    data[17] ^= 1
+    _beside(run, "-wal").write_bytes(data)
+
+
+def wal_that_is_a_folder(run: Path, another: Path) -> None:
+    _beside(run, "-wal").unlink(missing_ok=True)
+    _beside(run, "-wal").mkdir()
+
+
+def wal_that_is_a_link(run: Path, another: Path) -> None:
+    _beside(run, "-wal").unlink(missing_ok=True)
+    _beside(run, "-wal").symlink_to(_beside_of(another, "-wal"))
+
+
+def shm_that_is_a_link(run: Path, another: Path) -> None:
+    _beside(run, "-shm").unlink(missing_ok=True)
+    _beside(run, "-shm").symlink_to(another / "nowhere")
+
+
+def journal_of_another_database(run: Path, another: Path) -> None:
+    path = run.with_name("program.sqlite")
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.executescript("CREATE TABLE a (b); INSERT INTO a VALUES (zeroblob(30000));")
+        db.executescript("PRAGMA cache_size = 1; BEGIN; UPDATE a SET b = randomblob(30000)")
+        db.execute("PRAGMA cache_spill = ON")
+        shutil.copy(f"{path}-journal", _beside(run, "-journal"))
+
+
+def journal_of_zeros(run: Path, another: Path) -> None:
+    _beside(run, "-journal").write_bytes(bytes(5000))
+
+
+def journal_that_is_a_folder(run: Path, another: Path) -> None:
+    _beside(run, "-journal").mkdir()
+
+
+NEWER: list[str] = []
+FOREIGN = [
+    wal_of_another_log, wal_and_shm_of_another_log, wal_of_an_earlier_state, wal_of_another_program, wal_of_other_pages,
+    wal_of_text, wal_with_a_damaged_header, wal_that_is_a_folder, wal_that_is_a_link, shm_that_is_a_link,
+    journal_of_another_database, journal_of_zeros, journal_that_is_a_folder,
+]  # fmt: skip
+
+
+@table("place", FOREIGN, ids=lambda place: place.__name__)
+def test_a_foreign_file_beside_the_log_is_not_read(
+    place: Callable[[Path, Path], None], whole: Path, another: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(whole, tmp_path / "run")
+    settle(run)
+    NEWER.clear()
+    place(run, another)
+    names, before = [*NAMES, *NEWER], _beside(run, "").read_bytes()
+    with EpisodeLog(run) as log:
+        assert [one.episode_id for one in log.list()] == names
+        assert any("does not belong to the episode log" in text for text in log.problems)
+        assert log.read("g5-0").episode.reward is not None
+    with EpisodeLog(run, check=False) as log:
+        assert log.count() == len(names)
+    assert _beside(run, "").read_bytes() == before, "who reads changes nothing"
+
+    done = mend(run)  # as a run that is resumed
+    assert any("does not belong to the episode log" in text for text in done)
+    assert list((run / "episodes").glob(f"{DATABASE}-*.foreign-1"))
+    rewind(run / "episodes", STEPS)
+    writer = EpisodeLogWriter(run / "episodes")
+    writer.episode(STEPS + 1, episode("after-0", random.Random(2)))
+    writer.close()
+    with EpisodeLog(run) as log:
+        assert [one.episode_id for one in log.list()] == [*names, "after-0"]
+
+
+@table("place", FOREIGN, ids=lambda place: place.__name__)
+def test_a_writer_leaves_a_foreign_file_alone(
+    place: Callable[[Path, Path], None], whole: Path, another: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(whole, tmp_path / "run")
+    settle(run)
+    NEWER.clear()
+    place(run, another)
+    writer = EpisodeLogWriter(run / "episodes")
+    writer.episode(STEPS + 1, episode("after-0", random.Random(2)))
+    writer.close()
+    with EpisodeLog(run) as log:
+        assert [one.episode_id for one in log.list()] == [*NAMES, *NEWER, "after-0"]
+        assert any("does not belong to the episode log" in text for text in log.problems)
+
+
+def as_it_was_left(run: Path) -> None:
+    pass
+
+
+def without_shm(run: Path) -> None:
+    _beside(run, "-shm").unlink(missing_ok=True)
+
+
+def shm_of_noise(run: Path) -> None:
+    _beside(run, "-shm").write_bytes(random.Random(1).randbytes(32768))
+
+
+def empty_journal(run: Path) -> None:
+    _beside(run, "-journal").touch()
+
+
+def rows_forgotten(run: Path) -> None:
+    """Rewound, gone on and killed, before anything is sorted in."""
+    with closing(sqlite3.connect(_beside(run, ""))) as reader:
+        reader.execute("SELECT count(*) FROM data").fetchone()  # so that closing sorts nothing in
+        rewind(run / "episodes", 4)
+        writer = EpisodeLogWriter(run / "episodes")
+        for name in NAMES[32:]:
+            writer.episode(5, episode(name, random.Random(3)))
+        shutil.copytree(run, run.with_name("killed"))
+        writer.close()
+    shutil.rmtree(run)
+    run.with_name("killed").rename(run)
+
+
+@table("left", [as_it_was_left, without_shm, shm_of_noise, empty_journal, rows_forgotten], ids=lambda f: f.__name__)
+def test_what_a_killed_run_left_is_read(left: Callable[[Path], None], whole: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(whole, tmp_path / "run")
+    left(run)
+    assert _beside(run, "-wal").stat().st_size > PAGE
+    with EpisodeLog(run) as log:
+        assert sorted(one.episode_id for one in log.list()) == sorted(NAMES)
+        assert log.problems == ()
+    assert mend(run) == []
+    rewind(run / "episodes", STEPS)
+    with EpisodeLog(run) as log:
+        assert sorted(one.episode_id for one in log.list()) == sorted(NAMES)

@@ -24,6 +24,7 @@ from astuner import RunDir
 from astuner.contracts.errors import DataError
 from astuner_record.episode_log import store
 from astuner_record.episode_log.rows import CREDIT, fitted, read_episode
+from astuner_record.episode_log.side_files import foreign_files, left_out, set_aside
 from astuner_record.episode_log.store import DATABASE, Database, add_credit
 
 _MOST = 20
@@ -48,12 +49,15 @@ def open_whole(run: Path) -> tuple[Database, Sequence[str], Sequence[Lost]]:
     :returns: with what is wrong with it, a sentence each, and what cannot be read.
     :raises DataError: there is none, it is of a newer format or not the episode log's, or nothing of it is whole.
     """
-    if why := _damage(run / "episodes" / DATABASE):
-        return _salvaged(run, why)
+    path = run / "episodes" / DATABASE
+    foreign = left_out(foreign_files(path))
+    if why := _damage(path):
+        db, told, lost = _salvaged(run, why)
+        return db, (*foreign, *told), lost
     db = store.connect_to_read(run / "episodes")
     problems = store.problems(db)  # of a log that an older ASTuner wrote
     lost = [Lost(*row) for row in db.execute(_CREDITED_ONLY)] if problems else []
-    return db, (*problems, *_missing(run, db, lost)), lost
+    return db, (*foreign, *problems, *_missing(run, db, lost)), lost
 
 
 def mend(run: Path) -> list[str]:
@@ -63,9 +67,13 @@ def mend(run: Path) -> list[str]:
     :raises DataError: as `open_whole`; or `OSError`.
     """
     path = run / "episodes" / DATABASE
-    if not path.exists() or not (why := _damage(path)):
+    if not path.exists():
         return []
-    db, problems, _ = _salvaged(run, why)
+    aside = set_aside(foreign_files(path))
+    if not (why := _damage(path)):
+        return aside
+    db, salvaged, _ = _salvaged(run, why)
+    problems = [*aside, *salvaged]
     temporary, kept = path.with_name(f".{DATABASE}.{os.getpid()}.tmp"), path.with_name(f"{DATABASE}.damaged")
     temporary.unlink(missing_ok=True)
     try:
@@ -157,8 +165,9 @@ def _salvaged(run: Path, why: str) -> tuple[Database, Sequence[str], Sequence[Lo
     try:
         with TemporaryDirectory(prefix="astuner-") as folder:
             copy = Path(folder) / DATABASE
+            foreign = foreign_files(path)
             for end in ("", "-wal"):
-                if (there := Path(f"{path}{end}")).is_file():
+                if (there := Path(f"{path}{end}")).is_file() and there not in foreign:
                     shutil.copyfile(there, f"{copy}{end}")
             known, lost, bad = _copy_whole(copy, db, problems)
             if known == len(lost):

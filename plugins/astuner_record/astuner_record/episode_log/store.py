@@ -43,6 +43,7 @@ from astuner_record.episode_log.rows import (
     packed,
     unpacked,
 )
+from astuner_record.episode_log.side_files import foreign_files, set_aside
 
 FORMAT = 3
 DATABASE = "episodes.sqlite"
@@ -267,6 +268,7 @@ def connect(folder: Path) -> Database:
     """
     path = folder / DATABASE
     _convert_older(folder)
+    aside = set_aside(foreign_files(path))
     db = _open(path)
     try:
         db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT}")
@@ -275,6 +277,7 @@ def connect(folder: Path) -> Database:
         if _version(db) < FORMAT:
             db.execute("PRAGMA journal_mode = WAL")
             make_tables(db)
+        db.executemany("INSERT INTO problems VALUES (?)", [(text,) for text in aside])
     except BaseException:
         db.close()
         raise
@@ -305,7 +308,8 @@ def connect_to_read(folder: Path) -> Database:
             f"there is no episode log in {folder}: no episode has ended yet, or the run was made with "
             "astuner.trainer_common.save_tokens=false, or by an ASTuner that wrote none"
         )
-    for how in ("mode=ro", "immutable=1"):  # the latter where SQLite's own files beside it can be made by nobody
+    alone = "immutable=1"  # also where SQLite's own files beside it can be made by nobody
+    for how in (alone,) if foreign_files(path) else ("mode=ro", alone):
         db = _open(f"{path.absolute().as_uri()}?{how}", uri=True)
         try:
             check(db, path)
@@ -313,7 +317,7 @@ def connect_to_read(folder: Path) -> Database:
             return db
         except BaseException as e:
             db.close()
-            if how == "immutable=1" or not isinstance(e, sqlite3.OperationalError):
+            if how == alone or not isinstance(e, sqlite3.OperationalError):
                 raise
     raise AssertionError("the last way returns or raises")
 

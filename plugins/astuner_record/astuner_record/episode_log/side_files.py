@@ -1,0 +1,155 @@
+"""Find the files beside ``episodes.sqlite`` that do not belong to it, before SQLite reads them.
+
+SQLite takes whatever lies beside a database as ``-wal`` or ``-journal`` for its own, and writes it into the database.
+After a copy, a backup or a mix-up of run folders it may be another log's or an older one, and would replace episodes. A
+write-ahead log that a killed run left behind belongs to its log, and is read.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import struct
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+_HEADER = 32
+"""Bytes of a write-ahead log before its first page."""
+_MAGIC = {0x377F0682: "<", 0x377F0683: ">"}
+"""First number of a write-ahead log -> the order of bytes in its checksums."""
+_SQLITE = b"SQLite format 3\0"
+_WAL_MODE = b"\x02\x02"
+SIDES = ("-wal", "-journal", "-shm")
+
+
+class Facts(NamedTuple):
+    """What tells one log, and one state of it, from another."""
+
+    dictionary: bytes | None
+    newest: int
+    """Id of the newest row, which is the time when it was written; 0 without rows."""
+
+
+def foreign_files(path: Path) -> dict[Path, str]:
+    """Return the files beside a database that do not belong to it, each with the reason; opens nothing to write."""
+    found: dict[Path, str] = {}
+    for side in SIDES:
+        file = Path(f"{path}{side}")
+        if file.is_symlink() or (file.exists() and not file.is_file()):
+            found[file] = "it is a link or a folder"
+    wal, journal = Path(f"{path}-wal"), Path(f"{path}-journal")
+    if path.is_file() and not path.is_symlink():
+        if journal not in found and (why := _foreign_journal(path, journal)):
+            found[journal] = why
+        if wal not in found and (why := _foreign_header(path, wal) or ("" if found else _contradiction(path, wal))):
+            found[wal] = why
+    return found
+
+
+def set_aside(files: dict[Path, str]) -> list[str]:
+    """Rename files so that SQLite does not read them, and return a sentence about each.
+
+    :raises OSError: One cannot be renamed.
+    """
+    told = []
+    for file, why in files.items():
+        number = next(n for n in range(1, 10**6) if not _exists(file.with_name(f"{file.name}.foreign-{n}")))
+        kept = file.with_name(f"{file.name}.foreign-{number}")
+        file.rename(kept)
+        told.append(f"{file.name} does not belong to the episode log ({why}); it is not read, and is now {kept.name}")
+    return told
+
+
+def left_out(files: dict[Path, str]) -> list[str]:
+    """Return a sentence about each file that a reader leaves out."""
+    return [
+        f"{file.name} does not belong to the episode log ({why}), and is not read; type: mv {file} {file}.foreign"
+        for file, why in files.items()
+    ]
+
+
+def open_alone(path: Path) -> sqlite3.Connection:
+    """Open a database as if nothing lay beside it; it cannot be written."""
+    return sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True, isolation_level=None)
+
+
+def _exists(path: Path) -> bool:
+    return path.exists() or path.is_symlink()
+
+
+def _page_size(header: bytes) -> int:
+    (size,) = struct.unpack(">H", header[16:18])
+    return 65536 if size == 1 else int(size)
+
+
+def _head(path: Path, size: int) -> bytes:
+    with path.open("rb") as file:
+        return file.read(size)
+
+
+def _foreign_journal(path: Path, journal: Path) -> str:
+    """An episode log has a rollback journal only while it is being made: after that it writes ahead."""
+    if not journal.is_file() or journal.stat().st_size == 0:
+        return ""
+    header = _head(path, 100)
+    is_made = header.startswith(_SQLITE) and header[18:20] == _WAL_MODE and path.stat().st_size > _page_size(header)
+    return "the log has no rollback journal" if is_made else ""
+
+
+def _foreign_header(path: Path, wal: Path) -> str:
+    if not wal.is_file() or wal.stat().st_size <= _HEADER:
+        return ""
+    header, own = _head(wal, _HEADER), _head(path, 100)
+    magic, _, page_size, *_ = struct.unpack(">4I", header[:16])
+    if magic not in _MAGIC:
+        return "it is no write-ahead log"
+    if own.startswith(_SQLITE) and page_size != _page_size(own):
+        return f"its pages have {page_size} bytes"
+    if _checksum(header[:24], _MAGIC[magic]) != struct.unpack(">2I", header[24:]):
+        return "its header is damaged"
+    return ""
+
+
+def _checksum(data: bytes, order: str) -> tuple[int, int]:
+    """Return the checksum of SQLite's file format, 4.3."""
+    first = second = 0
+    numbers = struct.unpack(f"{order}{len(data) // 4}I", data)
+    for even, odd in zip(numbers[::2], numbers[1::2], strict=True):
+        first = (first + even + second) & 0xFFFFFFFF
+        second = (second + odd + first) & 0xFFFFFFFF
+    return first, second
+
+
+def _contradiction(path: Path, wal: Path) -> str:
+    """Why a write-ahead log cannot continue a database: it has another dictionary, or ends before the database does."""
+    if not wal.is_file() or wal.stat().st_size <= _HEADER:
+        return ""
+    try:
+        with closing(open_alone(path)) as alone:
+            before = _facts(alone)
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=30)) as merged:
+            after = _facts(merged)
+    except sqlite3.Error as e:
+        unread = any(text in str(e) for text in ("unable to open", "readonly", "locked"))
+        return "" if unread else _spoils(path)
+    if before.dictionary is not None and before.dictionary != after.dictionary:
+        return "it is another log's"
+    if after.newest < before.newest:
+        return "it is older than the log"
+    return ""
+
+
+def _spoils(path: Path) -> str:
+    """Why a write-ahead log is left out with which the database cannot be read, although it can without."""
+    try:
+        with closing(open_alone(path)) as alone:
+            sound = alone.execute("PRAGMA quick_check(1)").fetchone() == ("ok",) and _facts(alone).newest
+    except sqlite3.Error:
+        return ""
+    return "with it, the log cannot be read" if sound else ""
+
+
+def _facts(db: sqlite3.Connection) -> Facts:
+    dictionary = db.execute("SELECT content FROM dictionary").fetchone()
+    (newest,) = db.execute("SELECT ifnull(max(id), 0) FROM data").fetchone()
+    return Facts(dictionary=dictionary and bytes(dictionary[0]), newest=int(newest))
