@@ -1,7 +1,8 @@
 r"""The math judge: 1 for an answer that equals the reference as mathematics, else 0.
 
-Plain numbers are compared on the spot; everything else goes to a limited process.  A wrong, unreadable, missing or
-exhausting answer is the policy's doing and scores 0.  A missing or unreadable reference is not, and never scores.
+Numbers, quantities, dates, times and ranges are compared on the spot; algebra goes to a limited process.  A wrong,
+unreadable, missing or exhausting answer is the policy's doing and scores 0.  A missing or unreadable reference is not,
+and never scores.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from pydantic import Field
 from astuner import Judge, JudgeOutput, WorkflowOutput, WorkflowTask
 from astuner.contracts.errors import JudgeFailed
 from astuner.contracts.section import Section
-from astuner_math.answers import last_boxed, last_number, normalise, quick_verdict, reference_answer
+from astuner_math.answers import last_boxed, last_number, normalise, reference_answer
 from astuner_math.limited import LimitedEquality
+from astuner_math.values import compare
 
 MAX_ANSWER = 2000
 """Characters of an answer; a longer one is no answer to anything and is wrong without being read."""
@@ -64,10 +66,11 @@ class MathAnswerAsJudge(Judge):
         self, workflow_task: WorkflowTask, reference: str, candidate: str, metrics: Mapping[str, float]
     ) -> JudgeOutput:
         """Compare two normalised answers, without leaving this process where that is possible."""
-        if (quick := quick_verdict(reference, candidate)) is not None:
-            return _verdict(quick, metrics)
+        question = compare(reference, candidate)
+        if isinstance(question, bool):
+            return _verdict(question, metrics)
         try:
-            found = await asyncio.wrap_future(self.equality.submit(reference, candidate))
+            found = await asyncio.wrap_future(self.equality.submit(question.reference, question.candidate))
         except JudgeFailed as e:
             raise JudgeFailed(f"{self._place(workflow_task)}: {e}") from e
         return _verdict(found.equal, {**metrics, "timeout": float(found.timeout)})

@@ -13,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from astuner import JudgeOutput, Task, WorkflowOutput, WorkflowTask
-from astuner_math.answers import normalise, quantity, quick_verdict
+from astuner_math.answers import normalise
 from astuner_math.judges import MathAnswerAsJudge, MathAnswerConfig
 from astuner_math.limited import LimitedEquality
+from astuner_math.quantities import quantity
+from astuner_math.values import quick_verdict
 
 
 def cases() -> list[tuple[bool, str, str, str]]:
