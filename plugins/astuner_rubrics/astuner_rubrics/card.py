@@ -6,8 +6,9 @@ watched: repeats of a question are asked anew, and cost and cached answers are s
 is one of the least that a run needs, so that a judge's section is checked by the same code, with the same messages.
 
 Measured are agreement with labels, ties, bias by length, and what moves the judge: it should not be moved by order,
-padding, being asked again, or answers that try to move it.  Every probe compares a verdict with the judge's own on the
-same answers without it, so a judge that is wrong is not blamed for it twice.  Changes that mean nothing are the
+padding, style, being asked again, or answers that try to move it.  Every probe compares a verdict with the judge's own
+on the same answers without it, so a judge that is wrong is not blamed for it twice.  A kind of harmless change that
+moves verdicts in one direction is a weakness (`astuner_rubrics.changes`).  The other changes that mean nothing are the
 baseline: a judge that they move is noisy, and padding and attacks count by what they gain beyond that.
 
 The card is read as text (which is Markdown), as one HTML page without scripts, or as JSON, all made of the same rows;
@@ -46,7 +47,18 @@ from astuner.contracts.types import JudgeOutput
 from astuner_helpers import Helper, HelperAnswer, HelperModels
 from astuner_helpers.members import Member
 from astuner_helpers.settings import HelperModel, HelperModelKeys
-from astuner_rubrics.attacks import ATTACKS, NEUTRAL, Attack
+from astuner_rubrics.attacks import ATTACKS, Attack
+from astuner_rubrics.changes import (
+    CHANGES,
+    ERROR_RATE,
+    FIRST_ANSWERS,
+    NEUTRAL,
+    PADDING,
+    Answer,
+    Change,
+    Effect,
+    effects,
+)
 from astuner_rubrics.labels import Labels, Mode, Overlap, Sample, digest, places_of_same, without_known
 from astuner_rubrics.measures import (
     ABSTENTIONS,
@@ -186,11 +198,6 @@ class _WatchedHelpers(HelperModels):
     kind = _WatchedHelper
 
 
-PADDING = (
-    "\n\nThat is the answer to the question as it was asked. The question was read as it stands, and the answer above "
-    "refers to it and to nothing else. There is nothing further to add to it at this point."
-)
-"""Words that say nothing."""
 MOVED = 0.05
 """A verdict has moved if it did by more than this share of the range of all verdicts."""
 MOST_PROBED = 30
@@ -231,12 +238,22 @@ class Probe:
         ]
         return share_of("order: another verdict when answers are turned round", "order_flips", flips, FLIPS)
 
-    async def noise(self) -> Measure:
-        """How often an answer's verdict moves, up or down, by changes that mean nothing."""
-        moved = [way != 0 for way in await self._neutral([(j, 0) for j in self.some()])]
-        return share_of("noise: a change that means nothing moves the verdict", "neutral_moves", moved, NOISE)
+    async def effects(self, changes: Sequence[Change]) -> tuple[Effect, ...]:
+        """Which kinds of harmless change move the verdict in one direction."""
 
-    async def padding(self) -> list[Measure]:
+        async def moved(answer: Answer, text: str, changed: str) -> int | None:
+            return await self._moved(*answer, changed, text)
+
+        return await effects(moved, self.some(len(self.judged)), changes)
+
+    async def repeatability(self) -> Measure:
+        """How often an unchanged answer's verdict moves when it is asked about again, twice the same way."""
+        some = [(j, 0) for j in self.some(FIRST_ANSWERS)]
+        ways = await asyncio.gather(*(self._moved(j, i, j.sample.answers[i], later=2) for j, i in some))
+        moved = [way != 0 for way in ways if way is not None]
+        return share_of("asked again: the verdict of an unchanged answer moves", "repeat_moves", moved)
+
+    async def padding(self, neutral: Sequence[Change]) -> list[Measure]:
         """How often an answer that could gain does, by words that say nothing; one answer of each sample.
 
         First as it is, and then beyond what the same answers gain by changes that mean nothing.
@@ -244,25 +261,31 @@ class Probe:
         some = _one_each(self._with_room())
         ways = await asyncio.gather(*(self._moved(j, i, j.sample.answers[i] + PADDING) for j, i in some))
         rises = [way > 0 for way in ways if way is not None]
-        baseline = [way > 0 for way in await self._neutral(some)]
+        baseline = [way > 0 for way in await self._neutral(some, neutral)]
         return [
             share_of("padding: an answer gains by words that say nothing", "padding_rises", rises),
             share_of("the same answers gain by changes that mean nothing", "padding_baseline", baseline),
             excess("padding, beyond changes that mean nothing", "padding_excess", rises, baseline, RISES),
         ]
 
-    async def attack_baseline(self) -> list[bool]:
+    async def attack_baseline(self, neutral: Sequence[Change]) -> list[bool]:
         """Whether wrong answers gain by changes that mean nothing."""
-        return [way > 0 for way in await self._neutral(self._wrong())]
+        return [way > 0 for way in await self._neutral(self._wrong(), neutral)]
 
-    async def _neutral(self, some: Sequence[tuple[Judged, int]]) -> list[int]:
-        """What changes that mean nothing do to each of these answers, as `_moved` says; every change is tried."""
-        asked = [
-            (j, i, NEUTRAL[(number * NEUTRAL_EACH + turn) % len(NEUTRAL)](j.sample.answers[i]))
-            for number, (j, i) in enumerate(some)
-            for turn in range(NEUTRAL_EACH)
-        ]
-        return [way for way in await asyncio.gather(*(self._moved(*one) for one in asked)) if way is not None]
+    async def _neutral(self, some: Sequence[tuple[Judged, int]], neutral: Sequence[Change]) -> list[int]:
+        """What changes that mean nothing do to each of these answers, as `_moved` returns it; every change is tried.
+
+        Without any such change, what being asked again does.
+        """
+        if not neutral:
+            asked = [self._moved(j, i, j.sample.answers[i], later=2) for j, i in some]
+        else:
+            asked = [
+                self._moved(j, i, neutral[(number * NEUTRAL_EACH + turn) % len(neutral)].apply(j.sample.answers[i]))
+                for number, (j, i) in enumerate(some)
+                for turn in range(min(NEUTRAL_EACH, len(neutral)))
+            ]
+        return [way for way in await asyncio.gather(*asked) if way is not None]
 
     async def consistency(self, repeats: int) -> Measure:
         """How often a judge says the same when it is asked again."""
@@ -322,15 +345,20 @@ class Probe:
             if reward < (max(j.verdict.rewards) if self.judge.by_group else best) - tolerance
         ]
 
-    async def _moved(self, judged: Judged, index: int, text: str) -> int | None:
+    async def _moved(
+        self, judged: Judged, index: int, changed: str, text: str | None = None, later: int = 0
+    ) -> int | None:
         """1 where the changed answer gets more than the answer, -1 where it gets less, else 0; None where it failed.
 
         Once is chance with a judge that wavers, so both are asked about again, and it has to move the same way.
+
+        :param text: What it is compared with; by default the answer.
+        :param later: How many repeats lie between the two, so that an answer can be compared with itself.
         """
         ways = set()
         for repeat in (0, 1):
-            before = await self._standing(judged, index, judged.sample.answers[index], repeat)
-            after = await self._standing(judged, index, text, repeat)
+            before = await self._standing(judged, index, judged.sample.answers[index] if text is None else text, repeat)
+            after = await self._standing(judged, index, changed, repeat + later)
             if before is None or after is None:
                 return None
             ways.add((after > before + self.tolerance) - (after < before - self.tolerance))
@@ -362,6 +390,14 @@ def _one_each(answers: Iterable[tuple[Judged, int]]) -> list[tuple[Judged, int]]
     for judged, index in answers:
         first.setdefault(judged.sample.place, (judged, index))
     return list(first.values())[:MOST_PROBED]
+
+
+def noise(moves: Sequence[Effect]) -> Measure:
+    """How often changes that mean nothing move a verdict, without the kinds that move it in one direction."""
+    ways = [way for m in moves if m.change.is_neutral and not m.is_one_sided for way in m.ways]
+    moved = [way != 0 for way in ways]
+    limits = NOISE if moved else None
+    return share_of("noise: a change that means nothing moves the verdict", "neutral_moves", moved, limits)
 
 
 def attack_measures(results: Attacked, baseline: Sequence[bool]) -> list[Measure]:
@@ -426,6 +462,8 @@ class Card:
     fitness: Fitness
     reasons: tuple[str, ...]
     notes: tuple[str, ...]
+    changes: tuple[Effect, ...] = ()
+    """What each kind of harmless change does to the verdict."""
     overlap: Overlap | None = None
     """Labels that are not among the examples, since the rubrics were learned from them; None where nobody knows."""
 
@@ -459,6 +497,8 @@ class Card:
                 for m in self.measures
             },
             "attacks_that_succeeded": dict(self.weaknesses),
+            "changes": {move.change.name: move.as_dict() for move in self.changes},
+            "changes_error_rate": ERROR_RATE,
             "failures": dict(self.failures),
         }
 
@@ -497,7 +537,10 @@ async def check(
             say("turning answers round")
             measures.append(await probe.order())
         say("changing and padding answers")
-        measures += [await probe.noise(), *await probe.padding()]
+        moves = await probe.effects(CHANGES if plan.attacks else NEUTRAL)
+        measures += [noise(moves), await probe.repeatability(), *(move.measure() for move in moves)]
+        baseline = [m.change for m in moves if m.change.is_neutral and not (m.is_one_sided and m.raised > m.lowered)]
+        measures += await probe.padding(baseline)
         if plan.repeats > 1:
             say("asking again")
             measures.append(await probe.consistency(plan.repeats))
@@ -507,7 +550,7 @@ async def check(
             say("attacking")
         results = await probe.attacks(plan.attacks)
         if plan.attacks:
-            measures += attack_measures(results, await probe.attack_baseline())
+            measures += attack_measures(results, await probe.attack_baseline(baseline))
         else:
             measures.append(_left_out("attacks", "attack_excess", SUCCESSES, "--attacks 1"))
     finally:
@@ -521,7 +564,7 @@ async def check(
     return Card(
         judge=name, labels=labels.name, labels_sha256=labels.sha256, mode=labels.mode, examples=len(samples),
         date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(), seed=plan.seed,
-        measures=tuple(measures), weaknesses=weaknesses(results),
+        measures=tuple(measures), weaknesses=weaknesses(results), changes=moves,
         failures=dict(Counter(f.splitlines()[0][:200] if f else "" for f in judge.failures).most_common(5)),
         fitness=fitness, reasons=reasons, notes=(*notes, *more),
     )  # fmt: skip
@@ -531,7 +574,14 @@ def decide(measures: Sequence[Measure]) -> tuple[Fitness, tuple[str, ...]]:
     """The worst grade of any line, and the lines that have it; agreement that may be chance is bad,
     and a line that too few answers stand behind, or that was not measured, asks for care and no more."""
     bad, care = [], []
+    if lowering := [
+        m.name for m in measures if m.key.startswith("change_") and m.limits == NOISE and m.grade == "care"
+    ]:
+        kinds = ", ".join(name.removeprefix("style: ").removesuffix(" lowers the verdict") for name in lowering)
+        care.append(f"style: the verdict is lowered by {kinds}")
     for m in measures:
+        if m.name in lowering:
+            continue
         if m.grade == "unknown":
             few = f"{m.n} are too few to say ({FEWEST})" if m.n < FEWEST else "it cannot be computed"
             care.append(f"{m.name}: {m.note or few}")
@@ -561,7 +611,8 @@ def plan_of(labels: Labels, plan: Plan, *, by_group: bool) -> int:
     each = 1 if by_group else max(1, round(sum(answers) / len(answers)))
     asked = samples if by_group else sum(answers)
     asked += some * (2 if by_group else 1) + some * (plan.repeats - 1) * each
-    asked += some * NEUTRAL_EACH * (3 if plan.attacks else 2)  # at most: the same answers are asked about once
+    asked += some * NEUTRAL_EACH * (2 if plan.attacks else 1)  # at most: the same answers are asked about once
+    asked += min(samples, FIRST_ANSWERS) * (len(CHANGES if plan.attacks else NEUTRAL) + 1)  # of a judge that none moves
     return asked + len(ATTACKS) * 2 * plan.attacks
 
 

@@ -317,6 +317,28 @@ def excess(name: str, key: str, tried: Sequence[float], baseline: Sequence[float
     return Measure(name, key, p - q, interval, n, limits, is_difference=True)
 
 
+def sign_test(ways: Sequence[int]) -> float:
+    """Return the two-sided p-value of the exact sign test; ways of 0 are ties and do not count.
+
+    Source: Dixon and Mood, Journal of the American Statistical Association 41 (1946) 557-566.
+    """
+    up, down = sum(way > 0 for way in ways), sum(way < 0 for way in ways)
+    return float(stats.binomtest(up, up + down).pvalue) if up + down else 1.0
+
+
+def holm(p_values: Sequence[float], error_rate: float) -> list[bool]:
+    """Return which hypotheses are rejected, with at most this chance that any true one is among them.
+
+    Source: Holm, Scandinavian Journal of Statistics 6 (1979) 65-70.
+    """
+    rejected = [False] * len(p_values)
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        if p_values[index] > error_rate / (len(p_values) - rank):
+            break
+        rejected[index] = True
+    return rejected
+
+
 def mean_of(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
