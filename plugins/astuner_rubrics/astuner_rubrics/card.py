@@ -58,6 +58,7 @@ from astuner_rubrics.changes import (
     Change,
     Effect,
     effects,
+    raising_kinds,
 )
 from astuner_rubrics.labels import Labels, Mode, Overlap, Sample, digest, places_of_same, without_known
 from astuner_rubrics.measures import (
@@ -538,7 +539,8 @@ async def check(
             measures.append(await probe.order())
         say("changing and padding answers")
         moves = await probe.effects(CHANGES if plan.attacks else NEUTRAL)
-        measures += [noise(moves), await probe.repeatability(), *(move.measure() for move in moves)]
+        measures += [noise(moves), await probe.repeatability(), raising_kinds(moves, judged)]
+        measures += [move.measure() for move in moves]
         baseline = [m.change for m in moves if m.change.is_neutral and not (m.is_one_sided and m.raised > m.lowered)]
         measures += await probe.padding(baseline)
         if plan.repeats > 1:

@@ -21,7 +21,7 @@ from typing import Literal
 
 import yaml
 
-from astuner_rubrics.measures import NOISE, SUCCESSES, Judged, Measure, excess, holm, share_of, sign_test
+from astuner_rubrics.measures import FEWEST, NOISE, SUCCESSES, Judged, Measure, excess, holm, share_of, sign_test
 
 ERROR_RATE = 0.05
 """How likely a judge without any preference gets at least one kind of change wrongly."""
@@ -129,6 +129,14 @@ class Effect:
         if self.direction == "lowers":
             return share_of(f"{name} lowers the verdict", key, [float(way < 0) for way in self.ways], NOISE)
         return share_of(f"{name} moves the verdict", key, [float(way != 0) for way in self.ways])
+
+
+def raising_kinds(found: Sequence[Effect], judged: Sequence[Judged]) -> Measure:
+    """Return the share of kinds that raise the verdict; `unknown` if too few answers have a low label to find any."""
+    low = sum(is_low for _, is_low in _by_label(judged)[:MOST_ANSWERS])
+    share = sum(effect.direction == "raises" for effect in found) / len(found)
+    limits = NOISE if low < FEWEST else None
+    return Measure("style: kinds of change that raise the verdict", "changes_raising", share, None, low, limits)
 
 
 async def effects(moved: Moved, judged: Sequence[Judged], changes: Sequence[Change]) -> tuple[Effect, ...]:

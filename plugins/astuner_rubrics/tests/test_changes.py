@@ -205,6 +205,15 @@ def test_a_judge_of_exact_texts_is_lowered_by_any_change_and_not_attackable(tmp_
     assert reason.startswith("style: the verdict is lowered by ")
 
 
+def test_too_few_answers_with_a_low_label_are_not_enough_to_find_a_preference(tmp_path):
+    few = scores(tmp_path, count=32, levels=(10, 10, 10, 0))
+    for labels, is_enough in ((few, False), (scores(tmp_path, count=32), True)):
+        card = card_of(Grades(worth), labels, Plan(attacks=0, repeats=1))
+        said = any(reason.startswith("style: kinds") and "8 are too few" in reason for reason in card.reasons)
+        assert said is not is_enough
+        assert card.as_dict()["measures"]["repeat_moves"]["value"] == 0.0
+
+
 def test_the_traffic_of_the_changes_is_bounded(tmp_path):
     labels = scores(tmp_path, count=200)
     _, quiet = effects_of(Grades(worth), labels)
