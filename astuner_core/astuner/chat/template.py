@@ -31,7 +31,7 @@ import re
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, Protocol
@@ -485,6 +485,11 @@ class ChatTemplate:
         return sum(map(self._control.in_message, messages)) + sum(map(self._control.in_tool, tools))
 
     @property
+    def variables(self) -> dict[str, Any]:
+        """A copy of the variables that every rendering gets."""
+        return dict(self._kwargs)
+
+    @property
     def incremental(self) -> bool:
         """Whether any reply can be continued, whatever follows it."""
         return not self.breaks
@@ -504,6 +509,14 @@ class ChatTemplate:
         :raises UnsupportedRequest: the template refuses them, for instance two user messages in a row.
         """
         return self._render(messages, tools or (), generation_prompt=generation_prompt, shape=self._shape)
+
+    def shaped(self, messages: Sequence[Message], *, text_arguments: bool | None = None) -> list[Message]:
+        """Return ``messages`` (normalised) in the form that the template takes.
+
+        :param text_arguments: Whether arguments of tool calls are JSON text or objects; None: what the template takes.
+        """
+        shape = self._shape if text_arguments is None else replace(self._shape, text_arguments=text_arguments)
+        return shaped(messages, shape)
 
     def _render(
         self, messages: Sequence[Message], tools: Tools = (), *, generation_prompt: bool = True, shape: Shape = _PLAIN

@@ -23,7 +23,7 @@ from astuner.contracts.commands import (
 from astuner.contracts.errors import ConfigError, did_you_mean
 from astuner_export.model import DTYPES, FORMS, Exported
 from astuner_export.model import export as export_model
-from astuner_record.episode_log.convert import Choice, write_episodes
+from astuner_record.episode_log.convert import Choice, Written, write_episodes
 from astuner_record.episode_log.salvage import end_partly
 
 DATA = ("parquet", "jsonl", "sft", "tokens", "dpo", "labels", "tasks")
@@ -110,14 +110,31 @@ def export(
     run = file if file.is_dir() else load_config(file, given, backbone=backbone, plugins=line.plugins).run_dir
     target = out.expanduser().resolve()
     choice = Choice(where=where or (), min_reward=min_reward, min_gap=min_gap)
-    rows, problems, lost = write_episodes(run, to, target, choice, force=force)
+    with only_data_on_stdout(as_json):
+        written = write_episodes(run, to, target, choice, force=force, plugins=line.plugins)
+    _show_episodes(run, target, written, as_json)
+    end_partly(written.problems)
+
+
+def _show_episodes(run: Path, target: Path, written: Written, as_json: bool) -> None:
     size = target.stat().st_size
     if as_json:
-        damage = {"problems": problems, "lost": [one._asdict() for one in lost]}
-        write_json({"run": str(run), "file": str(target), "rows": rows, "bytes": size, **damage})
-    else:
-        typer.echo(f"{rows:,} rows, {size / 2**20:,.1f} MiB: {target}")
-    end_partly(problems)
+        summary = {**asdict(written), "lost": [one._asdict() for one in written.lost]}
+        write_json({"run": str(run), "file": str(target), "bytes": size, **summary})
+        return
+    typer.echo(f"{written.rows:,} rows, {size / 2**20:,.1f} MiB: {target}")
+    if written.chat_template:
+        typer.echo(f"render them with the run's chat template, {written.chat_template}, and not with the tokenizer's")
+    if written.differing:
+        typer.echo(
+            f"{written.differing:,} rows do not render to the recorded text (column `difference`); the first: "
+            f"{written.first_difference}. --to tokens writes the recorded ids"
+        )
+    if written.other_tokens:
+        typer.echo(
+            f"{written.other_tokens:,} rows render to the recorded text, but a tokenizer splits it into other tokens "
+            "than the model sampled (column `same_tokens`)"
+        )
 
 
 def _model_place(to: str, out: Path | None) -> tuple[str, Path]:

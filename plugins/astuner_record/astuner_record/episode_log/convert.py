@@ -8,20 +8,20 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from astuner import build_samples, upwards
+from astuner import PluginManager, build_samples, upwards
 from astuner.contracts.errors import ConfigError, DataError, MissingDependency
 from astuner.contracts.types import Episode, Turn
 from astuner_record.episode_log.reader import CREDITED, EpisodeLog, LoggedEpisode
+from astuner_record.episode_log.rendering import Conversation, Message, RunTemplates
 from astuner_record.episode_log.rows import CREDIT, EPISODE, IDS, LOGPROBS, json_text
 from astuner_record.episode_log.salvage import Lost
 from astuner_record.exam import answer_of, expected_of, question_of
 from astuner_record.replacing import remove_leftovers, replacing
 
-Message = dict[str, Any]
 Rows = Iterator[dict[str, Any]]
 _ROW_GROUP = 256
 """Episodes that are in memory at once while a parquet file is written."""
@@ -41,14 +41,47 @@ class Choice:
     """For ``dpo``: by how much the chosen one's reward is greater, at least; more than 0 in any case."""
 
 
+@dataclass(kw_only=True)
+class Written:
+    """What was written, and what was not."""
+
+    rows: int = 0
+    problems: Sequence[str] = ()
+    lost: Sequence[Lost] = ()
+    """As of `EpisodeLog`, what is not intact."""
+    differing: int = 0
+    """Rows of messages that their chat template does not render to the recorded text."""
+    first_difference: str = ""
+    other_tokens: int = 0
+    """Rows that render to the recorded text, of which a tokenizer makes other ids than the engine saw."""
+    chat_template: str = ""
+    """The template that the rows are written for, where it is not the tokenizer's own."""
+
+    def count(self, difference: str, *, same_tokens: bool) -> None:
+        """Count one row of messages."""
+        self.differing += bool(difference)
+        self.first_difference = self.first_difference or difference
+        self.other_tokens += not difference and not same_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Source:
+    """What rows are made of."""
+
+    log: EpisodeLog
+    choice: Choice
+    templates: RunTemplates
+    written: Written = field(default_factory=Written)
+
+
 def write_episodes(
-    run: Path, to: str, target: Path, choice: Choice, *, force: bool
-) -> tuple[int, Sequence[str], Sequence[Lost]]:
+    run: Path, to: str, target: Path, choice: Choice, *, force: bool, plugins: PluginManager | None = None
+) -> Written:
     """Write the episodes of a run as a file of training data; of a damaged log those that are whole.
 
     :param to: one of `FORMATS`.
     :param force: replace ``target`` if it is there.
-    :returns: how many rows, and as of `EpisodeLog`, what is not whole: ``problems`` and ``lost``.
+    :param plugins: The plugins that are on, for the run's chat template; None: what is installed here.
     :raises DataError: there is no log, nothing of it is whole, nothing in it was asked for, or ``target`` is there.
     :raises ConfigError: a condition cannot be read, or does not go with the format.
     """
@@ -63,16 +96,20 @@ def write_episodes(
         raise DataError(f"--out {target} {what}; choose another file{instead}")
     try:
         with EpisodeLog(run) as log, replacing(target) as temporary:
-            count = FORMATS[to](log, choice, temporary)
-            if not count:
+            templates = RunTemplates.of(run, plugins) if to in _RENDERED else RunTemplates({})
+            source = _Source(log=log, choice=choice, templates=templates)
+            written = source.written
+            written.rows = FORMATS[to](source, temporary)
+            written.problems, written.lost, written.chat_template = log.problems, log.lost, templates.named
+            if not written.rows:
                 there = f"{log.count():,} episodes in the log, of which {log.count(choice.where):,} meet every --where"
                 raise DataError("; ".join([f"{_NOTHING[to]}; there are {there}", *log.problems]))
     except OSError as e:
         raise DataError(f"cannot write {target}: {e}; free space or choose another --out") from e
-    return count, log.problems, log.lost
+    return written
 
 
-def _parquet(log: EpisodeLog, choice: Choice, path: Path) -> int:
+def _parquet(source: _Source, path: Path) -> int:
     try:
         import pyarrow as pa
         from pyarrow import parquet
@@ -88,7 +125,8 @@ def _parquet(log: EpisodeLog, choice: Choice, path: Path) -> int:
         ]
 
     columns = pa.schema(of({**EPISODE, "credit": {name: CREDIT[name] for name in CREDITED}}))
-    rows = ({**logged.row, "credit": [asdict(c) for c in logged.credit]} for logged in log.read_all(choice.where))
+    logs = source.log.read_all(source.choice.where)
+    rows = ({**logged.row, "credit": [asdict(c) for c in logged.credit]} for logged in logs)
     count = 0
     with parquet.ParquetWriter(str(path), columns, compression="zstd") as writer:
         while group := list(itertools.islice(rows, _ROW_GROUP)):
@@ -97,13 +135,13 @@ def _parquet(log: EpisodeLog, choice: Choice, path: Path) -> int:
     return count
 
 
-def _lines(rows: Callable[[EpisodeLog, Choice], Rows]) -> Callable[[EpisodeLog, Choice, Path], int]:
+def _lines(rows: Callable[[_Source], Rows]) -> Callable[[_Source, Path], int]:
     """A writer of JSON lines."""
 
-    def write(log: EpisodeLog, choice: Choice, path: Path) -> int:
+    def write(source: _Source, path: Path) -> int:
         count = 0
         with path.open("w", encoding="utf-8") as file:
-            for row in rows(log, choice):
+            for row in rows(source):
                 file.write(json_text(row) + "\n")
                 count += 1
         return count
@@ -111,8 +149,8 @@ def _lines(rows: Callable[[EpisodeLog, Choice], Rows]) -> Callable[[EpisodeLog, 
     return write
 
 
-def _plain(log: EpisodeLog, choice: Choice) -> Rows:
-    for logged in log.read_all(choice.where):
+def _plain(source: _Source) -> Rows:
+    for logged in source.log.read_all(source.choice.where):
         row = logged.row
         turns = [_parsed(turn, _JSON_OF_TURNS) for turn in row["turns"]]
         external = [_parsed(turn, _JSON_OF_TURNS[::2]) for turn in row["external"]]
@@ -134,9 +172,9 @@ def _good(log: EpisodeLog, choice: Choice) -> Iterator[LoggedEpisode]:
     return log.read_all([*_to_learn_from(choice), *good])
 
 
-def _tokens(log: EpisodeLog, choice: Choice) -> Rows:
+def _tokens(source: _Source) -> Rows:
     """The very tokens that the engine saw, and which of them a trained agent said."""
-    for logged in _good(log, choice):
+    for logged in _good(source.log, source.choice):
         for sample in build_samples(logged.episode).samples:
             yield {
                 "input_ids": list(sample.input_ids),
@@ -147,20 +185,32 @@ def _tokens(log: EpisodeLog, choice: Choice) -> Rows:
             }
 
 
-def _sft(log: EpisodeLog, choice: Choice) -> Rows:
-    for logged in _good(log, choice):
-        for chat in conversations(logged.episode):
+def _sft(source: _Source) -> Rows:
+    """Conversations whose messages the run's chat template renders to the recorded text, or why it does not."""
+    for logged in _good(source.log, source.choice):
+        for chat in map(source.templates.fitted, conversations(logged.episode)):
+            source.written.count(chat.difference, same_tokens=chat.same_tokens)
             yield {
                 "messages": list(chat.messages),
                 **({"tools": list(chat.tools)} if chat.tools else {}),
+                **_for_template(source.templates),
                 **{name: logged.row[name] for name in _OF_EPISODE},
                 "agent": chat.agent,
                 "reward": logged.row["reward"],
+                "difference": chat.difference,
+                "same_tokens": chat.same_tokens,
             }
 
 
-def _dpo(log: EpisodeLog, choice: Choice) -> Rows:
+def _for_template(templates: RunTemplates) -> dict[str, Any]:
+    """What a row needs to be rendered beside its messages and tools; the same in every row of a file."""
+    kwargs = {"chat_template_kwargs": dict(templates.kwargs)} if templates.kwargs else {}
+    return {**kwargs, **({"chat_template": templates.named} if templates.named else {})}
+
+
+def _dpo(source: _Source) -> Rows:
     groups: dict[str, list[Any]] = {}
+    log, choice = source.log, source.choice
     for listed in log.list([*_to_learn_from(choice), "reward!=none"]):
         groups.setdefault(listed.group_id, []).append(listed)
     for attempts in groups.values():
@@ -171,9 +221,17 @@ def _dpo(log: EpisodeLog, choice: Choice) -> Rows:
         chosen, rejected = log.read(best), log.read(worst)
         others = _longest(rejected)
         for agent, chat in _longest(chosen).items():
-            if agent in others and (row := pair(chat, others[agent])) is not None:
+            if agent not in others:
+                continue
+            better, worse = map(source.templates.fitted, (chat, others[agent]))
+            if (row := pair(better, worse)) is not None:
+                differences = {"chosen": better.difference, "rejected": worse.difference}
+                difference = "; ".join(f"{name}: {why}" for name, why in differences.items() if why)
+                same_tokens = better.same_tokens and worse.same_tokens
+                source.written.count(difference, same_tokens=same_tokens)
                 yield {
                     **row,
+                    **_for_template(source.templates),
                     "group_id": best.group_id,
                     "task_id": best.task_id,
                     "step": best.step,
@@ -182,13 +240,15 @@ def _dpo(log: EpisodeLog, choice: Choice) -> Rows:
                     "rejected_episode_id": worst.episode_id,
                     "chosen_reward": best.reward,
                     "rejected_reward": worst.reward,
+                    "difference": difference,
+                    "same_tokens": same_tokens,
                 }
 
 
-def _labels(log: EpisodeLog, choice: Choice) -> Rows:
+def _labels(source: _Source) -> Rows:
     """What people said of episodes, as `astuner judge` reads it."""
-    for listed in log.list([*choice.where, "label!=none"]):
-        row = log.read(listed).row
+    for listed in source.log.list([*source.choice.where, "label!=none"]):
+        row = source.log.read(listed).row
         yield {
             "question": question_of(row),
             "answer": answer_of(row),
@@ -199,10 +259,10 @@ def _labels(log: EpisodeLog, choice: Choice) -> Rows:
         }
 
 
-def _tasks(log: EpisodeLog, choice: Choice) -> Rows:
+def _tasks(source: _Source) -> Rows:
     """The tasks of episodes, each once, as the task reader ``jsonl`` reads them."""
     seen = set()
-    for logged in log.read_all(choice.where):
+    for logged in source.log.read_all(source.choice.where):
         row = logged.row
         if (task := (row["task_id"], row["query"], row["task"])) not in seen:
             seen.add(task)
@@ -225,17 +285,6 @@ def _longest(logged: LoggedEpisode) -> dict[str, Conversation]:
         if chat.agent not in found or chat.turns > found[chat.agent].turns:
             found[chat.agent] = chat
     return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class Conversation:
-    """What one trained agent read and said along one branch, from its first message to its last reply."""
-
-    agent: str
-    messages: tuple[Message, ...]
-    tools: tuple[dict[str, Any], ...]
-    """Those offered in its last turn."""
-    turns: int
 
 
 def conversations(episode: Episode) -> list[Conversation]:
@@ -266,17 +315,25 @@ def pair(better: Conversation, worse: Conversation) -> dict[str, Any] | None:
 def _up_to(leaf: Turn, turns: Mapping[int, Turn]) -> Conversation:
     path = list(upwards(leaf, turns))[::-1]
     messages: list[Message] = []
+    replies: list[int] = []
     tools: Sequence[Mapping[str, Any]] = ()
     for turn in path:
         messages += [dict(m) for m in turn.request]
+        replies.append(len(messages))
         messages.append({"role": "assistant", **turn.message})
         tools = turn.tools or tools
     return Conversation(
-        agent=leaf.agent, messages=tuple(messages), tools=tuple(dict(t) for t in tools), turns=len(path)
+        agent=leaf.agent,
+        messages=tuple(messages),
+        tools=tuple(dict(t) for t in tools),
+        turns=len(path),
+        policy=leaf.policy,
+        path=tuple(path),
+        replies=tuple(replies),
     )
 
 
-FORMATS: dict[str, Callable[[EpisodeLog, Choice, Path], int]] = {
+FORMATS: dict[str, Callable[[_Source, Path], int]] = {
     "parquet": _parquet,
     "jsonl": _lines(_plain),
     "sft": _lines(_sft),
@@ -285,6 +342,8 @@ FORMATS: dict[str, Callable[[EpisodeLog, Choice, Path], int]] = {
     "labels": _lines(_labels),
     "tasks": _lines(_tasks),
 }
+_RENDERED = ("sft", "dpo")
+"""Forms whose rows are messages, which other software renders."""
 _NOTHING = {
     **dict.fromkeys(("parquet", "jsonl", "tasks"), "no episode was chosen"),
     "labels": "no chosen episode has a label (g or b on its page in `astuner view`)",
