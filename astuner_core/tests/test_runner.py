@@ -259,6 +259,68 @@ def test_a_workflow_that_never_ends_times_out_even_if_it_swallows_the_cancellati
     assert (episode.stop_reason, episode.reward) == (StopReason.TIMED_OUT, None)
 
 
+FOREVER = """
+while True:
+    try:
+        CALL
+    except Exception:
+        await asyncio.sleep(0.01)
+"""
+IN_A_THREAD = """
+import threading
+over = threading.Event()
+
+def loop():
+    while not over.is_set():
+        try:
+            model_tuner.chat_sync([{'role': 'user', 'content': 'hi'}])
+        except Exception:
+            time.sleep(0.01)
+
+try:
+    await asyncio.to_thread(loop)
+finally:
+    over.set()
+"""
+SPEAKS_ON = "said += [(await model_tuner.chat(said)).message, {'role': 'user', 'content': 'x'}]"
+HI = "[{'role': 'user', 'content': 'hi'}]"
+STEPS = ", multi_turn: {max_steps: 2}"
+
+
+def forever(call: str, before: str = "pass") -> str:
+    return before + FOREVER.replace("CALL", call)
+
+
+@pytest.mark.slow
+@table(
+    "body, rollout, data, key",
+    [
+        (forever("await ask(model_tuner)"), STEPS, "{}", "astuner.rollout.multi_turn.max_steps"),
+        (forever(f"await model_tuner.chat({HI}, agent_name='critic')"), STEPS, "{}", "agent 'critic' has used its 2"),
+        (forever("await asyncio.gather(*(ask(model_tuner) for _ in range(5)))"), STEPS, "{}", "multi_turn.max_steps"),
+        (forever("await asyncio.create_task(ask(model_tuner))"), STEPS, "{}", "astuner.rollout.multi_turn.max_steps"),
+        (forever("await asyncio.wait_for(ask(model_tuner), 9)"), STEPS, "{}", "astuner.rollout.multi_turn.max_steps"),
+        (IN_A_THREAD, STEPS, "{}", "astuner.rollout.multi_turn.max_steps"),
+        (forever("await ask(model_tuner, 'x' * 400)"), "", "{}", "astuner.rollout.max_model_len"),
+        (forever("await ask(model_tuner, 'x' * 400)", SPEAK), "", "{}", "astuner.rollout.max_model_len"),
+        (forever("await ask(model_tuner, 'x' * 99)"), "", "{max_prompt_length: 80}", "astuner.data.max_prompt_length"),
+        (forever(SPEAKS_ON, f"said = {HI}"), "", "{max_response_length: 90}", "astuner.data.max_response_length"),
+        (forever(f"await model_tuner.chat({HI}, temperature=0.3)"), "", "{}", "rollout.temperature"),
+        (forever("await model_tuner.chat([{'role': 'user', 'content': {'t': 21}}])"), "", "{}", "messages[0].content"),
+        (forever(f"await model_tuner.chat({HI}, tool_choice='required')"), "", "{}", "tool_choice"),
+    ],
+)
+def test_a_refusal_that_an_agent_ignores_until_the_time_is_up_is_named(
+    tmp_path: Path, body: str, rollout: str, data: str, key: str
+) -> None:
+    settings = f"rollout: {{episode_timeout: 0.5{rollout}}}\ndata: {data}"
+    engine = FakeEngine(lambda prompt: "answer", TOKENIZER, max_model_len=300)
+    episode = run(tmp_path, body, settings=_yaml(settings), engine=engine)
+    assert episode.stop_reason is StopReason.TIMED_OUT
+    assert "rollout.episode_timeout = 0.5 s" in episode.error
+    assert key in episode.error
+
+
 def test_the_turns_before_a_failure_are_kept(tmp_path: Path) -> None:
     assert len(run(tmp_path, SPEAK + "raise ValueError('later')").turns) == 1
 

@@ -327,3 +327,18 @@ def test_what_a_user_says_makes_no_control_token(template: str, data: st.DataObj
     control_ids = {ids_of[name] for name in names}
     assert [i for i in forged if i in control_ids] == [i for i in plain if i in control_ids]
     assert text in made.template.decode(forged)
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
+@given(text=TEXTS)
+def test_the_bytes_of_all_tokens_are_the_text(template: str, text: str) -> None:
+    known = codec(template).template
+    ids = known.encode(text)
+    if "\ufffd" in known.decode(ids) and "\ufffd" not in text:  # a character of `LOST`
+        return
+    parts = known.token_bytes(ids)
+    assert None not in parts
+    assert b"".join(part or b"" for part in parts) == known.decode(ids).encode()
+    for n in range(1, len(ids)):
+        assert known.decode(ids).encode().startswith(b"".join(part or b"" for part in known.token_bytes(ids[:n])))

@@ -21,7 +21,7 @@ from astuner.chat.reply import assistant_message
 from astuner.chat.template import LONG, ChatTemplate, Encoded
 from astuner.chat.tool_names import ToolNames
 from astuner.contracts.errors import ConfigError, UnsupportedRequest
-from astuner.contracts.messages import Message, mapping_of, normalise, packed, role_of
+from astuner.contracts.messages import Message, mapping_of, normalise, packed, refused_message, role_of
 from astuner.contracts.parts import LooserHistoryPart
 from astuner.contracts.types import Generation, gravest
 from astuner.plugins import registry
@@ -143,6 +143,22 @@ class Conversation:
         """
         if not messages:
             raise UnsupportedRequest("'messages' is empty; send at least one message")
+        try:
+            return await self._encoded(most, messages, tools, callable_tools)
+        except (UnsupportedRequest, TypeError, AttributeError) as e:  # the latter two: a message of another shape
+            refusal = refused_message(messages)
+            if refusal is None:
+                raise
+            raise refusal from e
+
+    async def _encoded(
+        self,
+        most: int | None,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        callable_tools: Sequence[Mapping[str, Any]] | None,
+    ) -> EncodedPrompt:
+        """`encode_within`, whose errors do not state which message they are about."""
         messages = [m if type(m) is dict else mapping_of(m) for m in messages]
         template = self._codec.template
         offered = [] if self._codec.disable_tool_calls else [mapping_of(t) for t in tools or ()]

@@ -51,6 +51,7 @@ from astuner.chat.reply import (
     read_tagged,
 )
 from astuner.chat.sandbox import quicken
+from astuner.chat.token_bytes import TokenBytes
 from astuner.contracts.chat_family import CallStyle, Family, Read, ReadReply, Tools
 from astuner.contracts.errors import ConfigError, ContextOverflow, UnsupportedRequest
 from astuner.contracts.messages import Message, normalise, packed, parse_arguments
@@ -73,6 +74,8 @@ _TAIL = 64
 """Tokens of a prompt's end that the readers of whole replies look at."""
 _OPENING = 16
 """Tokens of a prompt's end that can hold a thought just opened: a tag, and white space behind it."""
+_MOST_BEGINNINGS = 64
+"""Beginnings of refused messages that are rendered to find the one that is refused."""
 _HINT = "set astuner.model.chat_template to a Jinja file, such as Qwen2.5's or Qwen3's template"
 _MORE = "Llama, Mistral, DeepSeek, GLM, gpt-oss and Gemma come with: pip install astuner-families"
 _TRIED = ("a", " a b", "\n\n a\n", "Zwölf, 十二, 🙂 = 12.", '{"x": [1, -2.5]}', "    return x  # y\t\n")
@@ -383,6 +386,7 @@ class ChatTemplate:
         """
         self._tokenizer = tokenizer
         self._encode, self._decode = fastest(tokenizer)
+        self._token_bytes = TokenBytes(tokenizer, self._encode, self._decode)
         self._template = chat_template
         self._lock, self._one_long = threading.Lock(), threading.Lock()
         self._swallows = any(token.lstrip for token in getattr(tokenizer, "added_tokens_decoder", {}).values())
@@ -596,16 +600,32 @@ class ChatTemplate:
         Where a template shows its one system message only sometimes (Mistral Nemo's: while the user speaks last), that
         is its own way, which the model knows.
         """
-        text = self.render(messages, tools)
+        try:
+            text = self.render(messages, tools)
+        except UnsupportedRequest as e:
+            at = self._refused_at(messages, tools)
+            raise e if at is None else UnsupportedRequest(f"messages[{at}]: {e}") from e
         lost = _left_out(text, messages, lambda others: self.render(others, tools))
         if [m["role"] for m in messages].count("system") == 1 and messages[0]["role"] == "system":
             lost = [message for message in lost if message is not messages[0]]
         if lost:
+            index = next(n for n, message in enumerate(messages) if message is lost[0])
             raise UnsupportedRequest(
-                f"the chat template of {self._name} leaves out {_shown(lost[0])}; send what it says in another "
-                f"message, or {_HINT}"
+                f"the chat template of {self._name} leaves out {_shown(lost[0])} (messages[{index}]); send what it "
+                f"says in another message, or {_HINT}"
             )
         return self._measured(text)
+
+    def _refused_at(self, messages: Sequence[Message], tools: Tools) -> int | None:
+        """Return the index of the message up to which the template takes messages that it refuses as a whole.
+
+        None: it takes no beginning of them, or they are many.
+        """
+        for end in range(len(messages) - 1, max(0, len(messages) - _MOST_BEGINNINGS), -1):
+            with contextlib.suppress(UnsupportedRequest):
+                self.render(messages[:end], tools)
+                return end
+        return None
 
     def continuation_ids(
         self, messages: Sequence[Message], *, last: int | None, calls: Sequence[Any] = ()
@@ -765,6 +785,10 @@ class ChatTemplate:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ``ids``, every special token visible; bytes that are no UTF-8 become U+FFFD."""
         return self._decode(list(ids))
+
+    def token_bytes(self, ids: Sequence[int]) -> list[bytes | None]:
+        """Return the bytes of each token, as `TokenBytes` finds them."""
+        return self._token_bytes.of(ids)
 
     @property
     def eos_token_id(self) -> int | None:

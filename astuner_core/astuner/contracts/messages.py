@@ -50,9 +50,10 @@ def copied(value: Any) -> Any:
     return value if value is None or kind in (str, int, float, bool) else deepcopy(value)
 
 
-def text_of(content: Any) -> str:
+def text_of(content: Any, field: str = "content") -> str:
     """The text of a message's ``content``: a string, None, or a list of text parts (joined by newlines, as vLLM does).
 
+    :param field: Its name in the message, for errors.
     :raises UnsupportedRequest: it holds a part that is not text.
     """
     if content is None:
@@ -60,24 +61,22 @@ def text_of(content: Any) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, Sequence):
-        raise UnsupportedRequest(
-            f"a message's content must be text or a list of text parts, not {type(content).__name__}"
-        )
-    return "\n".join(_text_of_part(part) for part in content)
+        raise UnsupportedRequest(f"{field} is of type {type(content).__name__}; send text, or a list of text parts")
+    return "\n".join(_text_of_part(part, f"{field}[{n}]") for n, part in enumerate(content))
 
 
-def _text_of_part(part: Any) -> str:
+def _text_of_part(part: Any, path: str) -> str:
     if isinstance(part, str):
         return part
     part = mapping_of(part)
-    kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
+    if not isinstance(part, Mapping):
+        raise UnsupportedRequest(f"{path} is of type {type(part).__name__}; send text, or parts of type 'text'")
+    kind = part.get("type", "text")
     if kind not in _TEXT_PARTS:
-        raise UnsupportedRequest(
-            f"a message holds a content part of type {kind!r}; ASTuner reads text only, so send parts of type 'text'"
-        )
+        raise UnsupportedRequest(f"{path}.type is {kind!r}; ASTuner reads text only, so send parts of type 'text'")
     text = part.get("text")
     if text is not None and not isinstance(text, str):
-        raise UnsupportedRequest(f"a content part of type {kind!r} holds {type(text).__name__}, not text")
+        raise UnsupportedRequest(f"{path}.text is of type {type(text).__name__}; send text")
     return text or ""
 
 
@@ -89,8 +88,22 @@ def role_of(message: Message) -> str:
     try:
         return _ROLES[message["role"]]
     except (KeyError, TypeError):
-        role = message.get("role") if isinstance(message, Mapping) else message
-        raise UnsupportedRequest(f"a message has the role {role!r}; it must be one of {', '.join(_ROLES)}") from None
+        if not isinstance(message, Mapping):
+            what = f"is {repr(message)[:80]}; a message is a mapping with a role and content"
+            raise UnsupportedRequest(what) from None
+        known = ", ".join(_ROLES)
+        raise UnsupportedRequest(f"role is {message.get('role')!r}; it must be one of {known}") from None
+
+
+def refused_message(messages: Sequence[Any]) -> UnsupportedRequest | None:
+    """Return the refusal of the first message that cannot be rendered as text, with its path; None if all can be."""
+    for n, message in enumerate(messages):
+        try:
+            normalise(mapping_of(message))
+        except UnsupportedRequest as e:
+            why = str(e)
+            return UnsupportedRequest(f"messages[{n}]{' ' if why.startswith('is ') else '.'}{why}")
+    return None
 
 
 def key_of(message: Message) -> Key:
@@ -122,7 +135,7 @@ def brief(key: Key) -> Key:
 
 def reasoning_of(message: Message) -> str:
     """The reasoning in a message, without the white space around it, which frameworks strip; empty when it has none."""
-    return text_of(message.get("reasoning_content")).strip()
+    return text_of(message.get("reasoning_content"), "reasoning_content").strip()
 
 
 def normalise(message: Message) -> dict[str, Any]:
@@ -132,19 +145,31 @@ def normalise(message: Message) -> dict[str, Any]:
     """
     role = role_of(message)
     if message.get("function_call"):
-        raise UnsupportedRequest("a message has a 'function_call', which OpenAI replaced by 'tool_calls'; send those")
+        raise UnsupportedRequest("function_call was replaced by tool_calls in OpenAI's API; send those")
     out: dict[str, Any] = {"role": role, "content": text_of(message.get("content"))}
     if role == "assistant":
         if reasoning := message.get("reasoning_content"):
-            out["reasoning_content"] = text_of(reasoning)
+            out["reasoning_content"] = text_of(reasoning, "reasoning_content")
         if calls := message.get("tool_calls"):
-            out["tool_calls"] = [_normalise_call(call) for call in calls]
+            out["tool_calls"] = _normalise_calls(calls)
         return out
     if role == "tool":
         out["tool_call_id"] = _label(message.get("tool_call_id"))
     if name := message.get("name"):
         out["name"] = _label(name)
     return out
+
+
+def _normalise_calls(calls: Any) -> list[dict[str, Any]]:
+    if not isinstance(calls, Sequence) or isinstance(calls, str):
+        raise UnsupportedRequest(f"tool_calls is of type {type(calls).__name__}; send a list of calls")
+    made = []
+    for n, call in enumerate(calls):
+        try:
+            made.append(_normalise_call(call))
+        except UnsupportedRequest as e:
+            raise UnsupportedRequest(f"tool_calls[{n}] {e}") from None
+    return made
 
 
 def _normalise_call(call: Any) -> dict[str, Any]:
@@ -157,9 +182,7 @@ def call_parts(call: Any) -> tuple[str, str]:
     call = mapping_of(call)
     function = mapping_of(call.get("function")) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise UnsupportedRequest(
-            f"an entry of 'tool_calls' is {call!r}; it must have function.name and function.arguments"
-        )
+        raise UnsupportedRequest(f"is {repr(call)[:200]}; it must have function.name and function.arguments")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         return function["name"], arguments
@@ -269,6 +292,8 @@ class TokenLogprob(NamedTuple):
     text: str
     """Bytes that are no UTF-8 by themselves read as U+FFFD."""
     logprob: float
+    raw: bytes | None = None
+    """Its bytes; a character may need those of several tokens. None where the vocabulary does not show them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,6 +318,10 @@ class ChatReply:
     """What the model gave in the structure that was asked for (``response_schema``); None if it did not."""
     _decode: Callable[[Sequence[int]], str] = field(default=lambda ids: "", repr=False, compare=False)
     """The text of token ids; needed where there is a `turn`."""
+    _bytes_of: Callable[[Sequence[int]], Sequence[bytes | None]] = field(
+        default=lambda ids: [None] * len(ids), repr=False, compare=False
+    )
+    """The bytes of each of the token ids."""
 
     @property
     def text(self) -> str:
@@ -325,8 +354,11 @@ class ChatReply:
         if self.turn is None:
             return []
         made = self.turn.generation
-        pairs = zip(made.response_ids, made.logprobs, strict=True)
-        return [TokenLogprob(self._decode([token]), logprob) for token, logprob in pairs]
+        tokens = zip(made.response_ids, made.logprobs, self._bytes_of(made.response_ids), strict=True)
+        return [
+            TokenLogprob(self._decode([token]) if raw is None else raw.decode("utf-8", "replace"), logprob, raw)
+            for token, logprob, raw in tokens
+        ]
 
 
 _FINISH_TOOL, _FINISHED = "generate_response", "Successfully generated response."

@@ -142,10 +142,14 @@ def story(who: str, error: BaseException) -> str:
     return f"{who} raised {told(error)}{raised_at(error)}"
 
 
-def late(why: str, error: OutOfTime) -> str:
-    """``why``, with the line that blocked the loop where it is known."""
+def late(why: str, error: OutOfTime, failure: EpisodeError | None = None) -> str:
+    """``why``, with the line that blocked the loop where it is known.
+
+    :param failure: What the model tuner raised before, such as the limit that an agent ignored until the time was up.
+    """
     blocked = next((f": {e}" for e in _chain(error) if isinstance(e, LoopBlocked)), None)
-    return why + (blocked if blocked is not None else f", {error}" if str(error) else "")
+    before = "" if failure is None else f"; before that, a call of the model failed: {safe_text(failure)}"
+    return why + (blocked if blocked is not None else f", {error}" if str(error) else "") + before
 
 
 def _chain(error: BaseException | None, *, hidden: bool = False) -> Iterator[BaseException]:

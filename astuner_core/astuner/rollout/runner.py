@@ -240,7 +240,8 @@ class EpisodeRunner:
             # A framework may swallow the cancellation and return something (AgentScope does); it is late all the same.
             output = await self._here.limits.run(execute, timeout, late=give_up)
         except OutOfTime as e:
-            why = late(f"the workflow did not return within rollout.episode_timeout = {timeout:g} s", e)
+            why = f"the workflow did not return within rollout.episode_timeout = {timeout:g} s"
+            why = late(why, e, tuner.failure)
             ended = StopReason.TIMED_OUT, why
         except ConfigError:
             raise  # no other episode would fare better

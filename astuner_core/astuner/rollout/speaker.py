@@ -22,7 +22,7 @@ from astuner.contracts.errors import (
     UnsupportedRequest,
     told,
 )
-from astuner.contracts.messages import ChatReply, normalise, parse_arguments
+from astuner.contracts.messages import ChatReply, normalise, parse_arguments, refused_message
 from astuner.contracts.types import ExternalTurn, FinishReason, Generation, SamplingParams, Split, Turn, WorkflowTask
 from astuner.plugins import registry
 
@@ -189,6 +189,7 @@ class PolicySpeaker:
             stop_sequence=stop,
             structured=parse_arguments(message["content"]) if schema is not None else None,
             _decode=self._codec.template.decode,
+            _bytes_of=self._codec.template.token_bytes,
         )
 
     def _fit(self, encoded: EncodedPrompt, request: ChatRequest) -> SamplingParams:
@@ -308,6 +309,8 @@ class ExternalSpeaker:
             "seed": request.seed,
             "tool_choice": request.tool_choice if request.tools else None,
         }
+        if (refusal := refused_message(request.messages)) is not None:
+            raise refusal
         messages: list[Mapping[str, Any]] = [normalise(message) for message in request.messages]
         began, since = time.time(), time.perf_counter()
         said = await self.model.chat(messages, request.tools, options)

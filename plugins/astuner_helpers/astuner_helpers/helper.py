@@ -228,7 +228,7 @@ class Helper:
 
     def _read(self, reply: Reply, answer: type[BaseModel] | None) -> Any:
         """:raises structured.Invalid: it is not what was asked for."""
-        return None if answer is None else structured.read(reply.text, answer, self._form)
+        return None if answer is None else structured.read(reply.text, answer)
 
     @property
     def _form(self) -> str:
@@ -315,8 +315,17 @@ class Helper:
         try:
             return self._read(reply, answer)
         except structured.Invalid as e:
-            told = f"{cut} ({e})" if cut else f"{e}; it said {reply.text[:_EXCERPT]!r}"
+            told = f"{cut} ({e})" if cut else f"{e}; it said {reply.text[:_EXCERPT]!r}. {self._form_advice()}"
             raise NoReply(told, again=not cut, about_question=True) from None
+
+    def _form_advice(self) -> str:
+        """How else this helper may be asked for structured answers."""
+        key = self._spell("structured")
+        return {
+            "json_schema": f"If its server does not enforce schemas, set {key}: none (the prompt then states the form)",
+            "json_object": f"If its server enforces schemas, set {key}: json_schema",
+            "none": f"If its server enforces schemas, set {key}: json_schema; otherwise ask a larger model",
+        }[self._form]
 
     def _settle(
         self,

@@ -298,7 +298,7 @@ WRONG = [
     "[7]",
     "null",
     "{" * 200,
-    '```json\n{"score": 7}\n```',
+    'Sure:\n```json\n{"score": 7}\n```',
 ]
 
 
@@ -313,27 +313,114 @@ def test_an_answer_of_another_form_is_asked_again_and_never_kept(text):
     assert [row["state"] for row in rows()] == ["failed", "answered", "cached"]
 
 
+WRAPPED = [
+    '{"score": 7}',
+    '\ufeff{"score": 7}',
+    '\n\n {"score": 7} \n',
+    '\u200b{"score": 7}\u200b',
+    '{"score": 7}<|im_end|>',
+    '{"score": 7}</s>\n',
+    '```json\n{"score": 7}\n```',
+    '```\n{"score": 7}\n```',
+    '```JSON\n{"score": 7}```',
+    '```json {"score": 7} ```',
+    '```{"score": 7}```',
+    '````json\n{"score": 7}\n````',
+    '~~~json\n{"score": 7}\n~~~',
+    '```json\n{"score": 7}',
+    '`{"score": 7}`',
+    '<think>{"score": 1}</think>\n{"score": 7}',
+    '<think>\n</think>\n\n```json\n{"score": 7}\n```',
+    'It is prime, so 7.\n</think>\n{"score": 7}',
+    '<thinking>hm</thinking>{"score": 7}',
+    '[THINK]hm[/THINK]{"score": 7}',
+    '<answer>{"score": 7}</answer>',
+    '<think>hm</think><output>\n```json\n{"score": 7}\n```\n</output>',
+    '{"result": {"score": 7}}',
+    '{"Verdict": {"score": 7}}',
+    '{"verdicts": [{"score": 7}]}',
+    '[{"score": 7}]',
+    '"{\\"score\\": 7}"',
+    '{"Score": 7}',
+    '{"SCORE": 7, "Why": "it is"}',
+    '{"score": 7, "why": "</think> is a tag, and ``` a fence"}',
+    '{"score": 7.0}',
+]
+"""Answers that can mean nothing but a score of 7."""
+AMBIGUOUS = [
+    '```json\n{"score": 7}\n```\n```json\n{"score": 1}\n```',
+    'Sure:\n```json\n{"score": 7}\n```',
+    '```json\n{"score": 7}\n```\nThis is because 7 is prime.',
+    'The answer holds ```json\n{"score": 7}\n``` and I give 1.',
+    '{"score": 7} {"score": 1}',
+    '{"score": 7}</think>{"score": 1}',
+    '[{"score": 7}, {"score": 1}]',
+    '{"a": {"score": 7}, "b": {"score": 1}}',
+    '{"score": 7, "Score": 1}',
+    '{"result": {"score": 7, "score": 1}}',
+    '"{\\"score\\": 7, \\"score\\": 1}"',
+    "{'score': 7}",
+    '{"score": 7,}',
+    "{score: 7}",
+    '{"score": 7 /* of 10 */}',
+    '{"score": 7',
+    '<think>{"score": 7}</think>',
+    '<think>I would say {"score": 7}',
+    '<answer>{"score": 7}</answer><answer>{"score": 1}</answer>',
+    '{"score": {"score": 7}}',
+    '{"result": {"result": {"score": 7}}}',
+    '{"score": "7/10"}',
+    "7",
+]
+"""Answers of which a score would be a guess."""
+
+
+@pytest.mark.parametrize("how", ["json_schema", "json_object", "none"])
+@table("text", WRAPPED)
+def test_a_wrapping_that_can_mean_nothing_else_is_removed(how, text):
+    with ScriptedModel(lambda body: text) as server:
+        one = helper(server.base_url, structured=how, max_retries=0)
+        assert ask(one, answer=Verdict).data.score == 7
+
+
+@pytest.mark.parametrize("how", ["json_schema", "json_object", "none"])
+@table("text", AMBIGUOUS)
+def test_an_answer_that_would_have_to_be_guessed_is_none_and_the_key_is_named(how, text):
+    with ScriptedModel(lambda body: text) as server:
+        one = helper(server.base_url, structured=how, max_retries=0)
+        with pytest.raises(HelperFailed, match=r"astuner\.helper_models\.judge\.structured: (none|json_schema)"):
+            ask(one, answer=Verdict)
+
+
+class Row(BaseModel):
+    criterion_number: int
+    grades: list[float]
+
+
+class Nested(BaseModel):
+    rows: list[Row]
+    best: Row | None = None
+
+
 @table(
-    ("text", "score"),
+    ("text", "criterion"),
     [
-        ('```json\n{"score": 7}\n```', 7),
-        ('```\n{"score": 7}\n```', 7),
-        ('<think>{"score": 1}</think>\n{"score": 7}', 7),
-        ('<think>hm</think>\n```json\n{"score": 7}\n```', 7),
-        ('{"score": 7, "why": "</think> is a tag"}', 7),
-        ('```json\n{"score": 7}\n```\n```json\n{"score": 1}\n```', None),
-        ('Sure:\n```json\n{"score": 7}\n```', None),
-        ('{"score": 7} {"score": 1}', None),
+        ('{"rows": [{"criterion_number": 3, "grades": [1]}]}', 3),
+        ('{"Rows": [{"criterionNumber": 3, "Grades": [1]}]}', 3),
+        ('{"ROWS": [{"Criterion Number": 3, "grades": [1]}], "best": null}', 3),
+        ('{"rows": [{"criterion-number": 3, "grades": [1]}]}', 3),
+        ('{"output": {"rows": [{"criterionNumber": 3, "grades": [1]}]}}', 3),
+        ('{"rows": [{"criterion_number": 3, "criterionNumber": 4, "grades": [1]}]}', None),
     ],
 )
-def test_a_model_that_is_only_asked_nicely_may_fence_its_answer(text, score):
+def test_keys_in_another_spelling_are_read_on_every_level(text, criterion):
     with ScriptedModel(lambda body: text) as server:
-        one = helper(server.base_url, structured="none", max_retries=0)
-        if score is None:
-            with pytest.raises(HelperFailed):
-                ask(one, answer=Verdict)
+        one = helper(server.base_url, max_retries=0)
+        if criterion is None:
+            with pytest.raises(HelperFailed, match="twice"):
+                ask(one, answer=Nested)
         else:
-            assert ask(one, answer=Verdict).data.score == score
+            assert ask(one, answer=Nested).data.rows[0].criterion_number == criterion
 
 
 def test_when_all_tries_bring_another_form_the_last_reason_is_said():

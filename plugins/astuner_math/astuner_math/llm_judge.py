@@ -26,7 +26,8 @@ from astuner_math.judges import MathAnswerAsJudge, MathAnswerConfig
 CORRECT, INCORRECT = "<Correct>", "<Incorrect>"
 _TAG_LIKE = re.compile(r"<\s*/?\s*((?:in)?correct)\s*/?\s*>", re.IGNORECASE)
 _VERDICT = re.compile(f"{CORRECT}|{INCORRECT}")
-_REASONING = re.compile(r"<think>.*?</think>|^.*</think>", re.DOTALL)
+_REASONING = re.compile(r"<think>.*?</think>|^.*</think>|<think>.*\Z", re.DOTALL)
+"""Reasoning, also where it was cut off: a tag in it is a draft, not a verdict."""
 _OWN = ("base_url", "model", "api_key_env", "timeout", "max_parallel")
 _SECTION = "math_answer_llm"
 

@@ -138,6 +138,7 @@ def test_the_helper_decides_the_rest(make, helper, reply, reward):
         "<Correct> or <Incorrect>?",
         "",
         "<think><Correct></think>hm",
+        "<think>It may be <Correct>, but the units",
         "&lt;Correct&gt;",
     ],
 )

@@ -497,7 +497,7 @@ def test_replies_that_the_family_cannot_give_are_noted(tmp_path: Path) -> None:
         ("[1]", "this line is a JSON list, not an object"),
         ('{"messages": [{"role": "user", "content": "q"}]}', "there is no response in it"),
         ('{"response": {"content": "a"}}', "neither an episode of a run nor a recorded request"),
-        ('{"messages": [{"role": "robot"}], "response": {"content": "a"}}', "the role 'robot'"),
+        ('{"messages": [{"role": "robot"}], "response": {"content": "a"}}', "role is 'robot'"),
         ('{"turns": [{"agent": "a"}], "episode_id": "e"}', "neither an episode"),
         (
             '{"episode_id": "e", "turns": [{"turn": 3, "agent": "a", "continues": 1}]}',

@@ -99,7 +99,7 @@ def from_exception(error: BaseException) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, UnsupportedRequest):
-        field = re.match(r"([a-z][a-z_]*) is ", text)  # its message begins with it
+        field = re.match(r"([a-z_]+(?:\[\d+\]|\.[a-z_]+)*)(?: is |: )", text)  # its message begins with it
         return ApiError(400, text, param=field and field[1], code="unsupported_value")
     if isinstance(error, (PromptTooLong, ContextOverflow)):
         # Clients and frameworks know this case by OpenAI's code, or by the first words of Anthropic's message.

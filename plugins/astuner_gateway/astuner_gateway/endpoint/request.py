@@ -182,7 +182,7 @@ def logprobs_of(reply: ChatReply) -> list[dict[str, Any]]:
         {
             "token": token.text,
             "logprob": token.logprob,
-            "bytes": None if "\ufffd" in token.text else list(token.text.encode("utf-8")),
+            "bytes": None if token.raw is None else list(token.raw),
             "top_logprobs": [],
         }
         for token in reply.token_logprobs()

@@ -157,6 +157,21 @@ def test_logprobs_are_those_of_every_token(play: Any, stream: bool) -> None:
     play(work)
 
 
+@table("said", ["a😀ü", "汉字", "👩‍👩‍👧", "é\u0301", "x\x00y"])
+def test_the_bytes_of_all_tokens_are_the_answer(play: Any, said: str) -> None:
+    async def work(served: Any) -> None:
+        async with client(served) as model:
+            done = await model.chat.completions.create(model="m", messages=[ASK], logprobs=True)
+            *tokens, end = done.choices[0].logprobs.content
+            assert bytes(byte for token in tokens for byte in token.bytes).decode() == done.choices[0].message.content
+            assert bytes(end.bytes) == b"<|im_end|>"
+            done = await model.responses.create(model="m", input="?", include=["message.output_text.logprobs"])
+            part = done.output[0].content[0]
+            assert bytes(byte for token in part.logprobs[:-1] for byte in token.bytes).decode() == part.text
+
+    play(work, lambda prompt: said)
+
+
 class Reply(BaseModel):
     value: int
 
