@@ -74,6 +74,8 @@ _TAIL = 64
 """Tokens of a prompt's end that the readers of whole replies look at."""
 _OPENING = 16
 """Tokens of a prompt's end that can hold a thought just opened: a tag, and white space behind it."""
+_MOST_VARIABLES = 64
+"""Variables of requests whose effect is kept."""
 _MOST_BEGINNINGS = 64
 """Beginnings of refused messages that are rendered to find the one that is refused."""
 _HINT = "set astuner.model.chat_template to a Jinja file, such as Qwen2.5's or Qwen3's template"
@@ -308,6 +310,14 @@ def shape_without_calls(render: Render) -> Shape:
 _ASKS, _SAYS, _ORDERS, _GETS, _GETS_MORE = (
     {**message, "content": f"astuner-probe-{n}"} for n, message in enumerate((USER, ANSWER, SYSTEM, RESULT, RESULT))
 )
+_SEEN: tuple[list[Message], ...] = (
+    [USER],
+    [SYSTEM, USER],
+    [USER, {**ANSWER, "reasoning_content": "t"}],
+    [SYSTEM, USER, {**ANSWER, "reasoning_content": "t"}, USER],
+    [USER, CALLING, RESULT],
+)
+"""Conversations by which `renders_alike` compares variables."""
 _FOLLOWING: tuple[list[Message], ...] = (
     [],
     [_ASKS],
@@ -404,6 +414,7 @@ class ChatTemplate:
         if self._template is None and not getattr(tokenizer, "chat_template", None):
             raise ConfigError(f"the tokenizer of {self._name} has no chat template; {_HINT}")
         self._kwargs = dict(chat_template_kwargs or {})
+        self._alike: dict[bytes, bool] = {}
         self._check_kwargs()
         try:
             self._probe()
@@ -492,6 +503,46 @@ class ChatTemplate:
     def variables(self) -> dict[str, Any]:
         """A copy of the variables that every rendering gets."""
         return dict(self._kwargs)
+
+    def mentions(self, variable: str) -> bool:
+        """Return whether the template's text has a variable of this name."""
+        own = self._template or self._tokenizer.chat_template
+        texts = own.values() if isinstance(own, Mapping) else [own]
+        return any(re.search(rf"\b{re.escape(variable)}\b", text) for text in texts)
+
+    def renders_alike(self, variables: Mapping[str, Any]) -> bool:
+        """Return whether these variables change nothing: the template renders as it does with the run's own.
+
+        Every kind of message is rendered once with both; the answer is kept for the latest variables.
+        """
+        names = inspect.signature(self._tokenizer.apply_chat_template).parameters
+        if not variables.keys().isdisjoint({"messages", *names}):
+            return False
+        if (plain := packed(dict(variables))) is None:
+            return False
+        if plain not in self._alike:
+            if len(self._alike) >= _MOST_VARIABLES:
+                self._alike.clear()
+            both = (self._kwargs, {**self._kwargs, **variables})
+            own, other = ([self._probe_text(each, kwargs) for each in _SEEN] for kwargs in both)
+            self._alike[plain] = own == other
+        return self._alike[plain]
+
+    def _probe_text(self, messages: Sequence[Message], kwargs: Mapping[str, Any]) -> str | None:
+        try:
+            tools = [TOOL] if self.renders_tools else None
+            return str(
+                self._tokenizer.apply_chat_template(
+                    shaped(messages, self._shape),
+                    tools=tools,
+                    chat_template=self._template,
+                    add_generation_prompt=messages[-1]["role"] != "assistant",
+                    tokenize=False,
+                    **kwargs,
+                )
+            )
+        except Exception:  # whatever a template raises for a value that it does not expect
+            return None
 
     @property
     def incremental(self) -> bool:
@@ -801,13 +852,11 @@ class ChatTemplate:
         return read_by_template(text, self._tokenizer.response_template, prompt=prompt, tools=tools)
 
     def _check_kwargs(self) -> None:
-        own = self._template or self._tokenizer.chat_template
-        texts = own.values() if isinstance(own, Mapping) else [own]
         taken = {"messages", *inspect.signature(self._tokenizer.apply_chat_template).parameters} - {"documents"}
         for name in self._kwargs:
             if name in taken:
                 raise ConfigError(f"astuner.model.chat_template_kwargs: {name!r} is set by ASTuner; leave it out")
-            if not any(re.search(rf"\b{re.escape(name)}\b", text) for text in texts):
+            if not self.mentions(name):
                 raise ConfigError(
                     f"astuner.model.chat_template_kwargs: the chat template of {self._name} knows no {name!r}; "
                     "leave it out, or look into the template for the name it uses"

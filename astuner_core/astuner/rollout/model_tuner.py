@@ -16,7 +16,7 @@ import concurrent.futures
 import functools
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from astuner.contracts.errors import (
     AstunerError,
@@ -37,6 +37,7 @@ from astuner.rollout.speaker import ChatRequest, EpisodeState, ExternalSpeaker, 
 from astuner.rollout.world import World
 
 if TYPE_CHECKING:
+    from astuner.chat.template import ChatTemplate
     from astuner.config import Config
     from astuner.contracts.parts import Access, AgentScopePart, EndpointPart
     from astuner.plugins.loader import PluginManager
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from astuner.rollout.parts import OutputChecks
     from astuner.rollout.turns import EpisodeRecorder
 
+
+T = TypeVar("T")
 
 _OF_AGENTSCOPE = frozenset({"count_tokens", "context_size", "formatter", "generate_structured_output"})
 
@@ -99,7 +102,7 @@ class ModelTuner:
         self._aborted: EpisodeAborted | None = None
         self._closed = False
         self._carrying = threading.Lock()
-        self._under_way: set[concurrent.futures.Future[ChatReply] | asyncio.Task[ChatReply]] = set()
+        self._under_way: set[concurrent.futures.Future[Any] | asyncio.Task[Any]] = set()
         try:
             self._loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
         except RuntimeError:  # built outside a loop: the first call decides
@@ -147,9 +150,8 @@ class ModelTuner:
         :raises astuner.contracts.errors.ModelFailed: the engine failed.
         :raises UnsupportedRequest: the request cannot be turned into tokens, or would spoil the training.
         """
-        here = asyncio.get_running_loop()
         if self._loop is None or self._loop.is_closed():
-            self._loop = here
+            self._loop = asyncio.get_running_loop()
         self._check_open()
         request = ChatRequest(
             messages=messages,
@@ -162,14 +164,40 @@ class ModelTuner:
             tool_choice=tool_choice,
             response_schema=response_schema,
         )
-        call = self._chat(request, agent_name or self.agent_name, role)
-        if here is self._loop:
-            return await self._asked(call)
-        try:
-            return await asyncio.wrap_future(self._carry(call))
-        except asyncio.CancelledError:
-            self._check_open()  # perhaps close() cancelled the call, and nobody the caller
-            raise
+        return await self._on_loop(self._chat(request, agent_name or self.agent_name, role))
+
+    async def count_tokens(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        agent_name: str | None = None,
+        role: str | None = None,
+        tool_choice: Any = None,
+        response_schema: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Return how many tokens the prompt of the same `chat` would have; it is no turn, and no call of the agent.
+
+        :raises UnsupportedRequest: The request cannot be turned into tokens, or an external model would answer it.
+        """
+        if self._loop is None or self._loop.is_closed():
+            self._loop = asyncio.get_running_loop()
+        self._check_open()
+        request = ChatRequest(
+            messages=messages, tools=tools or (), tool_choice=tool_choice, response_schema=response_schema
+        )
+        return await self._on_loop(self._count(request, agent_name or self.agent_name, role))
+
+    def prompt_template(self, agent_name: str | None = None, role: str | None = None) -> ChatTemplate | None:
+        """Return the chat template that writes an agent's prompts; None for an external model."""
+        _, entry = self._agents.find(agent_name or self.agent_name, role)
+        model = None if entry.model == "external" else self._models.get(entry.policy)
+        return None if model is None else model.codec.template
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How tokens are drawn where a request does not state it."""
+        return self._episode.sampling
 
     def chat_sync(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, **options: Any
@@ -323,7 +351,25 @@ class ModelTuner:
         self._agentscope_model.stream = self.stream
         return self._agentscope_model
 
-    async def _asked(self, call: Coroutine[Any, Any, ChatReply]) -> ChatReply:
+    async def _on_loop(self, call: Coroutine[Any, Any, T]) -> T:
+        """Await ``call`` on the engine's loop, from whichever loop."""
+        if asyncio.get_running_loop() is self._loop:
+            return await self._asked(call)
+        try:
+            return await asyncio.wrap_future(self._carry(call))
+        except asyncio.CancelledError:
+            self._check_open()  # perhaps close() cancelled the call, and nobody the caller
+            raise
+
+    async def _count(self, request: ChatRequest, agent_name: str, role: str | None) -> int:
+        speaker = self._speaker(agent_name, role)
+        if isinstance(speaker, ExternalSpeaker):
+            raise UnsupportedRequest(
+                f"the model of agent {agent_name!r} is an external one, whose tokens are not known"
+            )
+        return await speaker.count_tokens(request)
+
+    async def _asked(self, call: Coroutine[Any, Any, T]) -> T:
         """Await ``call`` as a task, so that it ends with the episode, whoever awaits it."""
         task = asyncio.ensure_future(call)
         self._under_way.add(task)
@@ -332,7 +378,7 @@ class ModelTuner:
         finally:
             self._under_way.discard(task)
 
-    def _carry(self, call: Coroutine[Any, Any, ChatReply]) -> concurrent.futures.Future[ChatReply]:
+    def _carry(self, call: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run ``call`` on the engine's loop."""
         assert self._loop is not None  # the callers looked
         with self._carrying:  # a call is either known to close(), or refused by it

@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from astuner.rollout.turns import EpisodeRecorder
 
 
+_ANY_LENGTH = 1 << 40
+"""Tokens of a prompt that is only counted."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ChatRequest:
     """What an agent asks a model; see `astuner.rollout.model_tuner.ModelTuner.chat`."""
@@ -116,14 +120,20 @@ class PolicySpeaker:
         self._check(turn, tools, cut_off=stop is not None or turn.generation.finish_reason is not FinishReason.STOP)
         return self._reply(turn, stop, request.response_schema)
 
+    async def count_tokens(self, request: ChatRequest) -> int:
+        """Return how many tokens the prompt of a request has; nothing is generated or recorded."""
+        tools, callable_tools = _offered(request)
+        encoded = await self._conversation.encode_within(
+            _ANY_LENGTH, request.messages, tools, callable_tools=callable_tools
+        )
+        return len(encoded.prompt_ids)
+
     async def _speak(self, request: ChatRequest) -> tuple[Turn, str | None, list[Mapping[str, Any]]]:
         """The recorded turn, the stop string that ended it, and the tools that were offered."""
         began, since = time.time(), time.perf_counter()
-        tools, schema = [*request.tools], request.response_schema
-        if schema is not None:
-            tools.append(structured_tool(schema))
+        schema = request.response_schema
+        tools, callable_tools = _offered(request)
         may_call = _reads_tools(request.tool_choice, request.tools)
-        callable_tools = tools if may_call else tools[len(request.tools) :]
         try:
             encoded = await self._conversation.encode_within(
                 self._engine.max_model_len, request.messages, tools, callable_tools=callable_tools
@@ -340,6 +350,14 @@ class ExternalSpeaker:
             turn_index=index,
             reply_id=self.episode.reply_id(index),
         )
+
+
+def _offered(request: ChatRequest) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """The tools of a request, with the one that takes its structured answer, and those whose calls are read."""
+    tools = [*request.tools]
+    if request.response_schema is not None:
+        tools.append(structured_tool(request.response_schema))
+    return tools, tools if _reads_tools(request.tool_choice, request.tools) else tools[len(request.tools) :]
 
 
 def _reads_tools(choice: Any, tools: Sequence[Mapping[str, Any]]) -> bool:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from astuner import in_daemon_thread
 from astuner_gateway.endpoint.errors import ApiError, from_exception
+from astuner_gateway.half_closed import CAN_TELL, LOOK_SECONDS, is_gone, probe
 from astuner_gateway.listening import BACKLOG, has_key, is_loopback, is_own_name, quiet_http_logger
 from astuner_http.strict_json import parse_json
 
@@ -173,7 +174,45 @@ def make_server(gate: Gate) -> web.Server:
         return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=gate.most_bytes)
 
     class Protocol(web.RequestHandler):
-        """Answers in JSON what aiohttp refuses before a handler sees it."""
+        """Answers in JSON what aiohttp refuses before a handler sees it, and clients that stop sending."""
+
+        half_closed = False
+        """The client has stopped sending, and its request is answered all the same."""
+        answered = False
+        """The answer is on its way to a client that has stopped sending."""
+        newest: Any = None
+        """The body of the newest request."""
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self._messages:
+                self.newest = self._messages[-1][1]
+
+        def eof_received(self) -> bool | None:  # type: ignore[override]  # aiohttp's own returns nothing
+            """Keep the connection while a request is answered that came as a whole; else it is closed."""
+            connection = None if self.transport is None else self.transport.get_extra_info("socket")
+            if not CAN_TELL or connection is None or self._is_idle() or self.newest is None or not self.newest.is_eof():
+                return None
+            if is_gone(connection):
+                return None
+            self.half_closed = True
+            self._close = not self._messages  # nothing follows the answer that is under way
+            probe(connection)
+            loop.call_later(LOOK_SECONDS, self._look)
+            return True
+
+        def _is_idle(self) -> bool:
+            return self._waiter is not None and not self._waiter.done()
+
+        def _look(self) -> None:
+            if self.transport is None:
+                return
+            if self._is_idle():
+                self.transport.close()
+            elif not self.answered and is_gone(self.transport.get_extra_info("socket")):
+                self.transport.abort()  # cancels the handler
+            else:
+                loop.call_later(LOOK_SECONDS, self._look)
 
         def handle_error(self, request: Any, status: int = 500, exc: Any = None, message: Any = None) -> Any:
             super().handle_error(request, status, exc, message)  # logs it, and raises where an answer has begun

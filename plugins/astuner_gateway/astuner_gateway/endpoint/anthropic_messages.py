@@ -23,13 +23,14 @@ from astuner_gateway.endpoint.structure import Structure
 # ---- messages: a block is read to its type and what it says ----------------------------------------------------------
 
 
-def _blocks(role: str, **readers: fields.Reader) -> fields.Reader:
-    """A block of a message of this role."""
-    return fields.tagged(readers, f"a message of the role {role!r} may have blocks of type {', '.join(readers)}")
+def _blocks(where: str, **readers: fields.Reader) -> fields.Reader:
+    """A block of what ``where`` names."""
+    return fields.tagged(readers, f"{where} may have blocks of type {', '.join(readers)}")
 
 
 _TEXT = fields.Said("text", type=fields.text, text=fields.text, **fields.not_honoured("anthropic_messages.text"))
-_TEXTS = fields.text_or(_blocks("system", text=_TEXT), may_be_empty=True)
+_SYSTEM = fields.text_or(_blocks("system", text=_TEXT), may_be_empty=True)
+_RESULT_TEXTS = fields.text_or(_blocks("a tool_result", text=_TEXT), may_be_empty=True)
 _THINKING = fields.Said("thinking", "signature", type=fields.text, thinking=fields.text)
 _TOOL_USE = fields.Said(
     "id name input",
@@ -40,12 +41,19 @@ _TOOL_USE = fields.Said(
     **fields.not_honoured("anthropic_messages.tool_use"),
 )
 _TOOL_RESULT = fields.Said(
-    "tool_use_id", "cache_control", type=fields.text, tool_use_id=fields.word, content=_TEXTS, is_error=fields.flag
+    "tool_use_id",
+    "cache_control",
+    type=fields.text,
+    tool_use_id=fields.word,
+    content=_RESULT_TEXTS,
+    is_error=fields.flag,
 )
 _CONTENT = {
-    "user": fields.text_or(_blocks("user", text=_TEXT, tool_result=_TOOL_RESULT)),
-    "assistant": fields.text_or(_blocks("assistant", text=_TEXT, thinking=_THINKING, tool_use=_TOOL_USE)),
-    "system": fields.text_or(_blocks("system", text=_TEXT)),
+    "user": fields.text_or(_blocks("a message of the role 'user'", text=_TEXT, tool_result=_TOOL_RESULT)),
+    "assistant": fields.text_or(
+        _blocks("a message of the role 'assistant'", text=_TEXT, thinking=_THINKING, tool_use=_TOOL_USE)
+    ),
+    "system": fields.text_or(_blocks("a message of the role 'system'", text=_TEXT)),
 }
 _MESSAGE = fields.Said("role", role=fields.one_of(*_CONTENT), content=fields.anything)
 
@@ -101,7 +109,8 @@ _MESSAGES = fields.items(_message)
 
 def _messages(value: Any, path: str) -> list[dict[str, Any]]:
     each = _MESSAGES(value, path)
-    messages = some([message for several in each for message in several], path)
+    messages = openai_chat.Placed(some([message for several in each for message in several], path))
+    messages.places = [f"{path}[{n}]" for n, several in enumerate(each) for _ in several]
     if each[-1][-1]["role"] == "assistant":
         why = "is the assistant's; a reply cannot be begun for the model, so end with a message of the user"
         raise refused(f"{path}[{len(each) - 1}].role", why)
@@ -138,7 +147,7 @@ FIELDS = fields.Shape(
     "messages",
     **openai_chat.ASKED,
     messages=_messages,
-    system=_TEXTS,
+    system=_SYSTEM,
     tools=fields.items(_tool),
     tool_choice=fields.Shape(
         "type",
@@ -164,14 +173,27 @@ def read(given_body: dict[str, Any], model: str, told: object = None) -> ChatReq
     given, left_out = fields.counted(FIELDS, given_body)
     system = given.get("system", "")
     if system := system if isinstance(system, str) else "\n".join(block["text"] for block in system):
-        given["messages"].insert(0, {"role": "system", "content": system})
+        given["messages"].prepend({"role": "system", "content": system}, "system")
     if choice := given.get("tool_choice"):
         given["tool_choice"] = "required" if choice["type"] == "any" else choice["type"]
         if choice["type"] == "tool":
             given["tool_choice"] = named_tool(fields.word(choice.get("name"), "tool_choice.name"))
+        _check_choice(choice, given.get("tools", ()))
     if "stop_sequences" in given:
         given["stop"] = given["stop_sequences"]
     return openai_chat.asked(given, model, structure=given.get("output_config", {}).get("format"), left_out=left_out)
+
+
+def _check_choice(choice: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> None:
+    """
+    :raises ApiError: 400, the choice is of tools that are not offered.
+    """
+    names = [tool["function"]["name"] for tool in tools]
+    if choice["type"] == "any" and not names:
+        raise refused("tool_choice.type", 'is "any", but the request offers no tools; leave tool_choice out')
+    if choice["type"] == "tool" and choice["name"] not in names:
+        known = ", ".join(names) or "none"
+        raise refused("tool_choice.name", f"is {fields.shown(choice['name'])}; the tools offered are: {known}")
 
 
 # ---- answers ---------------------------------------------------------------------------------------------------------
@@ -261,4 +283,10 @@ DIALECT = Dialect(
     events=events,
     error=ApiError.anthropic,
     error_events=lambda error: [("error", error.anthropic())],
+    names={
+        "stop": "stop_sequences",
+        "response_format": "output_config.format",
+        "tool_choice": "tool_choice.type",
+    },
 )
+COUNT_ROUTE = f"{DIALECT.route}/count_tokens"

@@ -74,6 +74,16 @@ class ApiError(Exception):
         self.code = code
         self.retry_after = retry_after
 
+    def renamed(self, name: str, instead: str) -> ApiError:
+        """Return the error about a field that has another name."""
+        param = instead + self.param[len(name) :] if self.param and self.param.startswith(name) else self.param
+        starts = self.message.startswith(name)
+        return self.about(param, instead + self.message[len(name) :] if starts else self.message)
+
+    def about(self, param: str | None, message: str) -> ApiError:
+        """Return the error with another field and message."""
+        return ApiError(self.status, message, param=param, code=self.code, retry_after=self.retry_after)
+
     def openai(self) -> dict[str, Any]:
         """The body in OpenAI's shape."""
         kind = _OPENAI_TYPES.get(self.status, "invalid_request_error")

@@ -14,16 +14,19 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from astuner.contracts.errors import UnsupportedRequest, told
 from astuner_gateway.endpoint import anthropic_messages, openai_chat, openai_responses
 from astuner_gateway.endpoint.access import DEFAULT_MODEL, KeyRing, Pass
+from astuner_gateway.endpoint.agreeing import agree
 from astuner_gateway.endpoint.errors import ApiError, from_exception, logger
 from astuner_gateway.endpoint.replay import Identity, Outcome, Replays, outcome_of
-from astuner_gateway.endpoint.request import KEEP_ALIVE, Answer, ChatRequest, Dialect, Holder, answer, encode
+from astuner_gateway.endpoint.request import KEEP_ALIVE, Answer, ChatRequest, Dialect, Holder, answer, count, encode
 from astuner_gateway.endpoint.sampling import overrule, runs_own
 from astuner_gateway.gate import Gate, id_headers, json_answer, not_found, parse, read_body, refusal, worked_on
+from astuner_gateway.half_closed import is_delivered
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 
 DIALECTS = {d.route: d for d in (openai_chat.DIALECT, openai_responses.DIALECT, anthropic_messages.DIALECT)}
 MODELS = "/v1/models"
+COUNT = anthropic_messages.COUNT_ROUTE
+"""Counts the tokens of a prompt, in the words of Anthropic's messages."""
 
 _LONGEST = 1000
 """Characters of a failure in the log."""
@@ -41,12 +46,12 @@ _QUIET = 2.0
 class ModelGate(Gate):
     """An application that answers for models, in every dialect or in some."""
 
-    routes: Sequence[str] = (*(f"POST {route}" for route in DIALECTS), f"GET {MODELS}")
+    routes: Sequence[str] = (*(f"POST {route}" for route in (*DIALECTS, COUNT)), f"GET {MODELS}")
     """What there is, for who asks for something else."""
 
     def refuse(self, error: ApiError, request: web.BaseRequest, request_id: str) -> web.Response:
         """In the words of the API that was asked; on routes that are nobody's, of the one that its headers name."""
-        dialect = DIALECTS.get(request.path)
+        dialect = dialect_of(request.path)
         if dialect is None:
             anthropic = "anthropic-version" in request.headers
             dialect = anthropic_messages.DIALECT if anthropic else openai_chat.DIALECT
@@ -109,7 +114,7 @@ class Handler(ModelGate):
         logger.log(level, "request %s of %s: %d %s", request_id, who, error.status, why[:_LONGEST])
 
     async def reply(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
-        dialect = DIALECTS.get(request.path)
+        dialect = dialect_of(request.path)
         if dialect is not None:
             check_post(request)
         holder = self._keys.find(request.headers)
@@ -122,7 +127,24 @@ class Handler(ModelGate):
             )
         if dialect is None:
             return json_answer(self.look_up(request, holder.tuner.model_name), request_id)
+        if request.path == COUNT:
+            return json_answer(await self._count(request, dialect, holder), request_id)
         return await self._reply(request, dialect, holder, request_id)
+
+    async def _count(self, request: web.BaseRequest, dialect: Dialect, holder: Pass) -> dict[str, int]:
+        """The tokens of the prompt that the request would be answered with; nothing is recorded."""
+        raw = await read_body(request)
+        model, own = holder.tuner.model_name, runs_own(holder) if self._overrules else None
+        template = holder.tuner.prompt_template(holder.agent_name, holder.role)
+
+        def understand(raw: bytes) -> ChatRequest:
+            body = parse(raw)
+            if own is not None:
+                overrule(body, own)
+            agree(body, template, holder.tuner.sampling)
+            return dialect.read(body, model, holder.told)
+
+        return await counted(await worked_on(raw, understand), dialect, holder)
 
     async def _reply(
         self, request: web.BaseRequest, dialect: Dialect, holder: Pass, request_id: str
@@ -130,11 +152,14 @@ class Handler(ModelGate):
         raw = await read_body(request)
         model = getattr(holder.tuner, "model_name", DEFAULT_MODEL)
         own = runs_own(holder) if self._overrules else None
+        template = holder.tuner.prompt_template(holder.agent_name, holder.role)
 
         def understand(raw: bytes) -> tuple[ChatRequest, Sequence[str], bytes]:
             body = parse(raw)
             overruled = [] if own is None else overrule(body, own)
-            return dialect.read(body, model, holder.told), overruled, hashlib.sha256(raw).digest()
+            agreed = agree(body, template, holder.tuner.sampling)
+            chat = echoed(dialect.read(body, model, holder.told), agreed)
+            return chat, overruled, hashlib.sha256(raw).digest()
 
         try:
             chat, overruled, digest = await worked_on(raw, understand)
@@ -143,7 +168,7 @@ class Handler(ModelGate):
                 holder.tuner.failure = UnsupportedRequest(e.message)
             raise
         identity = Identity(holder.digest, dialect.route, digest)
-        count = request.headers.get("x-stainless-retry-count", "")
+        retries = request.headers.get("x-stainless-retry-count", "")
         made: list[int] = []
 
         def answered(answers: Sequence[Answer], whole: Mapping[str, Any]) -> None:
@@ -157,7 +182,7 @@ class Handler(ModelGate):
             identity,
             lambda: made_for(chat, dialect, holder, answered),
             on_lost=lambda: holder.tuner.leave_out(made),
-            retry=int(count) if count.isdecimal() and len(count) < 6 else 0,
+            retry=int(retries) if retries.isdecimal() and len(retries) < 6 else 0,
             name=request.headers.get("Idempotency-Key", "")[:255],
         )
         delivered = False
@@ -185,6 +210,29 @@ class Handler(ModelGate):
         return notes
 
 
+def dialect_of(path: str) -> Dialect | None:
+    """The API that a path belongs to; None where it is no model's."""
+    return anthropic_messages.DIALECT if path == COUNT else DIALECTS.get(path)
+
+
+def echoed(chat: ChatRequest, agreed: Sequence[str]) -> ChatRequest:
+    """The request, whose answer repeats a field that was agreed on."""
+    if "parallel_tool_calls" not in agreed or not chat.echo:
+        return chat
+    return replace(chat, echo={**chat.echo, "parallel_tool_calls": False})
+
+
+async def counted(chat: ChatRequest, dialect: Dialect, holder: Holder) -> dict[str, int]:
+    """What is answered on `COUNT`.
+
+    :raises ApiError: The request would be refused.
+    """
+    try:
+        return {"input_tokens": await count(chat, holder)}
+    except Exception as e:
+        raise dialect.translated(from_exception(e), chat) from e
+
+
 def check_post(request: web.BaseRequest) -> None:
     """
     :raises ApiError: 405, a model's route was asked in another way.
@@ -208,7 +256,7 @@ async def made_for(
         return written(chat, dialect, whole)
     except Exception as e:
         holder.tuner.leave_out([each.reply.turn_index for each in answers])
-        return from_exception(e)
+        return dialect.translated(from_exception(e), chat)
 
 
 def written(chat: ChatRequest, dialect: Dialect, whole: dict[str, Any]) -> bytes:
@@ -238,12 +286,28 @@ async def send(
         stream = stream or await _begin(request, request_id)
         await stream.write(outcome)
         await stream.write_eof()
+        await _check_delivery(request)
         return stream
     response = web.Response(body=outcome, content_type="application/json", headers=id_headers(request_id))
     # Sent here and not by aiohttp, so that a connection that breaks meanwhile is noticed as such.
     await response.prepare(request)
     await response.write_eof()
+    await _check_delivery(request)
     return response
+
+
+async def _check_delivery(request: web.BaseRequest) -> None:
+    """
+    :raises ConnectionResetError: The client stopped sending before, and is gone now.
+    """
+    protocol: Any = request.protocol
+    if not getattr(protocol, "half_closed", False):
+        return
+    protocol.answered = True
+    connection = None if request.transport is None else request.transport.get_extra_info("socket")
+    if connection is None or not await is_delivered(connection):
+        raise ConnectionResetError("the client is gone")
+    protocol.answered = False
 
 
 async def _begin(request: web.BaseRequest, request_id: str) -> web.StreamResponse:

@@ -174,6 +174,16 @@ def _by_fields(value: Any, path: str) -> dict[str, Any]:
     return message
 
 
+class Placed(list[dict[str, Any]]):
+    """Messages with the paths in a body that they were read from."""
+
+    places: list[str]
+
+    def prepend(self, message: dict[str, Any], place: str) -> None:
+        self.insert(0, message)
+        self.places.insert(0, place)
+
+
 _MESSAGES = fields.items(_message)
 
 
@@ -312,6 +322,7 @@ def asked(given: Mapping[str, Any], model: str, **more: Any) -> ChatRequest:
     return ChatRequest(
         model=given.get("model", model),
         messages=given["messages"],
+        places=getattr(given["messages"], "places", ()),
         tools=given.get("tools", ()),
         sampling={name: given[name] for name in _SAMPLING if name in given},
         stream=given.get("stream", False),

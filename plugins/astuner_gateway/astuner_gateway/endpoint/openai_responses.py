@@ -19,6 +19,7 @@ from astuner_gateway.endpoint.openai_chat import (
     FUNCTIONS_ONLY,
     REFUSAL_PART,
     TEXT_PART,
+    Placed,
     arguments,
     called,
     function_tool,
@@ -80,7 +81,9 @@ class Told:
         if known is None:
             why = f"is {fields.shown(before)}, which is {_NOT_TOLD}; send the whole input instead"
             raise refused("previous_response_id", why, code="previous_response_not_found")
-        return [*known[0], *items]
+        written_out = _WrittenOut([*known[0], *items])
+        written_out.known = len(known[0])
+        return written_out
 
     def _found(self, item: Any, path: str, seen: set[str]) -> Any:
         if not isinstance(item, dict) or item.get("type") != _REFERENCE:
@@ -154,21 +157,34 @@ def _reasoning(value: Any, path: str) -> dict[str, Any] | None:
     return {"role": "assistant", "content": None, "reasoning_content": thought} if thought else None
 
 
-_ITEMS = fields.items(
-    fields.tagged(
-        {"message": _message, "function_call": _call, "function_call_output": _output, "reasoning": _reasoning},
-        "messages, function calls, their outputs and reasoning are known, and nothing else",
-        default="message",
-    )
+_ITEM = fields.tagged(
+    {"message": _message, "function_call": _call, "function_call_output": _output, "reasoning": _reasoning},
+    "messages, function calls, their outputs and reasoning are known, and nothing else",
+    default="message",
 )
+_EARLIER = "previous_response_id"
 
 
-def _messages(value: Any, path: str) -> list[dict[str, Any]]:
+class _WrittenOut(list[Any]):
+    """The items of an input, behind those of the conversation that it refers to."""
+
+    known = 0
+    """How many items are of that conversation."""
+
+
+def _messages(value: Any, path: str) -> Placed:
     """The messages of an input: calls belong to the reply before them, and so does a text to reasoning."""
+    messages = Placed()
+    messages.places = []
     if isinstance(value, str):
-        return [{"role": "user", "content": value}]
-    messages: list[dict[str, Any]] = []
-    for item in filter(None, _ITEMS(value, path)):
+        messages.prepend({"role": "user", "content": value}, path)
+        return messages
+    known = getattr(value, "known", 0)
+    for n, given in enumerate(fields.items(fields.anything)(value, path)):
+        place = _EARLIER if n < known else f"{path}[{n - known}]"
+        item = _ITEM(given, place)
+        if not item:
+            continue
         last = messages[-1] if messages else {}
         only_thought = last.get("content", "") is None and "tool_calls" not in last
         if "tool_calls" in item and last.get("role") == "assistant":
@@ -177,7 +193,9 @@ def _messages(value: Any, path: str) -> list[dict[str, Any]]:
             last["content"] = item["content"]
         else:
             messages.append(item)
-    return some(messages, path)
+            messages.places.append(place)
+    some(messages, path)
+    return messages
 
 
 _TOOL = fields.Shape(
@@ -222,7 +240,7 @@ def read(given_body: dict[str, Any], model: str, told: Told | None = None) -> Ch
         given["max_tokens"] = given["max_output_tokens"]
     messages, instructions = given["input"], given.get("instructions")
     if instructions:
-        messages.insert(0, {"role": "system", "content": instructions})
+        messages.prepend({"role": "system", "content": instructions}, "instructions")
     return openai_chat.asked(
         {**given, "messages": messages},
         model,
@@ -374,4 +392,10 @@ DIALECT = Dialect(
     events=events,
     error=ApiError.openai,
     error_events=error_events,
+    names={
+        "messages": "input",
+        "max_tokens": "max_output_tokens",
+        "response_format": "text.format",
+        "logprobs": "include",
+    },
 )

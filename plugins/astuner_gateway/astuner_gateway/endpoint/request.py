@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -43,6 +44,8 @@ class ChatRequest:
     """What the answer repeats of the request."""
     left_out: Mapping[str, int] = field(default_factory=dict)
     """Fields of what was said that nobody here knows, and how often each was there."""
+    places: Sequence[str] = ()
+    """Of each message, the path in the body that it was read from; empty where that is ``messages`` with its index."""
     history: Sequence[Any] | None = None
     """The whole input in its own API's items, where later requests may refer to it."""
 
@@ -75,10 +78,33 @@ class Dialect:
     """What ends a stream that had begun when the error came."""
     end: bytes = b""
     """What follows the last event."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Keywords of `ModelTuner.chat`, and fields of chat completions, that have another name in this API."""
+
+    def translated(self, error: ApiError, chat: ChatRequest) -> ApiError:
+        """Return an error about a field in the words of this API, with the path in its own body."""
+        if error.status != 400 or not (self.names or chat.places):
+            return error
+        match = re.match(r"([a-z_]+)(?:\[(\d+)\])?", error.message)
+        field, index = match.groups() if match else ("", None)
+        if field == "messages" and index is not None and int(index) < len(chat.places):
+            instead = chat.places[int(index)]
+            if instead in ("system", "instructions"):
+                error = error.about(error.param, error.message.replace("].content", "]", 1))
+            return error.renamed(f"messages[{index}]", instead)
+        for name, instead in self.names.items():
+            if name in (field, error.param):
+                return error.renamed(name, instead)
+        return error
 
 
 class Speaks(Protocol):
     """What answers: `astuner.rollout.model_tuner.ModelTuner`, or a model that is served."""
+
+    @property
+    def count_tokens(self) -> Callable[..., Awaitable[int]]:
+        """As `ModelTuner.count_tokens`."""
+        ...
 
     @property
     def chat(self) -> Callable[..., Awaitable[ChatReply]]:
@@ -96,6 +122,15 @@ class Holder:
     tuner: Speaks
     agent_name: str = ""
     role: str | None = None
+
+
+async def count(request: ChatRequest, holder: Holder) -> int:
+    """Return how many tokens the prompt of a request has."""
+    schema = {} if request.structure is None else {"response_schema": request.structure.schema}
+    choice = {name: request.sampling[name] for name in ("tool_choice",) if name in request.sampling}
+    return await holder.tuner.count_tokens(
+        request.messages, request.tools, agent_name=holder.agent_name, role=holder.role, **choice, **schema
+    )
 
 
 async def answer(request: ChatRequest, holder: Holder) -> list[Answer]:
@@ -117,8 +152,7 @@ async def answer(request: ChatRequest, holder: Holder) -> list[Answer]:
         if request.logprobs and reply.completion_tokens and not reply.token_logprobs():
             raise ApiError(
                 400,
-                f"logprobs is true, but the model of agent {holder.agent_name!r} is an external one, which gives none; "
-                "leave it out",
+                f"logprobs: agent {holder.agent_name!r} has an external model, which gives none; leave it out",
                 param="logprobs",
             )
         return _settle(reply, request.structure)

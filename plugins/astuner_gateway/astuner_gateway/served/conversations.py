@@ -151,6 +151,11 @@ class Conversations:
             conversation.under_way -= 1
             self._keep(conversation)
 
+    def voice_of(self, history: Sequence[bytes], label: str) -> Any:
+        """Return the voice that would answer a request; a new conversation is not begun."""
+        found = self._continued(history, label)
+        return self._begin("") if found is None else found.voice
+
     def replied(self, conversation: Conversation, history: Sequence[bytes], replies: Iterable[Any]) -> None:
         """The model has answered; the client may go on with any of the choices.
 
@@ -163,8 +168,11 @@ class Conversations:
     def __len__(self) -> int:
         return len(self._known)
 
+    def _continued(self, history: Sequence[bytes], label: str) -> Conversation | None:
+        return self._histories.continued(history, lambda c: c.label == label, lambda c: (c.under_way, c.last))
+
     def _find(self, history: Sequence[bytes], label: str) -> Conversation:
-        found = self._histories.continued(history, lambda c: c.label == label, lambda c: (c.under_way, c.last))
+        found = self._continued(history, label)
         if found is not None:
             return found
         self.begun += 1

@@ -14,8 +14,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from astuner_gateway.endpoint.agreeing import agree
 from astuner_gateway.endpoint.errors import ApiError
-from astuner_gateway.endpoint.handler import DIALECTS, MODELS, ModelGate, check_post, made_for, send
+from astuner_gateway.endpoint.handler import (
+    COUNT,
+    MODELS,
+    ModelGate,
+    check_post,
+    counted,
+    dialect_of,
+    echoed,
+    made_for,
+    send,
+)
 from astuner_gateway.endpoint.request import Answer, ChatRequest, Dialect, Holder
 from astuner_gateway.gate import HEALTH, check_key, json_answer, parse, read_body, worked_on
 from astuner_gateway.served.conversations import digests, label_of
@@ -81,8 +92,10 @@ class Handler(ModelGate):
             "the server's key; it is in the file that `astuner serve` named when it started, or in the variable of "
             "--key-env, and goes into the header Authorization: Bearer KEY",
         )
-        if (dialect := DIALECTS.get(request.path)) is not None:
+        if (dialect := dialect_of(request.path)) is not None:
             check_post(request)
+            if request.path == COUNT:
+                return json_answer(await self._count(request, dialect), request_id)
             return await self._reply(request, dialect, request_id)
         if request.path == METRICS and request.method in ("GET", "HEAD"):
             return json_answer(self.metrics(), request_id)
@@ -110,6 +123,22 @@ class Handler(ModelGate):
 
     # ----------------------------------------------------------------- private
 
+    async def _count(self, request: web.BaseRequest, dialect: Dialect) -> dict[str, int]:
+        raw = await read_body(request)
+        with self.current.asked() as answering:
+            chat, label, history = await worked_on(raw, lambda raw: self._understood(answering, dialect, raw))
+            return await counted(chat, dialect, Holder(answering.conversations.voice_of(history, label)))
+
+    def _understood(
+        self, answering: Answering, dialect: Dialect, raw: bytes
+    ) -> tuple[ChatRequest, str, Sequence[bytes]]:
+        """The request, what its application calls the user, and the digests of its messages."""
+        body, name = parse(raw), answering.about.name
+        voice = answering.conversations.voice_of((), "")
+        agreed = agree(body, voice.template, voice.sampling)
+        chat = replace(echoed(dialect.read(body, name), agreed), model=name)
+        return chat, label_of(body), digests(chat.messages)
+
     async def _reply(self, request: web.BaseRequest, dialect: Dialect, request_id: str) -> web.StreamResponse:
         if self._under_way >= MOST_AT_ONCE:
             raise ApiError(
@@ -129,14 +158,8 @@ class Handler(ModelGate):
     async def _answer_by(
         self, answering: Answering, request: web.BaseRequest, dialect: Dialect, request_id: str, raw: bytes
     ) -> web.StreamResponse:
-        name, conversations = answering.about.name, answering.conversations
-
-        def understand(raw: bytes) -> tuple[ChatRequest, str, Sequence[bytes]]:
-            body = parse(raw)
-            chat = replace(dialect.read(body, name), model=name)
-            return chat, label_of(body), digests(chat.messages)
-
-        chat, label, history = await worked_on(raw, understand)
+        conversations = answering.conversations
+        chat, label, history = await worked_on(raw, lambda raw: self._understood(answering, dialect, raw))
         started, made = time.time(), list[Exchange]()
         with conversations.of(history, label) as conversation:
 

@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from astuner import (
     AgentRegistry,
@@ -32,7 +32,7 @@ from astuner import (
     PolicyModel,
     PolicySpeaker,
 )
-from astuner.contracts.errors import ContextOverflow, EpisodeError
+from astuner.contracts.errors import ContextOverflow, EpisodeError, UnsupportedRequest
 from astuner.contracts.judge import Judge
 from astuner.contracts.messages import ChatReply, text_of
 from astuner.contracts.types import (
@@ -49,6 +49,9 @@ from astuner.contracts.types import (
     WorkflowTask,
 )
 from astuner_gateway.endpoint.errors import ApiError, refused
+
+if TYPE_CHECKING:
+    from astuner_gateway.endpoint.agreeing import Template
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +106,31 @@ class Voice(ABC):
         """
         return await self._reply(messages, tools or (), options)
 
+    async def count_tokens(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        agent_name: str | None = None,
+        role: str | None = None,
+        **options: Any,
+    ) -> int:
+        """As `astuner.rollout.model_tuner.ModelTuner.count_tokens`.
+
+        :raises UnsupportedRequest: The request cannot be turned into tokens.
+        """
+        raise UnsupportedRequest("the agent brings a prompt of its own, whose tokens are not known before it answers")
+
+    @property
+    def template(self) -> Template | None:
+        """What writes the prompts; None where that is an agent."""
+        return None
+
+    @property
+    def sampling(self) -> SamplingParams | None:
+        """How tokens are drawn where a request does not state it; None where an agent decides."""
+        return None
+
     def leave_out(self, turn_indices: Sequence[int]) -> None:
         """Nothing that is said here is trained."""
         return None
@@ -152,7 +180,9 @@ class ServedModel:
         )
         policy = self.about.policy
         return ModelVoice(
-            _Speaker(episode, agent=DEFAULT_AGENT, role=DEFAULT_ROLE, policy=policy, trained=False, model=self._model)
+            _Speaker(episode, agent=DEFAULT_AGENT, role=DEFAULT_ROLE, policy=policy, trained=False, model=self._model),
+            self._model.codec.template,
+            self.sampling,
         )
 
     async def close(self) -> None:
@@ -162,8 +192,27 @@ class ServedModel:
 class ModelVoice(Voice):
     """The model's."""
 
-    def __init__(self, speaker: PolicySpeaker) -> None:
-        self._speaker = speaker
+    def __init__(self, speaker: PolicySpeaker, template: Template, sampling: SamplingParams) -> None:
+        self._speaker, self._template, self._sampling = speaker, template, sampling
+
+    @property
+    def sampling(self) -> SamplingParams | None:
+        return self._sampling
+
+    @property
+    def template(self) -> Template | None:
+        return self._template
+
+    async def count_tokens(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        agent_name: str | None = None,
+        role: str | None = None,
+        **options: Any,
+    ) -> int:
+        return await self._speaker.count_tokens(ChatRequest(messages=messages, tools=tools or (), **options))
 
     async def _reply(self, messages: Sequence[Mapping[str, Any]], tools: Any, options: Mapping[str, Any]) -> ChatReply:
         """
