@@ -119,9 +119,13 @@ METHODS = {
         ),
         "chat_sync": "(self, messages, tools=None, **options)",
         "close": "(self)",
+        "count_tokens": (
+            "(self, messages, tools=None, *, agent_name=None, role=None, tool_choice=None, response_schema=None)"
+        ),
         "gym_step": "(self, action)",
         "gym_step_async": "(self, action)",
         "leave_out": "(self, turn_indices)",
+        "prompt_template": "(self, agent_name=None, role=None)",
     },
     "Run": {
         "check_stop": "(self)",

@@ -25,7 +25,10 @@ TOOLS: dict[str, list[dict[str, Any]]] = {
     RESPONSES: [{"type": "function", **F}],
     MESSAGES: [{"name": "f", "description": "d", "input_schema": F["parameters"]}],
 }
-SWITCH = "{%- if add_generation_prompt and enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}"
+SWITCH = (
+    "{%- if add_generation_prompt and enable_thinking is defined and enable_thinking is false %}"
+    "{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}"
+)
 EFFORT = "{{- '<|im_start|>system\\nReasoning: ' + (reasoning_effort or 'medium') + '<|im_end|>\\n' -}}"
 FAMILIES = Path(__file__).parents[3] / "astuner_families" / "tests" / "templates"
 
