@@ -38,6 +38,7 @@ from astuner.contracts.types import (
 from astuner.plugins.user_code import written_at
 from astuner.rollout.endings import before_that, late, story, unfinished
 from astuner.rollout.rewards import no_reward
+from astuner.rollout.task_copy import copy_attempt
 from astuner.rollout.threads import Misbehaved, OutOfTime, TimeLimits, contained
 from astuner.support.threads import in_daemon_thread
 
@@ -386,7 +387,8 @@ async def ask_judge(
     :raises ConfigError: as the judge raises it, since no other attempt would do better.
     """
     ask = judge.judge if hasattr(judge, "judge") else judge.compute_reward
-    return await _asked(call(ask, workflow_task, output, name=about), as_verdict, ask, wait, who or _named(judge))
+    asked = call(ask, copy_attempt(workflow_task), output, name=about)
+    return await _asked(asked, as_verdict, ask, wait, who or _named(judge))
 
 
 async def ask_group_judge(
@@ -398,7 +400,8 @@ async def ask_group_judge(
     def read(answer: Any) -> list[JudgeOutput | JudgeFailed]:
         return as_verdicts(answer, len(attempts))
 
-    return await _asked(call(ask, tuple(attempts), name=about), read, ask, wait, who or _named(judge))
+    own = tuple(replace(attempt, workflow_task=copy_attempt(attempt.workflow_task)) for attempt in attempts)
+    return await _asked(call(ask, own, name=about), read, ask, wait, who or _named(judge))
 
 
 def _named(judge: Any) -> str:

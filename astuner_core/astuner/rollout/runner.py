@@ -41,6 +41,7 @@ from astuner.rollout.judging import Judging, NoVerdict, as_output, call, checked
 from astuner.rollout.model_tuner import ModelTuner
 from astuner.rollout.parts import OutputChecks
 from astuner.rollout.speaker import external_model
+from astuner.rollout.task_copy import copy_attempt
 from astuner.rollout.threads import GRACE_SECONDS, OutOfTime, TimeLimits, in_own_loop
 from astuner.rollout.turns import EpisodeRecorder
 from astuner.rollout.world import World
@@ -134,19 +135,20 @@ class EpisodeRunner:
         try:
             if world.exists:
                 workflow_task = replace(workflow_task, task=await self._ask(world, world.open, "start"))
+            for_workflow = copy_attempt(workflow_task)
             tuner = ModelTuner(
                 models=models,
                 recorder=recorder,
                 sampling=sampling,
                 config=self.config,
-                workflow_task=workflow_task,
+                workflow_task=for_workflow,
                 checks=parts.checks,
                 endpoint=lambda: self.endpoint,
                 world=world,
             )
             try:
                 with parts.around(workflow_task.episode_id):
-                    output, reason, error = await self._work(parts, workflow_task, tuner)
+                    output, reason, error = await self._work(parts, for_workflow, tuner)
             finally:
                 tuner.close()
                 if self._here.endpoint is not None:

@@ -20,6 +20,7 @@ from astuner.contracts.messages import text_of
 from astuner.contracts.types import A_REWARD, as_reward
 from astuner.plugins import registry
 from astuner.plugins.user_code import raised_at
+from astuner.rollout.task_copy import copy_data, copy_task
 
 if TYPE_CHECKING:
     from astuner.config import Config
@@ -130,7 +131,7 @@ class World:
             self._call("interrupt", environment.interrupt)
 
     def _begun(self, started: StepResult) -> Task:
-        messages = tuple(started.as_messages)
+        messages = tuple(copy_data(started.as_messages))
         try:
             query = text_of(messages[-1].get("content"))
         except UnsupportedRequest:  # a picture, say
@@ -151,7 +152,9 @@ class World:
             # known before it is reset, so that close() gives back one that cannot be
             self._environment = environment = self._made()
             self._check_open()
-            result = self._call("reset", lambda: _checked(environment.reset(self._task), self._task.env_type))
+            result = self._call(
+                "reset", lambda: _checked(environment.reset(copy_task(self._task)), self._task.env_type)
+            )
             self._check_open()  # the episode may have ended meanwhile
             self.last = result
         return self._environment
