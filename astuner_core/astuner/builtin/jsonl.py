@@ -6,8 +6,6 @@ is named with its number and its fault: it stops the run, or is left out and cou
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -16,7 +14,7 @@ from pydantic import Field
 
 from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import DataError
-from astuner.contracts.rows import BadRow, FieldMap
+from astuner.contracts.rows import BadRow, FieldMap, parse_json
 from astuner.contracts.section import Section
 from astuner.contracts.task_reader import TaskReader
 from astuner.contracts.types import Split, Task
@@ -123,25 +121,7 @@ def _object(line: bytes, limit: int) -> object:
         raise BadRow(f"the line is longer than {limit:,} bytes (max_line_bytes)")
     if not line.strip():
         raise BadRow("the line is empty")
-    try:
-        row = json.loads(line.decode("utf-8"), parse_constant=_number, parse_float=_number)
-        if b"\\u" in line:
-            json.dumps(row, ensure_ascii=False).encode()  # raises at half a surrogate pair, which no tokenizer takes
-        return row
-    except UnicodeDecodeError as e:
-        raise BadRow(f"byte {e.start + 1} of the line ({line[e.start]:#04x}) is not UTF-8") from None
-    except json.JSONDecodeError as e:
-        raise BadRow(f"not JSON at column {e.colno}: {e.msg}") from None
-    except RecursionError:
-        raise BadRow("its JSON is nested too deeply") from None
-    except ValueError as e:  # a number with more digits than Python converts
-        raise BadRow(f"not JSON that can be read: {e}") from None
-
-
-def _number(text: str) -> float:
-    if math.isfinite(found := float(text)):
-        return found
-    raise BadRow(f"{text[:40]} is not JSON, or too large a number; write null or a number")
+    return parse_json(line)
 
 
 def _advice(e: Exception, path: Path) -> str:

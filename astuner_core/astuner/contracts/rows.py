@@ -6,6 +6,8 @@ Metadata is the whole row, and where the row has a ``metadata`` object of its ow
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time
@@ -75,6 +77,33 @@ class FieldMap:
         if isinstance(value, bool) or not isinstance(value, (str, int)):
             raise BadRow(f"its id is {_kind(value)}; an id is text or a whole number")
         return str(value)
+
+
+def parse_json(text: bytes) -> Any:
+    """Return the value of a JSON text in UTF-8.
+
+    :raises BadRow: it is not JSON, or holds a value that no task may hold (NaN, half a surrogate pair).
+    """
+    try:
+        value = json.loads(text.decode("utf-8"), parse_constant=_number, parse_float=_number)
+        if b"\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()  # raises at half a surrogate pair, which no tokenizer takes
+        return value
+    except UnicodeDecodeError as e:
+        raise BadRow(f"byte {e.start + 1} of the line ({text[e.start]:#04x}) is not UTF-8") from None
+    except json.JSONDecodeError as e:
+        line = f"line {e.lineno}, " if e.lineno > 1 else ""
+        raise BadRow(f"not JSON at {line}column {e.colno}: {e.msg}") from None
+    except RecursionError:
+        raise BadRow("its JSON is nested too deeply") from None
+    except ValueError as e:  # a number with more digits than Python converts
+        raise BadRow(f"not JSON that can be read: {e}") from None
+
+
+def _number(text: str) -> float:
+    if math.isfinite(number := float(text)):
+        return number
+    raise BadRow(f"{text[:40]} is not JSON, or too large a number; write null or a number")
 
 
 def _messages(row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

@@ -1,11 +1,13 @@
-"""Tasks from Hugging Face data sets: a folder, a Parquet file, or a name on the Hub.
+"""Tasks from Hugging Face data sets: a folder, a file, or a name on the Hub.
 
-What lies on this machine wins over a name on the Hub, and nothing from the Hub can run code here (``datasets`` 3
-dropped loading scripts).  Rows are read from memory-mapped files, in their stored order.
+What lies on this machine wins over a name on the Hub, and nothing from the Hub can run code here.  Rows come in their
+stored order. Files with types of their own (Parquet, Arrow) are memory-mapped; CSV and JSON files are read as they are
+written (`astuner_datasets.text_files`).
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +21,7 @@ from astuner.contracts.rows import BadRow, FieldMap
 from astuner.contracts.section import Section
 from astuner.contracts.task_reader import TaskReader
 from astuner.contracts.types import Split, Task
+from astuner_datasets.text_files import TextFiles, guessed_column
 from astuner_models.hub import hub_downloads, hub_problem
 
 _LEGACY = {
@@ -27,14 +30,21 @@ _LEGACY = {
     "gsm8k/socratic": ("openai/gsm8k", "socratic"),
 }
 """Names of data sets from before the hub had owners, with the subset as a folder: (name, subset) of today."""
-_FORMATS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv", ".arrow": "arrow"}
-_NO_SCRIPTS = {"trust_remote_code": False}
-"""Versions before 4 ask on stdin whether to run the loading script of a data set."""
+_FORMATS: dict[str, tuple[str, dict[str, str]]] = {
+    ".parquet": ("parquet", {}),
+    ".jsonl": ("json", {}),
+    ".json": ("json", {}),
+    ".csv": ("csv", {}),
+    ".tsv": ("csv", {"sep": "\t"}),
+    ".arrow": ("arrow", {}),
+}
+"""Suffix of a file -> builder of `datasets`, and its options."""
 
 
 class HuggingFaceConfig(Section):
     dataset_path: str = Field(min_length=1)
-    """A folder (from `save_to_disk`, or of data files), a Parquet file, or a Hub name such as `openai/gsm8k`."""
+    """A folder (from `save_to_disk`, or of data files), a file (Parquet, CSV, TSV, JSON, Arrow), or a Hub name such as
+    `openai/gsm8k`."""
     name: str | None = None
     """The subset (configuration) of the data set, such as `main`."""
     revision: str | None = None
@@ -65,6 +75,7 @@ class HuggingFaceTaskReader(TaskReader):
         self._base_dir = base_dir or Path()
         self._on_bad_line = on_bad_line
         self._opened: dict[str, Any] = {}
+        self._text_files: TextFiles | None = None
         self.skipped: dict[str, str] = {}
         """Place (``name[split] row n``) and fault of every row left out so far."""
 
@@ -96,6 +107,8 @@ class HuggingFaceTaskReader(TaskReader):
         tasks = 0
         for number, row in enumerate(self._opened[wanted]):
             try:
+                if isinstance(row, BadRow):
+                    raise row
                 task = fields.task(row, f"{wanted}:{number}")
             except BadRow as e:
                 self._refuse(f"{self.config.dataset_path}[{wanted}] row {number}", str(e))
@@ -136,17 +149,34 @@ class HuggingFaceTaskReader(TaskReader):
 
     def _from_hub(self, datasets: Any, split: str) -> Any:
         name, subset = hub_name(self.config.dataset_path)
-        return datasets.load_dataset(
-            name, self.config.name or subset, split=split, revision=self.config.revision, **_NO_SCRIPTS
-        )
+        subset, revision = self.config.name or subset, self.config.revision
+        builder = _offline_text_files(datasets, name, subset, revision) if datasets.config.HF_HUB_OFFLINE else None
+        return self._rows(builder or _builder(datasets, name, subset, revision=revision), split)
 
     def _from_files(self, datasets: Any, local: Path, split: str) -> Any:
         if local.is_dir():
-            return datasets.load_dataset(str(local), self.config.name, split=split, **_NO_SCRIPTS)
-        kind = _FORMATS.get(local.suffix)
-        if kind is None:
+            return self._rows(_builder(datasets, str(local), self.config.name), split)
+        if local.suffix not in _FORMATS:
             raise ValueError(f"a file that ends in {local.suffix or 'nothing'} is none of {', '.join(_FORMATS)}")
-        return datasets.load_dataset(kind, data_files=str(local), split=split, **_NO_SCRIPTS)
+        kind, options = _FORMATS[local.suffix]
+        return self._rows(_builder(datasets, kind, data_files=str(local), **options), split)
+
+    def _rows(self, builder: Any, split: str) -> Any:
+        """Return the rows of a split: as written where files have no types, else those that `datasets` prepares."""
+        if TextFiles.reads(builder):
+            if self._text_files is None:
+                self._text_files = TextFiles(builder)
+            return self._text_files.rows(split)
+        builder.download_and_prepare()
+        rows = builder.as_dataset(split=split)
+        if guess := guessed_column(rows):
+            column, dtype = guess
+            raise DataError(
+                f"column {column!r} of {self.config.dataset_path} was turned from text into {dtype} by an earlier "
+                f"download (row 0 now holds {rows[0][column]!r}), and the files themselves are not on this machine; "
+                "read it once where the hub can be reached"
+            )
+        return rows
 
     def _advice(self, local: Path) -> str:
         if local.exists():
@@ -176,6 +206,32 @@ def hub_name(path: str) -> tuple[str, str | None]:
     owner, _, rest = path.partition("/")
     name, _, subset = rest.partition("/")
     return (f"{owner}/{name}" if name else owner), subset or None
+
+
+def _offline_text_files(datasets: Any, name: str, subset: str | None, revision: str | None) -> Any:
+    """Return a builder of the CSV or JSON files that were downloaded from a data set on the hub, or None.
+
+    Offline, ``datasets`` itself finds only what it prepared, and text files are not prepared.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        folder = snapshot_download(name, repo_type="dataset", revision=revision, local_files_only=True)
+        builder = _builder(datasets, folder, subset)
+    except (LocalEntryNotFoundError, OSError, ValueError, datasets.exceptions.DatasetsError):
+        return None  # not downloaded, or files of another kind
+    return builder if TextFiles.reads(builder) else None
+
+
+def _builder(datasets: Any, *named: Any, **options: Any) -> Any:
+    """Return what ``datasets.load_dataset_builder`` makes, without running the loading script of a data set.
+
+    Version 3 asks on stdin whether to run it; version 4 runs none.
+    """
+    if "trust_remote_code" in inspect.signature(datasets.load_dataset_builder).parameters:
+        options["trust_remote_code"] = False
+    return datasets.load_dataset_builder(*named, **options)
 
 
 def _prepared() -> list[str]:

@@ -98,21 +98,38 @@ def test_an_absolute_path(tmp_path):
     assert len(read(Path("/nowhere"), str(tmp_path / "one"))) == 3
 
 
+def test_a_version_that_asks_whether_to_run_a_script_is_told_no(tmp_path, monkeypatch):
+    asked = []
+    load_dataset_builder = datasets.load_dataset_builder
+
+    def of_version_3(path, name=None, trust_remote_code=None, **options):
+        asked.append(trust_remote_code)
+        return load_dataset_builder(path, name, **options)
+
+    monkeypatch.setattr(datasets, "load_dataset_builder", of_version_3)
+    rows().to_parquet(tmp_path / "train.parquet")
+    assert len(read(tmp_path, str(tmp_path))) == 3
+    assert asked == [False]
+
+
 def test_name_subset_and_revision_reach_the_hub(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(hub, "_unreachable", lambda: "")
+    rows().to_parquet(tmp_path / "test.parquet")
+    load_dataset_builder = datasets.load_dataset_builder
 
-    def load_dataset(*args, **kwargs):
+    def from_the_hub(*args, **kwargs):
         asked.append((args, kwargs))
-        return rows()
+        return load_dataset_builder(
+            "parquet", data_files={s: str(tmp_path / "test.parquet") for s in ("train", "test")}
+        )
 
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    read(tmp_path, "gsm8k/main", revision="abc123")
+    monkeypatch.setattr(datasets, "load_dataset_builder", from_the_hub)
+    assert len(read(tmp_path, "gsm8k/main", revision="abc123")) == 3
     read(tmp_path, "openai/gsm8k", Split.VALIDATION, name="socratic", validation_split="test")
-    no_scripts = {"trust_remote_code": False}
     assert asked == [
-        (("openai/gsm8k", "main"), {"split": "train", "revision": "abc123", **no_scripts}),
-        (("openai/gsm8k", "socratic"), {"split": "test", "revision": None, **no_scripts}),
+        (("openai/gsm8k", "main"), {"revision": "abc123"}),
+        (("openai/gsm8k", "socratic"), {"revision": None}),
     ]
 
 

@@ -218,7 +218,7 @@ def test_every_load_says_whether_code_may_run() -> None:
             owner = ast.unparse(call.func.value)
             given = {keyword.arg or ast.unparse(keyword.value) for keyword in call.keywords}
             unsafe = call.func.attr in LOADERS or owner.startswith("AutoModel")
-            allowed = given & {"trust_remote_code", "_NO_SCRIPTS"} or owner == "PeftModel"  # peft runs none
+            allowed = given & {"trust_remote_code"} or owner == "PeftModel"  # peft runs none
             pickled = ast.unparse(call.func) in PICKLES and "weights_only" not in given
             if (unsafe and not allowed) or pickled:
                 wrong.append(f"{file.relative_to(ROOT)}:{call.lineno}")
