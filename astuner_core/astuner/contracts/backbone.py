@@ -121,6 +121,10 @@ class Backbone(Built, ABC):
         newest = self.latest_state(run_dir.resume)
         return () if newest is None else [(newest, "")]
 
+    def has_saved_state(self, run_dir: RunDir) -> bool:
+        """Return whether there is a state to resume from. May go by names, where checking the files takes long."""
+        return any(not problem for _, problem in self.saved_states(run_dir))
+
     def latest_state(self, folder: Path) -> Path | None:
         """What a backbone had before there was `saved_states`: the newest complete state in ``folder``, or None."""
         return None

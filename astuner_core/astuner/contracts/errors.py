@@ -25,6 +25,13 @@ class AstunerError(Exception):
     def __init__(self, *args: Any) -> None:
         super().__init__(*(without_secrets(arg) if isinstance(arg, str) else arg for arg in args))
 
+    next_step: str = ""
+    """What to type next, which ends the message; set where the command of the run is known."""
+
+    def __str__(self) -> str:
+        text = Exception.__str__(self)
+        return f"{text.removesuffix('.')}; {self.next_step}" if self.next_step else text
+
 
 class ConfigError(AstunerError):
     """The experiment file or an override is wrong; `problems` lists every mistake, in file order."""

@@ -204,6 +204,8 @@ class RunContext:
     """Tell everybody; what is published while an event is being told follows it."""
     stop: Callable[[AstunerError], None]
     """End the run, in order, after what it is doing, with this error."""
+    resume_command: str = ""
+    """The command that continues the run, for a shell; empty where nothing is trained, or it is not known."""
 
 
 def _to_terminal(text: str) -> None:

@@ -14,19 +14,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-
-import yaml
+from typing import TYPE_CHECKING, Any
 
 from astuner.config import Config
-from astuner.config.checking import TABLES
 from astuner.config.schema import MOST
 from astuner.contracts.backbone import Backbone
 from astuner.contracts.errors import ConfigError, RunError
 from astuner.contracts.events import RunPlanned, Subscriber
 from astuner.contracts.interrupt import Interrupt
-from astuner.contracts.parts import DebuggerPart, HelperModelsPart
-from astuner.contracts.places import Tree
+from astuner.contracts.parts import DebuggerPart
 from astuner.contracts.proxies import bypass_proxies
 from astuner.contracts.secrets import without_user
 from astuner.plugins import registry
@@ -34,7 +30,9 @@ from astuner.plugins.loader import load_plugins
 from astuner.rollout.metrics import counted, reward_beside
 from astuner.rollout.models import AgentRegistry
 from astuner.rollout.parts import source_of
+from astuner.runs.command import RunCommand
 from astuner.runs.preflight import Preflight
+from astuner.runs.resuming import Resume, next_step, prepare_run_dir, with_next_step
 from astuner.runs.run import TrainingRun
 from astuner.runs.run_dir import RunDir, debug_folder
 from astuner.runs.services import run_services
@@ -72,9 +70,10 @@ def make_plan(config: Config, trains: bool, of_backbone: Mapping[str, str], run_
     missing = (
         "" if validated else "; there will be no before and after: name a validation split in the reader's section"
     )
+    counts = tasks.counts() if validated else tasks.counts().replace(", 0 to validate", ", none to validate")
     lines = {
         "model": _model(a.model),
-        "tasks": f"{train} to train on, {validated or 'none'} to validate on, from {reader}{missing}",
+        "tasks": f"{counts}, from {reader}{missing}",
         **tasks.checked.get("plan", {}),
         "workflow": workflow,
         "reward": judge,
@@ -252,9 +251,6 @@ def _success(row: Mapping[str, Any]) -> str:
     return f"{row['val/success']:.1%}  (95 %: {low:.1%} to {high:.1%}; {over}; step {row['step']})"
 
 
-Resume = Literal["auto", "must", "never"]
-
-
 def run(
     path: str | Path,
     overrides: Sequence[str] = (),
@@ -274,7 +270,8 @@ def run(
     :param services: what ``--with`` names: registered services, or environments to serve (see
         `astuner.runs.services`). They run before the tasks are read, and until the end; also for a dry run.
     :param resume: ``auto`` continues an unfinished run of the same config and otherwise starts over; ``must`` continues
-        whatever is in the run folder; ``never`` starts over. An earlier run's folder is kept under another name.
+        whatever is in the run folder; ``never`` starts over. An earlier run's folder is kept under another name. A run
+        continues only with its own tasks, validation tasks, seed and shuffling.
     :param debug_tags: where to stop: ``bp("TAG")`` in an agent's code; see `astuner.runs.breakpoints`.
     :param debug_listen: wait there for a debugger, though the run has a terminal.
     :param listeners: are told what happens, besides those that plugins and the experiment name.
@@ -284,6 +281,13 @@ def run(
     :raises RunError: the run cannot go on, or not begin: what it wants from the hub cannot be had.
     """
     bypass_proxies()  # before modules of the user, which may make clients, are imported
+    command = RunCommand(
+        file=str(path),
+        overrides=tuple(overrides),
+        backbone=backbone,
+        services=tuple(services),
+        disabled_plugins=tuple(disabled_plugins),
+    )
     debug: DebuggerPart | None = None
     given = [*overrides]
     if debug_tags or debug_listen:
@@ -318,8 +322,8 @@ def run(
         stack.enter_context(interrupt.listening())
         stack.enter_context(run_dir.locked())
         stack.enter_context(recorded_process(os.getpid(), f"astuner run {path}", run_dir.path))
-        resume_from, note = _prepare_run_dir(run_dir, config, trainer, resume)
-        stack.enter_context(_explained(path, run_dir.path))  # what closing raises, too
+        resume_from, note = prepare_run_dir(run_dir, config, trainer, resume, tasks, command)
+        stack.enter_context(_explained(command, run_dir, trainer))  # what closing raises, too
         training = TrainingRun(
             config,
             run_dir,
@@ -328,6 +332,7 @@ def run(
             sinks=sinks,
             interrupt=interrupt,
             resume_from=resume_from,
+            resume_command=command.resuming() if trains else "",
             trains=trains,
         )
         stack.callback(training.close)
@@ -340,18 +345,11 @@ def run(
         if not trains:
             trainer.train(training)
             return finish(training, trains=False)
-        command = _command(path, overrides, backbone, services)
-        planned = RunPlanned(command=command, config_file=config.path, plan=plan.lines, tasks=tasks.checked)
+        planned = RunPlanned(command=command.words(), config_file=config.path, plan=plan.lines, tasks=tasks.checked)
         training.publish(planned)
-        with told_if_cut_short(training):
+        with told_if_cut_short(training), with_next_step(command, run_dir, trainer):
             trainer.train(training)
         return finish(training, trains=True)
-
-
-def _command(path: str | Path, overrides: Sequence[str], backbone: str | None, services: Sequence[str]) -> list[str]:
-    """What runs the same experiment again."""
-    named = [word for service in services for word in ("--with", service)]
-    return ["astuner", "run", str(path), *overrides, *(["--backbone", backbone] if backbone else []), *named]
 
 
 def _lend(trainer: Backbone, notes: Sequence[str], command: str, resume: Resume, services: Sequence[str]) -> RunResult:
@@ -378,59 +376,17 @@ def _say(text: str) -> None:
 
 
 @contextlib.contextmanager
-def _explained(path: str | Path, folder: Path) -> Iterator[None]:
+def _explained(command: RunCommand, run_dir: RunDir, trainer: Backbone) -> Iterator[None]:
     """Say what to do about a disk that is full, fails or is not ours, and about a run's folder that was removed."""
     try:
         yield
     except Exception as e:
-        removed = "" if folder.exists() else f"its folder {folder} was removed; start again: astuner run {path}"
+        folder = run_dir.path
+        removed = "" if folder.exists() else f"its folder {folder} was removed; start again: {command}"
         numbers = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
         if not removed and getattr(e, "errno", None) not in numbers:
             raise
-        mend = f"{e}; free space or mend permissions, then continue with: astuner run {path} --resume"
-        raise RunError(f"the run stopped: {removed or mend}") from e
-
-
-def _prepare_run_dir(run_dir: RunDir, config: Config, trainer: Backbone, resume: Resume) -> tuple[Path | None, str]:
-    """Continue or start over: (state to resume from, a note for the person)."""
-    if resume == "must" or (resume == "auto" and _unfinished(run_dir, config)):
-        damaged: list[str] = []
-        for path, problem in trainer.saved_states(run_dir):
-            if not problem:
-                run_dir.summary.unlink(missing_ok=True)
-                RunDir.write_atomically(run_dir.resolved, config.dump_yaml())
-                note = f"continuing the run in {run_dir.path} from {path.relative_to(run_dir.path)}"
-                return path, "; ".join([*damaged, note])
-            damaged.append(f"{path} cannot be used: {problem}")
-        if damaged or resume == "must":
-            raise RunError(
-                f"there is nothing to resume in {run_dir.path}: {'; '.join(damaged) or 'nothing was saved yet'}; "
-                f"astuner doctor {run_dir.path} says what can be saved; --no-resume starts over, and keeps that folder"
-            )
-    moved = run_dir.start(keep=trainer.capabilities.trains)
-    part: type[HelperModelsPart] | None = registry.find_optional_part(config.plugins, "helper_models")
-    if part is not None:
-        part.of(config).begin()
-    RunDir.write_atomically(run_dir.resolved, config.dump_yaml())
-    return None, f"the earlier run's folder is now {moved}" if moved else ""
-
-
-def _unfinished(run_dir: RunDir, config: Config) -> bool:
-    """Whether the folder has a run of this config that did not come to its end."""
-    if run_dir.summary.exists() or not run_dir.resolved.exists():  # the summary is written last
-        return False
-    try:
-        before = _comparable(run_dir.resolved.read_text(encoding="utf-8"))
-    except (ValueError, yaml.YAMLError, RecursionError) as e:
-        raise RunError(f"{run_dir.resolved} is damaged; type --resume to go on, or --no-resume: {e}") from e
-    return bool(before == _comparable(config.dump_yaml()))
-
-
-def _comparable(text: str) -> Any:
-    """A resolved config without what may change between a run and its continuation."""
-    tree = Tree(yaml.safe_load(text) or {})
-    may_change = (("astuner", *key.split(".")) for key in TABLES["may_change"])
-    for key in (("resolved",), *may_change):  # which keys were written, and where
-        if tree.has(key):
-            tree.remove(key)
-    return tree.data
+        if removed:
+            raise RunError(f"the run stopped: {removed}") from e
+        mend = f"{e}; free space or mend permissions, then {next_step(command, run_dir, trainer)}"
+        raise RunError(f"the run stopped: {mend}") from e

@@ -131,11 +131,13 @@ class RunWriter:
         *,
         total_steps: int,
         policies: Sequence[str] = (),
+        resume_command: str = "",
         trains: bool = True,
     ) -> None:
         """
         :param sinks: to be told besides the subscribers that plugins have.
         :param policies: those that train, where the run tells several apart.
+        :param resume_command: what continues the run, for messages.
         """
         self.config = config
         self.run_dir = run_dir
@@ -149,6 +151,7 @@ class RunWriter:
             trains=trains,
             publish=self.bus.publish,
             stop=self.bus.stop,
+            resume_command=resume_command,
         )
         self.bus.subscribe(sinks)
         for kind in subscribers(config):
@@ -207,10 +210,12 @@ class TrainingRun(RunWriter):
         sinks: Sequence[Subscriber] = (),
         interrupt: Interrupt | None = None,
         resume_from: Path | None = None,
+        resume_command: str = "",
         trains: bool = True,
     ) -> None:
         """
         :param sinks: to be told besides the subscribers that plugins have.
+        :param resume_command: what continues the run, for messages.
         :param trains: False: it only tries episodes out.
         """
         self.interrupt = interrupt or Interrupt()
@@ -229,6 +234,7 @@ class TrainingRun(RunWriter):
             sinks,
             total_steps=planned_steps(config, len(tasks.train)),
             policies=self._told_apart,
+            resume_command=resume_command,
             trains=trains,
         )
         if tasks.skipped:
@@ -252,7 +258,7 @@ class TrainingRun(RunWriter):
 
     def check_stop(self) -> None:
         if self.interrupt.requested:
-            raise Interrupted("stopped on request; continue with --resume")
+            raise Interrupted("stopped on request")
         self.bus.check_stop()
 
     def is_due(self, what: str, step: int) -> bool:

@@ -15,6 +15,7 @@
       alarms.jsonl         what the sentinel had to say
       certificate.json     how exactly turns went on, and what became of every token
       tasks.json           whether the validation tasks are held out
+      task_digests.json    a digest of every task, by which a resumed run recognises them
       origin.json          what was typed where, on which machine, with which versions
       report.html  report.md  reward_curve.png  reward_curve.svg  summary.json
 """
@@ -65,6 +66,7 @@ class RunDir:
         self.curve = self.path / "reward_curve.png"
         self.curve_svg = self.path / "reward_curve.svg"
         self.tasks = self.path / "tasks.json"
+        self.task_digests = self.path / "task_digests.json"
         self.origin = self.path / "origin.json"
         self.report_html = self.path / "report.html"
         self.report_md = self.path / "report.md"

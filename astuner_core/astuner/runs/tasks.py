@@ -18,6 +18,7 @@ from astuner.contracts.errors import AstunerError, DataError
 from astuner.contracts.types import Split, Task
 from astuner.plugins.user_code import raised_at
 from astuner.rollout.parts import build_task_reader
+from astuner.runs.fingerprint import describe_count
 
 if TYPE_CHECKING:
     from astuner.config import Config
@@ -34,6 +35,14 @@ class TaskSet:
     """Lines that could not be read (`data.on_bad_line: skip`): place -> reason."""
     checked: Mapping[str, Any] = field(default_factory=dict)
     """What the part ``task_check`` found in them."""
+
+    def counts(self, *, noun: str = "") -> str:
+        """Return how many different tasks the splits have: ``20 to train on (each 100 times), 4 to validate on``.
+
+        :param noun: what to call the training tasks, such as ``tasks``.
+        """
+        train = describe_count(self.train, f"{noun} to train on".strip())
+        return f"{train}, {describe_count(self.validation, 'to validate on')}"
 
 
 def read_tasks(config: Config, *, dry_run: bool = False) -> TaskSet:

@@ -89,7 +89,7 @@ def check(
     else:
         for line in (*notes, *(f"not checked: {text}" for text in unchecked), *mistakes):
             typer.echo(line)
-        read = f"; {len(tasks.train)} tasks to train on, {len(tasks.validation)} to validate on" if tasks else ""
+        read = f"; {tasks.counts(noun='tasks')}" if tasks else ""
         verdict = f"{len(mistakes)} mistake{'s' * (len(mistakes) > 1)}" if mistakes else f"no mistake{read}"
         typer.echo(f"{file}{f' with the backbone {name!r}' if name else ''}: {verdict}")
     if mistakes:

@@ -51,7 +51,7 @@ class LeftBehind(Subscriber):
     def __init__(self, context: RunContext) -> None:
         here, self._began = os.getpid(), 0.0
         self._mark = f"{here} {process_start_time(here)} {context.run_dir}"
-        self._again = "; the same command with --resume goes on" if context.trains else ""
+        self._again = f"; continue with: {again}" if (again := context.resume_command) else ""
         self._beside: subprocess.Popen[bytes] | None = None
 
     def wants(self, event: Event) -> bool:
@@ -85,7 +85,7 @@ def ended_without_a_word(mark: str, again: str) -> None:
     pid, _, run_dir = mark.split(" ", 2)
     why = "it was killed (`kill -9`, or the system for want of memory), crashed, or code in it called C's exit"
     ended = _end_what_is_left(mark, os.fstat(0).st_ino) or "nothing"
-    text = f"the run's process {pid} ended without a word: {why}{again}; still there, and ended: {ended}"
+    text = f"the run's process {pid} ended without a word: {why}; still there, and ended: {ended}{again}"
     if (log := Path(run_dir, "run.log")).exists():
         with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sqlite3
 from collections.abc import Iterator
@@ -100,10 +101,12 @@ def _states(folder: RunDir) -> Iterator[Finding]:
 
 
 def _command(folder: RunDir) -> str:
-    """What was typed to begin the run; empty where that is not known."""
+    """Return what was typed to begin the run, to be typed in this folder; empty where that is not known."""
     if not folder.origin.is_file():
         return ""
     try:
-        return str(json.loads(folder.origin.read_text(encoding="utf-8"))["starts"][-1]["command"])
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        start = json.loads(folder.origin.read_text(encoding="utf-8"))["starts"][-1]
+        command, typed_in = str(start["command"]), str(start.get("folder") or os.getcwd())
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return ""
+    return command if typed_in == os.getcwd() else f"cd {shlex.quote(typed_in)} && {command}"

@@ -295,7 +295,7 @@ class Helper:
             f"the helper model {self.name!r} has spent {spent.spent:.6g}{unit} of its budget of "
             f"{spent.budget:.6g}{unit} in {spent.calls} requests, and the next one may take {spent.next:.6g}{unit}. "
             "Everything done so far is saved, and the answers are kept. "
-            f"Raise {self._spell(spent.key)} and go on; a run goes on by: astuner run FILE --resume"
+            f"Raise {self._spell(spent.key)}"
         )
 
     def _checked(self, reply: Reply, question: Question, answer: type[BaseModel] | None) -> Any:

@@ -83,6 +83,11 @@ class LocalBackbone(Backbone):
 
         return saved_states(run_dir.resume, run_dir.checkpoints)
 
+    def has_saved_state(self, run_dir: RunDir) -> bool:
+        from astuner_local.trainer.checkpoint import is_there
+
+        return any(map(is_there, (run_dir.resume, run_dir.checkpoints)))
+
     @contextmanager
     def serve(self, model_path: str | None = None) -> Iterator[Served]:
         from astuner_local.modeling import load_model

@@ -366,10 +366,7 @@ def _named(log: Path) -> Iterator[None]:
         cause = "It crashed or was killed, mostly for want of memory (type: dmesg)"
         if isinstance(e, NodeDiedError) or "node has died" in str(e):
             cause = "Its machine is gone from the cluster (type: ray status); start Ray there again, or on another"
-        raise RunError(
-            f"{who}{where} died: {last_words(e).rstrip('.')}. {cause}; what is saved can be continued with --resume; "
-            f"see {log}"
-        ) from e
+        raise RunError(f"{who}{where} died: {last_words(e).rstrip('.')}. {cause}; see {log}") from e
 
 
 def _spelled(resources: Mapping[str, float]) -> str:

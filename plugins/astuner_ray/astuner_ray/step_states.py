@@ -37,9 +37,17 @@ def saved(folder: Path) -> Iterator[tuple[Path, str]]:
     Each is read and checked, but for one without a manifest: of before there were any, or of an engine that went on
     writing.
     """
-    states = [p for p in folder.glob("global_step_*") if _NAME.fullmatch(p.name) and (p / _RUN).is_file()]
-    for state in sorted(states, key=step_of, reverse=True):
+    for state in sorted(_complete_by_name(folder), key=step_of, reverse=True):
         yield state, problem(state) if (state / MANIFEST).exists() else ""
+
+
+def is_there(folder: Path) -> bool:
+    """Return whether a state that was written to the end is in ``folder``, without reading it."""
+    return bool(_complete_by_name(folder))
+
+
+def _complete_by_name(folder: Path) -> list[Path]:
+    return [p for p in folder.glob("global_step_*") if _NAME.fullmatch(p.name) and (p / _RUN).is_file()]
 
 
 def step_of(state: Path) -> int:

@@ -61,6 +61,9 @@ class TrinityBackbone(Backbone):
     def saved_states(self, run_dir: RunDir) -> Iterable[tuple[Path, str]]:
         return step_states.saved(run_dir.resume / "trinity")
 
+    def has_saved_state(self, run_dir: RunDir) -> bool:
+        return step_states.is_there(run_dir.resume / "trinity")
+
     @contextmanager
     def serve(self, model_path: str | None = None) -> Iterator[Served]:
         machine = _prepared()

@@ -203,7 +203,7 @@ class _Stage:
         waits = "; ".join(f"the {who} {what}" for who, (what, _) in self._session.doing.items())
         raise RunError(
             f"nothing was heard of Trinity for {limit:g} s (trinity.synchronizer.sync_timeout): {waits}; "
-            f"what is saved can be continued with --resume; see {self._redirect.log}"
+            f"see {self._redirect.log}"
         )
 
     def _where(self, who: str) -> str:

@@ -222,7 +222,7 @@ class Session:
     def _lost(self, what: str) -> str:
         return (
             f"{what} did not come back from Trinity's workflow runners: one of them died, or took longer than "
-            f"trinity.explorer.max_timeout; see {self._job / 'log'}, and continue with --resume"
+            f"trinity.explorer.max_timeout; see {self._job / 'log'}"
         )
 
     # -------------------------------------------------------------- the runners

@@ -52,6 +52,9 @@ class VerlBackbone(Backbone):
     def saved_states(self, run_dir: RunDir) -> Iterable[tuple[Path, str]]:
         return step_states.saved(run_dir.resume)
 
+    def has_saved_state(self, run_dir: RunDir) -> bool:
+        return step_states.is_there(run_dir.resume)
+
     @contextmanager
     def serve(self, model_path: str | None = None) -> Iterator[Served]:
         facts = Facts.of(self.config)

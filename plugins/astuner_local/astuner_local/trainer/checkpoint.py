@@ -151,6 +151,11 @@ def saved_states(*directories: Path) -> Iterator[tuple[Path, str]]:
         yield path, problem(path)
 
 
+def is_there(directory: Path) -> bool:
+    """Return whether a checkpoint with a state is in ``directory``, by its name and without reading it."""
+    return any((path / "resume" / "state.json").is_file() for _, path in _found(directory))
+
+
 def latest_checkpoint(directory: Path) -> Path | None:
     """The complete checkpoint of the highest step; incomplete ones are passed over."""
     return next((path for path, why in saved_states(directory) if not why), None)
@@ -195,7 +200,7 @@ def _explained(directory: Path, target: Path) -> Iterator[None]:
         kept = f"the newest complete checkpoint is still {previous}" if previous else "there is no earlier checkpoint"
         raise CheckpointError(
             f"cannot write {target}: {error} ({free:.1f} GiB are free there); free space or fix the permissions of "
-            f"{directory}, or keep fewer with trainer_common.max_checkpoints, then continue with --resume; {kept}"
+            f"{directory}, or keep fewer with trainer_common.max_checkpoints; {kept}"
         ) from error
 
 

@@ -371,7 +371,7 @@ class PolicyTrainer:
                 f"{loss:g}, gradient norm {norm:g}, episodes {', '.join(episodes[:8])}"
                 f"{' …' if len(episodes) > 8 else ''}); the weights are those before these steps. Lower "
                 f"trainer_common.optim.lr (now {self.config.optim.lr:g}), or set astuner.model.dtype: float32, and "
-                "look at the log-probabilities of these episodes; then continue with --resume"
+                "look at the log-probabilities of these episodes"
             )
 
     def _loss(self, work: _Update, mini: MiniBatch, micro: MicroBatch, *, weights_are_old: bool) -> Tensor:

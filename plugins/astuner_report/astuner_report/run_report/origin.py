@@ -10,7 +10,6 @@ import hashlib
 import importlib.metadata
 import os
 import platform
-import shlex
 import shutil
 import subprocess
 import sys
@@ -19,12 +18,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from astuner import RunDir
 from astuner.contracts.diagnosis import nvidia_smi
 from astuner.contracts.installed import readable
-from astuner.contracts.secrets import redact, without_user
+from astuner.contracts.shell import shell_text
 from astuner_report.run_report.files import has, read_json
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "peft", "vllm", "sglang", "ray", "verl", "trinity-rft", "numpy")
@@ -41,7 +38,7 @@ def begin(run_dir: RunDir, *, command: Sequence[str], config_file: Path, plan: M
     """
     start = {
         "started": round(time.time(), 3),
-        "command": shlex.join(_without_secrets(command)),
+        "command": shell_text(command),
         "folder": os.getcwd(),
         "plan": dict(plan),
         "config_sha256": hashlib.sha256(run_dir.resolved.read_bytes()).hexdigest(),
@@ -76,24 +73,6 @@ def _check(found: Any) -> None:
     kinds = {"command": str, "config_sha256": str, "energy": str, "machine": dict, "plan": dict, "versions": dict}
     if not all(has(start, **kinds) and start["started"] >= 0 for start in found["starts"]):
         raise ValueError("a start is not as it was written")
-
-
-def _without_secrets(command: Sequence[str]) -> list[str]:
-    """``command`` without the values of keys that hold secrets."""
-    shown = []
-    for word in command:
-        key, equals, value = word.partition("=")
-        if not equals:
-            shown.append(word)
-            continue
-        try:
-            read = yaml.safe_load(value)
-        except yaml.YAMLError:
-            read = value  # refused elsewhere, with its place
-        clean = redact(read, {}, tuple(key.split(".")))
-        plain = clean if isinstance(clean, str) else yaml.safe_dump(clean, default_flow_style=True, width=10**6).strip()
-        shown.append(without_user(word) if clean == read else f"{key}={plain}")
-    return shown
 
 
 def _project(folder: Path) -> dict[str, Any] | None:

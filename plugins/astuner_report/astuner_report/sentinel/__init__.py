@@ -152,7 +152,7 @@ class Sentinel:
             return None
         return RunError(
             f"the run stops after step {alarm.step}, as astuner.trainer_common.sentinel.stop_on says for "
-            f"{alarm.rule}: {alarm.message}; {alarm.advice}. Everything finished is saved: continue with --resume"
+            f"{alarm.rule}: {alarm.message}; {alarm.advice}. Everything finished is saved"
         )
 
     def replay(self, rows: Iterable[Mapping[str, Any]]) -> None:

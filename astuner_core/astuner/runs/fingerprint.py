@@ -1,0 +1,137 @@
+"""Fingerprints of tasks: whether a run is resumed with the tasks that it was started with, and what differs.
+
+A task is known by what it holds, not by its file: renaming a file, or reading the same rows with another reader,
+changes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, time
+from decimal import Decimal
+from pathlib import Path, PurePath
+from typing import Any
+from uuid import UUID
+
+from astuner.contracts.errors import RunError
+from astuner.contracts.rows import ID_FIELDS
+from astuner.contracts.types import Task
+from astuner.runs.run_dir import RunDir
+
+_PLACE = re.compile(r".*:\d+")
+"""The label of a task whose data set gives it none: file or split, and number."""
+_MAX_DEPTH = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fingerprint:
+    """The tasks of a run, as a digest of each, in their order."""
+
+    train: Sequence[str]
+    validation: Sequence[str]
+
+    @classmethod
+    def of(cls, train: Sequence[Task], validation: Sequence[Task]) -> Fingerprint:
+        return cls(train=list(map(digest, train)), validation=list(map(digest, validation)))
+
+    @classmethod
+    def read(cls, path: Path) -> Fingerprint | None:
+        """Return the fingerprint in a run folder, or None where an earlier version kept none.
+
+        :raises RunError: the file is damaged.
+        """
+        if not path.exists():
+            return None
+        try:
+            saved = json.loads(path.read_text(encoding="utf-8"))
+            return cls(train=list(map(str, saved["train"])), validation=list(map(str, saved["validation"])))
+        except (OSError, ValueError, LookupError, TypeError, RecursionError) as e:
+            raise RunError(f"{path} is damaged: {e}. Move it away to resume without comparing the tasks") from e
+
+    def write(self, path: Path) -> None:
+        saved = {"train": list(self.train), "validation": list(self.validation)}
+        RunDir.write_atomically(path, json.dumps(saved) + "\n")
+
+
+def digest(task: Task) -> str:
+    """Return a digest of everything that a task holds, apart from a label that only names its place in a file."""
+    is_place = not task.has_environment and _PLACE.fullmatch(task.task_id)
+    return _digest(task, "" if is_place else task.task_id, task.metadata)
+
+
+def describe_count(tasks: Sequence[Task], purpose: str) -> str:
+    """Return how many tasks there are, repetitions apart: ``20 to train on (each 100 times)``.
+
+    Tasks that differ in nothing but their ID are the same one; an environment's tasks are told apart by their ID.
+
+    :param purpose: such as ``to train on``.
+    """
+    times = Counter(map(_digest_without_id, tasks))
+    if len(times) == len(tasks):
+        return f"{len(tasks)} {purpose}"
+    if len(set(times.values())) == 1:
+        return f"{len(times)} {purpose} (each {len(tasks) // len(times)} times)"
+    return f"{len(tasks)} {purpose} ({len(times)} different)"
+
+
+def describe_difference(before: Sequence[str], now: Sequence[str], tasks: Sequence[Task]) -> str:
+    """Return what differs between two lists of digests, such as ``1 changed, 4 added; the first is train.jsonl:1``.
+
+    :param tasks: the tasks of ``now``.
+    :returns: an empty string if nothing differs.
+    """
+    if list(before) == list(now):
+        return ""
+    new, gone = Counter(now) - Counter(before), Counter(before) - Counter(now)
+    added, removed = sum(new.values()), sum(gone.values())
+    if not added and not removed:
+        return f"the same {len(now)} in another order"
+    counts = {"changed": min(added, removed), "added": added - removed, "removed": removed - added}
+    parts = ", ".join(f"{count} of {len(before)} {what}" if what != "added" else f"{count} {what}"
+                      for what, count in counts.items() if count > 0)  # fmt: skip
+    first = next((task.task_id for task, own in zip(tasks, now, strict=True) if own in new), "")
+    return f"{parts}; the first is {first}" if first else parts
+
+
+def _digest_without_id(task: Task) -> str:
+    if task.has_environment:
+        return _digest(task, task.task_id, task.metadata)
+    return _digest(task, "", {name: value for name, value in task.metadata.items() if name not in ID_FIELDS})
+
+
+def _digest(task: Task, label: str, metadata: Mapping[str, Any]) -> str:
+    content = [label, task.main_query, list(task.init_messages), task.env_type, metadata]
+    try:
+        text = json.dumps(content, sort_keys=True, default=_plain)
+    except (TypeError, ValueError, RecursionError):  # keys of several types, or a value that contains itself
+        text = json.dumps(_canonical(content))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that JSON can hold, the same in every process, for one that it cannot."""
+    if isinstance(value, (date, time, Decimal, UUID, PurePath)):
+        return str(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(repr, value))
+    if isinstance(value, bytes):
+        return value.hex()
+    return str(type(value))  # nothing else is known about it: its text may name an address
+
+
+def _canonical(value: Any, depth: int = 0) -> Any:
+    if depth > _MAX_DEPTH:
+        return "…"
+    if isinstance(value, Mapping):
+        pairs = [(f"{type(k).__name__} {k!r}", _canonical(v, depth + 1)) for k, v in value.items()]
+        return sorted(pairs, key=lambda pair: pair[0])
+    if isinstance(value, (list, tuple)):
+        return [_canonical(item, depth + 1) for item in value]
+    return value if value is None or isinstance(value, (str, int, float)) else _plain(value)

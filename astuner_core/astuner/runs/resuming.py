@@ -1,0 +1,283 @@
+"""Continue the run in a folder, or start over: which one, and what differs from the run that is there.
+
+A run continues only where its figures stay comparable and no task of an epoch is left out or drawn twice: with the
+tasks that it was started with, in the order that its seed decides, measured on the same validation tasks. Everything
+else may change with ``--resume``, and is listed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import yaml
+
+from astuner.config.checking import TABLES
+from astuner.contracts.errors import AstunerError, Interrupted, RunError
+from astuner.contracts.parts import HelperModelsPart
+from astuner.contracts.places import Tree
+from astuner.plugins import registry
+from astuner.runs.command import RunCommand, yaml_text
+from astuner.runs.fingerprint import Fingerprint, describe_difference
+from astuner.runs.run_dir import RunDir
+
+if TYPE_CHECKING:
+    from astuner.config import Config
+    from astuner.contracts.backbone import Backbone
+    from astuner.runs.tasks import TaskSet
+
+Resume = Literal["auto", "must", "never"]
+
+BACKBONE = "astuner.backbone"
+_READER = "astuner.task_reader"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangedKey:
+    """A key whose value is not that of the run in the folder."""
+
+    name: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.name} is {_shown(self.now)} (was {_shown(self.before)})"
+
+    @property
+    def is_of_reader(self) -> bool:
+        """Whether it says where the tasks are, which the tasks themselves decide."""
+        return self.name.startswith(f"{_READER}.")
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether a run keeps it to its end."""
+        return _is_listed(self.name, "must_stay")
+
+
+def prepare_run_dir(
+    run_dir: RunDir, config: Config, trainer: Backbone, resume: Resume, tasks: TaskSet, command: RunCommand
+) -> tuple[Path | None, str]:
+    """Continue the run in the folder or start over.
+
+    :param command: what was typed, for messages.
+    :returns: the state to resume from, None for a fresh start; and a note.
+    :raises RunError: there is nothing to resume, or the run cannot be resumed with these tasks or settings.
+    """
+    now = Fingerprint.of(tasks.train, tasks.validation)
+    before = _Before() if resume == "never" else _Before.read(run_dir, config)
+    if resume == "must" or (resume == "auto" and before.continues_as(now)):
+        damaged: list[str] = []
+        for path, problem in trainer.saved_states(run_dir):
+            if not problem:
+                notes = _check_same_run(run_dir, config, before, now, tasks, command)
+                run_dir.summary.unlink(missing_ok=True)
+                RunDir.write_atomically(run_dir.resolved, config.dump_yaml())
+                now.write(run_dir.task_digests)
+                note = f"continuing the run in {run_dir.path} from {path.relative_to(run_dir.path)}"
+                return path, "; ".join([*damaged, note, *notes])
+            damaged.append(f"{path} cannot be used: {problem}")
+        if damaged or resume == "must":
+            raise RunError(
+                f"there is nothing to resume in {run_dir.path}: {'; '.join(damaged) or 'nothing was saved yet'}; "
+                f"astuner doctor {run_dir.path} says what can be saved; --no-resume starts over and keeps that folder: "
+                f"{command.starting_over()}"
+            )
+    trains = trainer.capabilities.trains
+    why = before.why_not_continued if resume == "auto" and trains else ""
+    is_saved = bool(why) and (before.is_of_other_backbone or trainer.has_saved_state(run_dir))
+    moved = run_dir.start(keep=trains)
+    part: type[HelperModelsPart] | None = registry.find_optional_part(config.plugins, "helper_models")
+    if part is not None:
+        part.of(config).begin()
+    RunDir.write_atomically(run_dir.resolved, config.dump_yaml())
+    if trains:
+        now.write(run_dir.task_digests)
+    if moved is None:
+        return None, ""
+    note = f"the earlier run's folder is now {moved}"
+    if not is_saved:
+        return None, f"{why}, so a new run starts; {note}" if why else note
+    return None, f"{why}, so a new run starts; {note}. {before.advice(command.at(moved), now, tasks)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Before:
+    """The run that is in the folder already, compared with the one that is to run."""
+
+    exists: bool = False
+    is_finished: bool = False
+    changed: Sequence[ChangedKey] = ()
+    fingerprint: Fingerprint | None = None
+    """None: an earlier version kept none, or a file is damaged."""
+    damage: Sequence[str] = ()
+    """Why settings or tasks cannot be compared."""
+
+    @classmethod
+    def read(cls, run_dir: RunDir, config: Config) -> _Before:
+        damage: list[str] = []
+        changed: list[ChangedKey] = []
+        fingerprint: Fingerprint | None = None
+        try:
+            changed = changed_keys(run_dir, config)
+        except RunError as e:
+            damage.append(str(e))
+        try:
+            fingerprint = Fingerprint.read(run_dir.task_digests)
+        except RunError as e:
+            damage.append(str(e))
+        return cls(
+            exists=run_dir.resolved.exists(),
+            is_finished=run_dir.summary.exists(),  # it is written last
+            changed=changed,
+            fingerprint=fingerprint,
+            damage=damage,
+        )
+
+    def continues_as(self, now: Fingerprint) -> bool:
+        """Return whether the run in the folder is unfinished and of the same experiment.
+
+        The same tasks from another file are no other experiment.
+
+        :raises RunError: that cannot be known, since a file is damaged.
+        """
+        if not self.exists or self.is_finished:
+            return False
+        if self.damage:
+            raise RunError("; ".join(self.damage))
+        return all(key.is_of_reader and self.fingerprint == now for key in self.changed)
+
+    @property
+    def is_of_other_backbone(self) -> bool:
+        return any(key.name == BACKBONE for key in self.changed)
+
+    @property
+    def why_not_continued(self) -> str:
+        """Why a new run starts; empty if there is none in the folder, or nothing changed."""
+        if not self.exists:
+            return ""
+        if self.is_finished:
+            return "the earlier run is finished"
+        return ", ".join(map(str, self.changed))
+
+    def advice(self, command: RunCommand, now: Fingerprint, tasks: TaskSet) -> str:
+        """Return how to continue this run.
+
+        :param command: for the folder where it is now.
+        """
+        earlier = [f"{key.name}={yaml_text(key.before)}" for key in self.changed if key.is_fixed]
+        again = command.overriding(*earlier).resuming()
+        if self.fingerprint is not None:
+            train = describe_difference(self.fingerprint.train, now.train, tasks.train)
+            validation = describe_difference(self.fingerprint.validation, now.validation, tasks.validation)
+            differs = [f"{name} ({text})" for name, text in (("training", train), ("validation", validation)) if text]
+            if differs:
+                return f"To continue it, restore its {' and '.join(differs)} tasks, then type: {again}"
+        if self.is_finished:
+            return f"To train it further, add a larger --steps to: {again}"
+        return f"To continue it: {again}"
+
+
+def changed_keys(run_dir: RunDir, config: Config) -> list[ChangedKey]:
+    """Return the keys whose values differ from those of the run in the folder, without those that may change.
+
+    :raises RunError: the folder's ``resolved.yaml`` is damaged.
+    """
+    if not run_dir.resolved.exists():
+        return []
+    try:
+        before = Tree(dict(yaml.safe_load(run_dir.resolved.read_text(encoding="utf-8")) or {}))
+    except (OSError, TypeError, ValueError, yaml.YAMLError, RecursionError) as e:
+        raise RunError(f"{run_dir.resolved} is damaged; type --resume to go on, or --no-resume: {e}") from e
+    written = {*config.written, *(before.get(("resolved", "written")) or ())}
+    old, new = _values(before), _values(Tree(yaml.safe_load(config.dump_yaml())))
+    return [
+        ChangedKey(name=name, before=old.get(name), now=new.get(name))
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name)
+        # a default that another version of ASTuner has
+        and ((name in old and name in new) or any(key == name or name.startswith(f"{key}.") for key in written))
+    ]
+
+
+def _values(tree: Tree) -> dict[str, Any]:
+    leaves = {".".join(key): value for key, value in tree.leaves() if key[0] != "resolved"}
+    return {name: value for name, value in leaves.items() if not _is_listed(name, "may_change") and value != {}}
+
+
+def _is_listed(name: str, table: str) -> bool:
+    return any(f"{name}.".startswith(f"astuner.{key}.") for key in TABLES[table])
+
+
+def _check_same_run(
+    run_dir: RunDir,
+    config: Config,
+    before: _Before,
+    now: Fingerprint,
+    tasks: TaskSet,
+    command: RunCommand,
+) -> list[str]:
+    """Return notes on what changed since the run was saved.
+
+    :raises RunError: something changed that a run keeps to its end.
+    """
+    refused = [str(key) for key in before.changed if key.is_fixed]
+    notes = [*before.damage, *(str(key) for key in before.changed if not key.is_fixed)]
+    if (saved := before.fingerprint) is not None:
+        if difference := describe_difference(saved.train, now.train, tasks.train):
+            refused.append(f"the training tasks have changed{_source(config, 'validation')}: {difference}")
+        if difference := describe_difference(saved.validation, now.validation, tasks.validation):
+            measured = bool(now.validation) and any("val/success" in row for row in run_dir.read_metrics())
+            text = f"the validation tasks have changed{_source(config, 'training')}: {difference}"
+            (refused if measured else notes).append(text)
+    elif not before.damage:
+        notes.append("the run was started by an earlier version, so its tasks are not compared with the present ones")
+    if refused:
+        raise RunError(
+            f"the run in {run_dir.path} cannot continue: {'; '.join(refused)}. Restore what has changed, or start over "
+            f"with: {command.starting_over()}"
+        )
+    return notes
+
+
+def _source(config: Config, other: str) -> str:
+    """Return the keys that say where tasks are, for messages.
+
+    :param other: a word in the keys of the other split.
+    """
+    values = Tree(config.as_dict())
+    keys = {name: values.get(tuple(name.split("."))) for name in sorted(config.written)}
+    shown = [
+        f"{name}: {value}"
+        for name, value in keys.items()
+        if name.startswith(f"{_READER}.") and name != f"{_READER}.type"
+        if other not in name and not isinstance(value, Mapping)
+    ]
+    return f" ({', '.join(shown)})" if shown else ""
+
+
+@contextmanager
+def with_next_step(command: RunCommand, run_dir: RunDir, trainer: Backbone) -> Iterator[None]:
+    """Add to an error that ends the run how to continue it."""
+    try:
+        yield
+    except AstunerError as e:
+        e.next_step = e.next_step or next_step(command, run_dir, trainer, start_again=isinstance(e, Interrupted))
+        raise
+
+
+def next_step(command: RunCommand, run_dir: RunDir, trainer: Backbone, *, start_again: bool = True) -> str:
+    """Return how to continue a run that ended early.
+
+    :param start_again: whether to say how to start it where nothing was saved.
+    """
+    if trainer.has_saved_state(run_dir):
+        return f"continue with: {command.resuming()}"
+    return f"nothing was saved yet, start again with: {command}" if start_again else ""
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else json.dumps(value, ensure_ascii=False, default=str)
