@@ -163,7 +163,7 @@ def test_a_run_that_waits_for_a_debugger_is_ended_by_the_first_signal(folder: Pa
                 break
         said = run.stderr.read()
     assert run.returncode == 130, said
-    assert said.rstrip().endswith("continue with --resume")
+    assert said.rstrip().endswith("stopped on request")
 
 
 def test_nobody_has_to_come(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

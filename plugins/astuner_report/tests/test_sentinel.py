@@ -311,7 +311,7 @@ def test_a_rule_of_stop_on_ends_the_run_and_a_resumed_one_goes_on() -> None:
     for row in rows:
         sentinel.see(row["step"], without_place(row))
     assert isinstance(sentinel.stops, RunError)
-    assert re.search(r"stops after step 1, .*stop_on says for empty_masks: none of .* --resume", str(sentinel.stops))
+    assert re.search(r"stops after step 1, .*stop_on says for empty_masks: none of .* saved", str(sentinel.stops))
     again = Sentinel(Settings(stop_on=["empty_masks"]), ())
     again.replay(rows)
     assert again.stops is None
