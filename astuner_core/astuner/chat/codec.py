@@ -240,8 +240,8 @@ class Conversation:
         """Record the reply to ``encoded`` and return it as an OpenAI-style assistant message.
 
         ``content`` is always a string; ``reasoning_content``, ``tool_calls`` and ``unparsed_tool_calls`` (the raw
-        texts of calls that cannot be read, which also stay in the content) are there only when not empty.
-        Tool-call ids are unique in the episode.
+        texts of calls that cannot be read, which also stay in the content or the reasoning) are there only when not
+        empty. Tool-call ids are unique in the episode.
 
         :param generation: what the engine made of ``encoded.prompt_ids``.
         :param turn_index: unique in the episode.
