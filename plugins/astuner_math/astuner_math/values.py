@@ -107,10 +107,10 @@ class Algebra:
         factor = convert(Fraction(1), other.unit, self.unit)
         if factor is None or is_temperature(self.unit) or is_temperature(other.unit):
             return False
-        return AlgebraQuestion(self.body, rf"\frac{{{factor.numerator}}}{{{factor.denominator}}}({other.body})")
+        return AlgebraQuestion(self.body, rf"\frac{{{factor.numerator}}}{{{factor.denominator}}} \cdot ({other.body})")
 
     def in_radians(self) -> str:
-        return rf"\frac{{\pi}}{{180}}({self.body})" if _is_degrees(self) else self.body
+        return rf"\frac{{\pi}}{{180}} \cdot ({self.body})" if _is_degrees(self) else self.body
 
 
 def _is_degrees(angle: Algebra) -> bool:
@@ -166,8 +166,8 @@ def readings(text: str, *, letters_are_units: bool = False) -> Reading:
     :param letters_are_units: Read single letters behind a number as units.
     """
     number = quantity(text, letters_are_units=letters_are_units)
-    if number is not None and text.isdigit():
-        return {Quantity: number, Algebra: Algebra(text)}
+    if number is not None and _PLAIN_NUMBER.fullmatch(text):
+        return {Quantity: number, Algebra: Algebra(ungrouped(text))}
     if len(text) <= MAX_TYPED:
         if typed := _typed(text, number):
             return typed
@@ -176,7 +176,9 @@ def readings(text: str, *, letters_are_units: bool = False) -> Reading:
             if Algebra not in rest or _has_unit(rest):
                 return rest
     if number is not None:
-        return {Quantity: number, Algebra: _algebra(text)}
+        value, unit = number.value, number.unit
+        body = Algebra(rf"\frac{{{value.numerator}}}{{{value.denominator}}}", unit) if unit else _algebra(text)
+        return {Quantity: number, Algebra: body}
     found: dict[type, Value] = {Algebra: _algebra(text)}
     if text.replace(" ", "").isalpha():
         found[Word] = Word(text)
@@ -225,6 +227,7 @@ def _typed(text: str, number: Quantity | None) -> Reading | None:
 _NAMED = re.compile(
     r"(?:[A-Za-z](?:_\{?\w{1,9}\}?)? ?= ?|= ?|\\(?:approx|sim|text ?\{ ?[Aa]nswer:? ?\}) ?|≈ ?|[Aa]bout )"
 )
+_PLAIN_NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d*)?")
 _ZERO_FIRST = re.compile(r"(?<!\d)0\d")
 _SEVERAL_POINTS = re.compile(r"v?\d+(?:\.\d+){2,}")
 _CLOSED = re.compile(r"\[ ?(?P<low>[^,;\[\]()]{1,40}) ?[,;] ?(?P<high>[^,;\[\]()]{1,40}) ?\]")
