@@ -18,7 +18,10 @@ from astuner_gateway import half_closed
 from astuner_testing.fakes import FakeEngine
 from tests.table import table
 
-pytestmark = pytest.mark.skipif(not half_closed.CAN_TELL, reason="only Linux shows which clients still read")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not half_closed.CAN_TELL, reason="only Linux shows which clients still read"),
+]
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 ASK = [{"role": "user", "content": "What is 2 + 2?"}]
