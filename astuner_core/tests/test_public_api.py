@@ -70,6 +70,7 @@ METHODS = {
         "native": "(self)",
         "latest_state": "(self, folder)",
         "saved_states": "(self, run_dir)",
+        "has_saved_state": "(self, run_dir)",
         "lend": "(self, folder, interrupt, note)",
         "plan": "(self)",
         "serve": "abstract (self, model_path=None)",

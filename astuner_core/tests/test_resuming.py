@@ -407,8 +407,15 @@ def test_a_difference_is_empty_for_equal_tasks() -> None:
         ([], "0 to train on"),
         ([task(a=n) for n in range(3)], "3 to train on"),
         ([task(a=n) for _ in range(100) for n in range(20)], "20 to train on (each 100 times)"),
-        ([task(a=n, id=f"{n}/{k}") for k in range(5) for n in range(4)], "4 to train on (each 5 times)"),
-        ([task(a=n, task_id=k, label=f"{n}-{k}") for k in range(5) for n in range(4)], "4 to train on (each 5 times)"),
+        (
+            [task(a=n, id=f"{n}/{k}", label=f"{n}/{k}") for k in range(5) for n in range(4)],
+            "4 to train on (each 5 times)",
+        ),
+        (
+            [task(a=n, task_id=4 * k + n, label=f"{4 * k + n}") for k in range(5) for n in range(4)],
+            "4 to train on (each 5 times)",
+        ),
+        ([task(label=f"conversation-{n}") for n in range(4)], "4 to train on"),
         ([task(a=n) for n in (1, 1, 2)], "3 to train on (2 different)"),
         ([task(a=1)] * 7, "1 to train on (each 7 times)"),
         ([task(a=n) for n in (1, 1.0, True, "1")], "4 to train on"),

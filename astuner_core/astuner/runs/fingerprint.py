@@ -67,7 +67,7 @@ def digest(task: Task) -> str:
 def describe_count(tasks: Sequence[Task], purpose: str) -> str:
     """Return how many tasks there are, repetitions apart: ``20 to train on (each 100 times)``.
 
-    Tasks that differ in nothing but their ID are the same one; an environment's tasks are told apart by their ID.
+    Rows that differ in nothing but their ID are the same task; an environment's tasks are told apart by their ID.
 
     :param purpose: such as ``to train on``.
     """
@@ -99,9 +99,10 @@ def describe_difference(before: Sequence[str], now: Sequence[str], tasks: Sequen
 
 
 def _digest_without_id(task: Task) -> str:
-    if task.has_environment:
-        return _digest(task, task.task_id, task.metadata)
-    return _digest(task, "", {name: value for name, value in task.metadata.items() if name not in ID_FIELDS})
+    ids = {name: str(task.metadata[name]) for name in ID_FIELDS if name in task.metadata}
+    if task.has_environment or not (_PLACE.fullmatch(task.task_id) or task.task_id in ids.values()):
+        return _digest(task, task.task_id, task.metadata)  # an ID of the reader's own may be all that tells tasks apart
+    return _digest(task, "", {name: value for name, value in task.metadata.items() if name not in ids})
 
 
 def _digest(task: Task, label: str, metadata: Mapping[str, Any]) -> str:
