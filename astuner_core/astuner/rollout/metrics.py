@@ -39,6 +39,7 @@ def rollout_metrics(groups: Sequence[Group], settings: AstunerSection | None = N
     spread = [g for g in groups if g.has_spread]
     metrics = {
         "rollout/episodes": float(len(episodes)),
+        "rollout/groups": float(len(groups)),
         "rollout/errored_frac": 1 - len(scored) / len(episodes) if episodes else 0.0,
         "rollout/seconds_max": max((e.seconds for e in episodes), default=0.0),
         "adv/zero_group_frac": 1 - len(spread) / len(groups) if groups else 0.0,

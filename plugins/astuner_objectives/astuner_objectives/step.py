@@ -99,6 +99,43 @@ class TokenLosses:
     """What else the loss measures, by the names that a log shows: ``loss/NAME``."""
 
 
+def logit_gradients(
+    settings: TrainerCommon, losses: TokenLosses, *, logprobs: Tensor, weight: Tensor, entropy: Tensor | None
+) -> dict[str, Tensor]:
+    """Measure how strongly each term of the loss pulls on the logits: ``logit_grad/NAME`` -> a scalar.
+
+    Each value is the sum over tokens of half the L1 norm of the gradient of a weighted term with respect to the
+    token's logits. For a term that depends on the logits through log π of the sampled token, that norm is exactly
+    |∂term/∂log π| (1 - π), because ∂log π/∂logits = onehot - softmax. For the entropy bonus c H it is at most
+    |c| H, because Σ p |log p + H| <= 2 H; the bound is tight for a peaked distribution. So the values of the terms
+    can be compared with each other, without another backward pass through the model.
+
+    :param logprobs: [N]; as given to `token_losses`.
+    :param weight: [N]; the token weights that the trainer multiplies the loss with.
+    :param entropy: [N]; of the distribution each token was drawn from, if known.
+    :returns: ``policy``; ``kl`` with `use_kl_loss`; ``entropy`` with an `entropy_coeff`. Detached.
+    """
+    import torch
+
+    not_sampled = -logprobs.detach().clamp(max=0).expm1()
+    terms = {"policy": losses.policy}
+    if losses.kl is not None:
+        terms["kl"] = settings.kl_loss_coef * losses.kl
+    sizes = {}
+    for name, term in terms.items():
+        if term.requires_grad:
+            (gradient,) = torch.autograd.grad((weight * term).sum(), logprobs, retain_graph=True)
+            sizes[f"logit_grad/{name}"] = (gradient.abs() * not_sampled).sum()
+    if settings.entropy_coeff != 0 and entropy is not None:
+        sizes["logit_grad/entropy"] = entropy_gradient(settings.entropy_coeff, entropy, weight)
+    return sizes
+
+
+def entropy_gradient(coefficient: float, entropy: Tensor, weight: Tensor) -> Tensor:
+    """Return the entropy bonus's value of `logit_gradients`. Detached scalar."""
+    return abs(coefficient) * (weight * entropy.detach()).sum()
+
+
 def is_corrected(algorithm: AlgorithmSection) -> bool:
     """Whether a `rollout_is` correction is asked for; ``auto`` is none until a backbone has made it another."""
     return algorithm.rollout_is not in ("auto", "none")

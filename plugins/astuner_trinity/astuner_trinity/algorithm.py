@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 from trinity.algorithm import AlgorithmType
 
 from astuner import TrainerCommon
-from astuner_ray.training.loss import RowLoss, row_weights, token_mean
+from astuner_objectives.step import entropy_gradient
+from astuner_ray.training.loss import Measured, RowLoss, row_weights, token_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
     from verl.utils.metric import Metric
 
     from astuner_ray.training.before_update import Found
-    from astuner_ray.training.loss import Measured
 
 
 class EpisodeAlgorithm(AlgorithmType):
@@ -111,7 +111,11 @@ class Entropy:
             of_trained = of_trained.detach()
         weight = row_weights(token_weight, dp_size)[action_mask.nonzero()[:, 0]]
         bonus = self._coefficient * (weight * of_trained).sum()
-        return bonus, {"entropy": _metric(token_mean(of_trained, processes=dp_size, tokens=batch_num_tokens))}
+        measured = {"entropy": token_mean(of_trained, processes=dp_size, tokens=batch_num_tokens)}
+        if self._coefficient:
+            size = entropy_gradient(self._coefficient, of_trained, weight)
+            measured["logit_grad/entropy"] = Measured("sum", size)
+        return bonus, {name: _metric(of) for name, of in measured.items()}
 
 
 def _hand_in(step: int, found: Found) -> None:

@@ -37,7 +37,14 @@ from astuner_local.trainer.layout import MicroBatch, PrefixSharing, plan
 from astuner_local.trainer.logprobs import token_logprobs
 from astuner_local.trainer.lora import is_lora
 from astuner_local.trainer.optim import PolicyOptimizer
-from astuner_objectives.step import kl_from_rollout, kl_penalty, moves_without_advantage, old_logprobs, token_losses
+from astuner_objectives.step import (
+    kl_from_rollout,
+    kl_penalty,
+    logit_gradients,
+    moves_without_advantage,
+    old_logprobs,
+    token_losses,
+)
 
 MAX_BAD_STEPS = 3
 """Optimizer steps in a row without finite gradients, after which the run ends."""
@@ -343,8 +350,8 @@ class PolicyTrainer:
             give_back()
         self.before_update = work.before()
         metrics = {"nothing_learnable": 0.0, **work.meters.read()}
-        metrics["pg_loss"] /= len(steps)
-        return metrics
+        summed = [name for name in metrics if name == "pg_loss" or name.startswith("logit_grad/")]
+        return metrics | {name: metrics[name] / len(steps) for name in summed}
 
     def _step(self, work: _Update, mini: MiniBatch, *, position: int, weights_are_old: bool) -> None:
         loss, norm, applied = 0.0, math.nan, False
@@ -404,6 +411,8 @@ class PolicyTrainer:
             base_dir=self.base_dir,
         )
         meters.count("pg_loss", (weight * losses.policy).sum())
+        for name, size in logit_gradients(config, losses, logprobs=logprobs, weight=weight, entropy=entropy).items():
+            meters.count(name, size)
         if losses.correction is not None:
             meters.mean("rollout_is/weight", losses.correction)
         if losses.kl is not None:

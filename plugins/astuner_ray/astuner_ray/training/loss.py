@@ -20,7 +20,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from astuner import TrainerCommon
-from astuner_objectives.step import kl_from_rollout, old_logprobs, token_losses
+from astuner_objectives.step import kl_from_rollout, logit_gradients, old_logprobs, token_losses
 from astuner_ray.training.before_update import ROW, BeforeUpdate, Found
 from astuner_ray.worker import experiment_folder
 
@@ -144,6 +144,8 @@ def micro_batch_loss(
         **losses.more,
     }
     measured = {"pg_loss": Measured("sum", (weight * losses.policy).sum().detach())}
+    sizes = logit_gradients(settings, losses, logprobs=mine, weight=weight, entropy=spread)
+    measured |= {name: Measured("sum", size) for name, size in sizes.items()}
     measured |= {
         name: token_mean(of, processes=processes, tokens=tokens) for name, of in means.items() if of is not None
     }

@@ -25,6 +25,9 @@ VERL_ACTOR: Mapping[str, str] = {
     "actor/clip_frac/high": "clip_frac/high",
     "actor/rollout_is/weight": "rollout_is/weight",
     "actor/grad_norm": "grad_norm",
+    "actor/logit_grad/policy": "logit_grad/policy",
+    "actor/logit_grad/kl": "logit_grad/kl",
+    "actor/logit_grad/entropy": "logit_grad/entropy",
     "perf/mfu/actor": "perf/mfu",
     "perf/max_memory_allocated_gb": "perf/gpu_memory_gb",
 }
