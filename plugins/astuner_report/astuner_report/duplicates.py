@@ -28,15 +28,14 @@ def duplicates(episodes: Sequence[Episode]) -> dict[str, float]:
     several = [group for group in groups.values() if len(group) > 1]
     if not several:
         return {}
-    same = [
-        _share_of_equal_pairs([tuple(tuple(t.generation.response_ids) for t in e.turns) for e in group])
-        for group in several
-    ]
-    logprobs = [sum(sum(t.generation.logprobs) for t in e.turns) for group in several for e in group]
+    same = [_share_of_equal_pairs([_tokens(e) for e in group]) for group in several]
+    logprobs = [_logprob(e) for group in several for e in group]
     return {
         "duplicates/share": mean(same),
         "duplicates/expected": mean([math.exp(min(p, 0.0)) for p in logprobs]),
         "duplicates/reward_noise": mean([_noise(group) for group in several]),
+        "duplicates/repeats": float(sum(len(group) - len(set(map(_tokens, group))) for group in several)),
+        "duplicates/evidence": math.fsum(_evidence(group) for group in several),
     }
 
 
@@ -59,12 +58,58 @@ def sampled_entropy(episodes: Iterable[Episode], policies: Sequence[str] = ()) -
     return found
 
 
+EXCESS = 0.5
+"""Probability with which the alternative hypothesis of `_evidence` repeats an earlier attempt instead of sampling."""
+_MAX_EVIDENCE = 50.0
+"""Largest contribution of one attempt to `_evidence`, in nats; keeps a probability of 0 finite."""
+
+
+def _evidence(group: Sequence[Episode]) -> float:
+    """Return how much more likely the repeated attempts of a group are under copying than under sampling, in nats.
+
+    Take the attempts in order. If they are independent draws, attempt k equals one of the earlier attempts with
+    probability s, the sum of the probabilities of the distinct earlier attempts, which their log-probabilities give.
+    An environment that varies makes it smaller. The alternative repeats with probability s + e (1 - s), e = `EXCESS`.
+    The result is the sum of the log-likelihood ratios, so the exponential of its sum over groups and steps is a
+    nonnegative supermartingale with expectation 1 or less under sampling (Wald 1945; Ville 1939).
+    """
+    total, seen, s = 0.0, set[object](), 0.0
+    for episode in group:
+        if (tokens := _tokens(episode)) in seen:
+            total += min(math.log(s + EXCESS * (1 - s)) - math.log(s) if s else math.inf, _MAX_EVIDENCE)
+            continue
+        total += math.log(1 - EXCESS) if seen else 0.0
+        seen.add(tokens)
+        s = min(s + math.exp(min(_logprob(episode), 0.0)), 1.0)
+    return total
+
+
+def same_answer(episodes: Iterable[Episode]) -> dict[str, float]:
+    """Return the share of validation tasks that got the most common answer, token by token over all model calls.
+
+    :param episodes: of a validation; the first scored one of each task counts, if the model was called in it.
+    """
+    answers: dict[str, object] = {}
+    for episode in episodes:
+        if episode.reward is not None and episode.turns:
+            answers.setdefault(episode.workflow_task.group_id, _tokens(episode))
+    return {"val/same_answer": max(Counter(answers.values()).values()) / len(answers)} if answers else {}
+
+
+def _tokens(episode: Episode) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(turn.generation.response_ids) for turn in episode.turns)
+
+
+def _logprob(episode: Episode) -> float:
+    return sum(sum(turn.generation.logprobs) for turn in episode.turns)
+
+
 def _noise(group: Sequence[Episode]) -> float:
     """The mean over all pairs of attempts, two or more, of how far their rewards are apart, squared; of those that are
     not the same, prompts included, 0."""
     alike: dict[object, list[Episode]] = {}
     for episode in group:
-        alike.setdefault(tuple(tuple(t.generation.response_ids) for t in episode.turns), []).append(episode)
+        alike.setdefault(_tokens(episode), []).append(episode)
     apart = [
         ((a.reward or 0.0) - (b.reward or 0.0)) ** 2
         for same in alike.values()

@@ -22,7 +22,7 @@ from astuner.contracts.events import (
 )
 from astuner.contracts.types import Split
 from astuner_report.curve import draw_reward_curve
-from astuner_report.duplicates import duplicates, sampled_entropy
+from astuner_report.duplicates import duplicates, same_answer, sampled_entropy
 from astuner_report.rendering import lasted
 from astuner_report.run_report import origin, write_report
 from astuner_report.run_report.energy import EnergyMeter
@@ -44,7 +44,8 @@ class Watch(Subscriber):
         self._run_dir = RunDir(context.run_dir)
         settings = context.config.keys_of(SentinelKeys).sentinel
         self._sentinel = Sentinel(settings, context.policies, _own_rules(context.config))
-        self._sampled: Mapping[str, float] = {}
+        self._sentinel.grad_clip = context.config.astuner.trainer_common.optim.grad_clip
+        self._numbers: dict[Split, Mapping[str, float]] = {}
 
     @classmethod
     def check(cls, config: Any) -> None:
@@ -53,7 +54,9 @@ class Watch(Subscriber):
     def handle(self, event: Event) -> None:
         if isinstance(event, GroupsEnded) and event.split is Split.TRAIN:
             policies = self._context.policies
-            self._sampled = duplicates(event.episodes) | sampled_entropy(event.episodes, policies)
+            self._numbers[event.split] = duplicates(event.episodes) | sampled_entropy(event.episodes, policies)
+        elif isinstance(event, GroupsEnded):
+            self._numbers[event.split] = same_answer(event.episodes)
         elif isinstance(event, RunPlanned):
             self._of_tasks(event.tasks)
         elif isinstance(event, StalenessBounded):
@@ -79,8 +82,8 @@ class Watch(Subscriber):
             self._context.publish(Note(text=str(alarm)))
 
     def numbers(self) -> Mapping[str, float]:
-        found, self._sampled = self._sampled, {}
-        return found
+        split = Split.VALIDATION if Split.VALIDATION in self._numbers else Split.TRAIN  # its row is published directly
+        return self._numbers.pop(split, {})
 
 
 class Report(Subscriber):

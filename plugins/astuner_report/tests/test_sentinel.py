@@ -53,6 +53,7 @@ def longer(steps: int, seed: int = 0) -> Iterator[Row]:
         noisy = ("entropy", "grad_norm", "response_length/mean", "kl/mismatch_mean", "duplicates/share")
         row |= {name: row[name] * draw.lognormvariate(0, 0.1) for name in noisy if name in row}
         row |= {"step": step, "reward/mean": reward, "success/mean": reward, "policy_version": step - 1.0}
+        row |= {"workflow/unreadable": 0.02, **({"rollout/entropy": row["entropy"]} if "entropy" in row else {})}
         yield row
         if step % 10 == 0:
             yield validation(step, skill + draw.gauss(0, 0.03))
@@ -105,6 +106,10 @@ def solved(success: float, **numbers: float) -> Change:
     )
 
 
+def flat_rewards(step: int) -> Row:
+    return rewarded(wavering(step))
+
+
 def wavering(step: int) -> float:
     return 0.3 + 0.02 * (step * 7 % 5 - 2)
 
@@ -115,7 +120,10 @@ def held_out(row: Row, success: float) -> Row:
 
 
 def hacked(step: int, row: Row) -> Row:
-    return validation(step, 0.12) if "val/success" in row else row
+    """Validation falls and the reward rises, by little, so that `reward_only` has nothing to say."""
+    if "val/success" in row:
+        return validation(step, 0.12)
+    return row | {"success/mean": 0.3 + 0.02 * (step * 7 % 5 - 2), "reward/std": 1.0}
 
 
 FAULTS: dict[str, Change] = {
@@ -124,24 +132,31 @@ FAULTS: dict[str, Change] = {
     "empty_masks": to(tokens__trainable=0.0, merge__untrained_rollout_frac=1.0),
     "stale_weights": lambda step, row: row | {"staleness/max": step - 25.0, "policy_version": 25.0},
     "logprob_drift": to(**{"kl__mismatch_mean": 0.2, "kl__mismatch_max": 3.0}),
-    "entropy_collapse": to(entropy=0.001, success__mean=0.4),
+    "entropy_collapse": to(rollout__entropy=0.001, success__mean=0.4),
+    "entropy_explosion": to(rollout__entropy=2.0),
     "duplicate_answers": to(duplicates__share=0.9, duplicates__expected=0.4),
     "length_explosion": lambda step, row: times("response_length/mean", 4.0)(step, row) | rewarded(0.3),
     "cut_off": to(**{"limits__rollout.max_response_length_in_one_turn": 0.3}),
     "bad_gradients": times("grad_norm", 50.0),
+    "regularizer_dominates": lambda step, row: row | {"loss": 0.5, "pg_loss": 0.0, "kl/ref": 0.01} | flat_rewards(step),
     "failures_rising": to(rollout__errored_frac=0.2),
     "reward_hacking": hacked,
     "learning_rate": lambda step, row: broken(row),
+    "policy_broke": lambda step, row: {name: n for name, n in broken(row).items() if name != "kl"},
     "random_reward": to(duplicates__share=0.2, duplicates__reward_noise=0.1),
     "reward_success_apart": lambda step, row: row | {"success/mean": 1 - row["reward/mean"]} if "lr" in row else row,
+    "reward_only": lambda step, row: row | {"success/mean": wavering(step)} if "lr" in row else row,
     "no_progress": lambda step, row: held_out(row, 0.3) if "val/success" in row else row | rewarded(wavering(step)),
     "train_only": lambda step, row: held_out(row, 0.2),
+    "same_answer": lambda step, row: (
+        row | {"val/same_answer": 0.95, "val/tasks": 64.0} if "val/success" in row else row
+    ),
     "worse_than_best": lambda step, row: validation(step, 0.12) if "val/success" in row else row | rewarded(0.3),
     "invalid_rising": to(workflow__unreadable=0.4),
 }
 
 
-SINCE = {"no_progress": 0, "train_only": 0}
+SINCE = {"no_progress": 0, "train_only": 0, "reward_only": 0}
 """Faults that are there from the start; the others begin after step 25."""
 
 
@@ -185,7 +200,7 @@ def test_a_long_healthy_run_with_noise_raises_no_alarm(seed: int) -> None:
 
 MORE_FAULTS: dict[str, tuple[str, Change]] = {
     "half of the masks": ("empty_masks", to(merge__untrained_rollout_frac=0.6)),
-    "most groups": ("nothing_to_learn", to(adv__zero_frac=0.95, adv__zero_group_frac=0.95)),
+    "most groups": ("nothing_to_learn", to(adv__zero_frac=0.95, adv__zero_group_frac=0.95, **rewarded(0.05))),
     "drift has grown": ("logprob_drift", to(**{"kl__mismatch_mean": 0.02})),
     "one token is impossible": ("logprob_drift", to(**{"kl__mismatch_max": 12.0})),
     "drift is no number": ("logprob_drift", to(**{"kl__mismatch_mean": None})),
@@ -417,7 +432,9 @@ def test_attempts_that_say_the_same_are_counted_pair_by_pair_within_a_task() -> 
 
     alike, mixed = [said("a", 1)] * 3, [said("b", 1), said("b", 1), said("b", 2), said("b", 1, scored=False)]
     found = duplicates([*alike, *mixed, said("c", 1), said("c", 1, spoke=False)])
+    assert found.pop("duplicates/evidence") > 0
     assert found == {
+        "duplicates/repeats": 3.0,
         "duplicates/share": pytest.approx((1 + 1 / 3) / 2),
         "duplicates/expected": pytest.approx(0.25),
         "duplicates/reward_noise": 0.0,

@@ -104,6 +104,8 @@ class Sentinel:
         """
         self.max_staleness: int | None = None
         """What the backbone says of its weights, see `StepFacts.max_staleness`; set before the first step."""
+        self.grad_clip = StepFacts.grad_clip
+        """`optim.grad_clip` of the run; set before the first step."""
         self.found: set[str] = set()
         """What was said of the tasks before the first step, by name."""
         self._settings, self._policies, self._rules = settings, policies, (*RULES, *own.values())
@@ -122,7 +124,13 @@ class Sentinel:
         said: list[tuple[_Watched, str]] = []
         numbers = {name: _as_written(value) for name, value in row.items()}
         for watched in self._watched:
-            facts = StepFacts(step=step, row=numbers, policy=watched.policy, max_staleness=self.max_staleness)
+            facts = StepFacts(
+                step=step,
+                row=numbers,
+                policy=watched.policy,
+                max_staleness=self.max_staleness,
+                grad_clip=self.grad_clip,
+            )
             if message := watched.see(facts, validation=validation):
                 said.append((watched, message))
         alarms = [watched.alarm(step, message) for watched, message in said if not self._is_explained(watched)]

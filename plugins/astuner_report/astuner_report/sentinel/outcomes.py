@@ -11,31 +11,26 @@ import math
 import re
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import StatisticsError, correlation, fmean, median, stdev
 
 from astuner_report.sentinel.rule import StepFacts, Verdict
-from astuner_report.sentinel.rules import (
-    PATIENCE,
+from astuner_report.sentinel.rules import PATIENCE, SOLVED, WARM_UP, CutOff, Lasting, Told, last, term_sizes
+from astuner_report.sentinel.statistics import (
     SIGNIFICANT,
-    SOLVED,
-    WARM_UP,
-    CutOff,
-    Lasting,
-    Told,
-    last,
+    SURE,
+    VERY_SURE,
+    exact_tail,
+    lower_bound,
     normal_tail,
     trend,
-    two_proportions,
 )
 
 GAIN = 0.15
 """What a run should gain, in success, for it to be worth its tokens."""
 _ONE_SIDED = 1.644854
 """z of a one-sided 5 %."""
-_SURE = 3.090232
-"""z of a one-sided 0.1 %, for what is looked at in every step."""
 _LONGEST = 200
 """Steps at most that a trend is looked for in: its cost is quadratic."""
 
@@ -82,62 +77,125 @@ def gain(validations: Sequence[Validated]) -> tuple[float, float]:
     return slope * span, error * span
 
 
-class LearningRate(Told):
-    """A learning rate of 0 for five steps; or updates that break the policy, for which one that is too high is the
-    likely reason.
+class PolicyBroke(Told):
+    """The policy broke: it samples with five times its entropy before, and 0.5 nats at least, or one update moves it by
+    a KL of 0.1 or more (``kl``, where several optimizer steps share a batch and no weights were old), each for two
+    steps; and its success fell below half of what it was.  Answers that can no longer be used (`unusable`) are a sign
+    by themselves in the first ten updates only: later a tool or a service is as likely to cause them.
 
-    Broken is a policy that in two steps in a row was moved by a KL of 0.1 or more (``kl``, where several optimizer
-    steps share a batch and no weights were old), ten times what PPO's implementations stop an epoch for (Spinning Up's
-    ``target_kl`` is 0.01); or that samples with five times its entropy before, and 0.5 nats at least; or of whose
-    answers half can no longer be used (`unusable`).  And its success is below half of what it was, beyond chance (z
-    above 3.09), or this goes on for five steps without more success.  Once said, it holds until success is back.
+    The baseline are the up to ten steps before; the first step is sampled from the weights before any update.  Without
+    successes in it there is nothing to lose, and nothing is raised.  No cause is named, because updates, loss terms,
+    rewards and the environment can all break a policy; `learning_rate` and `regularizer_dominates` explain it where
+    they have evidence.  Once raised, it holds until success is back.
+
+    Error rate: Fisher's exact test at 1 % that success fell, in addition to the signs, which are far outside of what
+    sampling gives.
+    """
+
+    name = "policy_broke"
+    KL, JUMP, LEAST, UNUSABLE, P = 0.1, 5.0, 0.5, 0.5, 0.01
+    FIRST_UPDATES = 10
+
+    def __init__(self) -> None:
+        self._far = Lasting(2)
+        self._before, self._since = (
+            deque[tuple[float, float]](maxlen=WARM_UP),
+            deque[tuple[float, float]](maxlen=WARM_UP),
+        )
+        self._entropy = last(WARM_UP)
+        self._usual: dict[str, float] = {}
+        self._broken, self._updates = "", 0
+
+    def see(self, facts: StepFacts) -> Verdict:
+        success, episodes = facts.get("success/mean"), facts.get("rollout/episodes")
+        return None if success is None or not episodes else self._look(facts, success, episodes)
+
+    def _look(self, facts: StepFacts, success: float, episodes: float) -> str:
+        signs = self._signs(facts) if self._before else {}
+        steps = self._since if signs or self._broken else self._before
+        steps.append((success * episodes, episodes))
+        self._updates += facts.own("lr") is not None  # not there where nothing was learned
+        moved = signs.keys() - {"unusable"} or (signs and self._updates <= self.FIRST_UPDATES)
+        far = self._far(bool(moved))
+        before, now = _pooled(self._before), _pooled(self._since)
+        rate, recent = _rate(before), _rate(now)
+        if recent > rate / 2:
+            self._broken = ""
+        elif far and not self._broken and recent < rate / 2 and exact_tail(_failures(before), _failures(now)) < self.P:
+            self._broken = self.say(facts, signs, f"success went from {rate:.0%} to {recent:.0%}")
+        if not signs and not self._broken:
+            self._since.clear()
+            self._usual = {**self._usual, **unusable(facts)}
+            entropy = facts.own("rollout/entropy")
+            self._entropy.extend([] if entropy is None else [entropy])
+        return self._broken
+
+    def _signs(self, facts: StepFacts) -> dict[str, str]:
+        """What changed against the steps before; a number without a baseline is no sign."""
+        signs = {}
+        if not facts.get("staleness/max") and (kl := facts.own("kl") or 0.0) >= self.KL:
+            signs["kl"] = f"one update moves it by a KL of {kl:.2g} nats"
+        entropy, usual = facts.own("rollout/entropy"), median(self._entropy) if self._entropy else math.inf
+        if entropy is not None and entropy >= max(self.JUMP * usual, self.LEAST):
+            signs["entropy"] = f"entropy rose from {usual:.2g} to {entropy:.2g} nats"
+        for name, share in unusable(facts).items():
+            was = self._usual.get(name, 0.0 if name.startswith(CutOff.PREFIX) else math.inf)  # a limit not met is 0
+            if share >= was + self.UNUSABLE:
+                signs.setdefault("unusable", f"{name} rose from {was:.0%} to {share:.0%}")
+        return signs
+
+    def say(self, facts: StepFacts, signs: Mapping[str, str], success: str) -> str:
+        """Return the message for a policy that broke."""
+        return f"the policy{facts.who} broke: {', '.join(signs.values())}, and {success}"
+
+
+class LearningRate(PolicyBroke):
+    """A learning rate of 0 for five steps; or a policy that broke (`policy_broke`) by updates that are too large.
+
+    Evidence for that: one update moves the policy by a KL of 0.1 in two steps, ten times what PPO's implementations
+    stop an epoch for (Spinning Up's ``target_kl`` is 0.01); or the policy broke within the first ten updates, before
+    which the same weights worked.  A rate that worked for longer does not break a policy at once, so later breaks need
+    the KL.  Never where the KL or the entropy term was half of the update before (`term_sizes`):
+    that is due to a coefficient.
+
+    Error rate: as `policy_broke`.
     """
 
     name = "learning_rate"
-    KL, JUMP, LEAST, GARBLED = 0.1, 5.0, 0.5, 0.5
+    TERMS = 0.5
 
     def __init__(self) -> None:
-        self._zero, self._far = Lasting(), Lasting(2)
-        self._before, self._entropy, self._recent = last(WARM_UP), last(WARM_UP), last(3)
-        self._usual: dict[str, float] = {}
-        self._rate, self._broken = math.nan, ""
+        super().__init__()
+        self._zero = Lasting()
+        self._rate, self._terms = math.nan, False
 
     def see(self, facts: StepFacts) -> Verdict:
         if (rate := facts.own("lr")) is not None:  # not there where nothing was learned
             self._rate = rate
             if self._zero(rate == 0):
                 return f"the learning rate{facts.who} is 0 for {self._zero.steps} steps, so the weights do not move"
-        success, episodes = facts.get("success/mean"), facts.get("rollout/episodes")
-        if math.isnan(self._rate) or success is None or episodes is None:
-            return None
-        return self._look(facts, success, episodes)
+        if not self._since and (sizes := term_sizes(facts)) is not None:
+            self._terms = sizes[0] + sizes[1] >= self.TERMS * sum(sizes)
+        return super().see(facts)
 
-    def _look(self, facts: StepFacts, success: float, episodes: float) -> str:
-        shares, signs = unusable(facts), []
-        if not facts.get("staleness/max") and (kl := facts.own("kl") or 0.0) >= self.KL:
-            signs.append(f"one update moves it by a KL of {kl:.2g} nats")
-        entropy, usual = facts.own("rollout/entropy"), median(self._entropy) if self._entropy else math.inf
-        if entropy is not None and entropy >= max(self.JUMP * usual, self.LEAST):
-            signs.append(f"entropy rose from {usual:.2g} to {entropy:.2g} nats")
-        garbled = [name for name, share in shares.items() if share >= self._usual.get(name, 0.0) + self.GARBLED]
-        signs += [f"{name} from {self._usual.get(name, 0.0):.0%} to {shares[name]:.0%}" for name in garbled[:1]]
-        self._recent.append(success)
-        before, now = (fmean(self._before) if self._before else 0.0), fmean(self._recent)
-        n, m = episodes * len(self._recent), episodes * len(self._before)
-        far = self._far(bool(signs))
-        fell = now < before / 2 and two_proportions((now * n, n), (before * m, m)) > _SURE
-        if now > before / 2:
-            self._broken = ""
-        if far and not self._broken and (fell or (now <= before and self._far.steps >= PATIENCE)):
-            self._broken = (
-                f"the policy{facts.who} broke: {', '.join(signs)}, and success went from {before:.0%} to {now:.0%}; "
-                f"the learning rate, now {self._rate:.3g}, is the likely cause"
-            )
-        if not signs and not self._broken:
-            self._before.append(success)
-            self._entropy.extend([] if entropy is None else [entropy])
-            self._usual |= shares
-        return self._broken
+    def say(self, facts: StepFacts, signs: Mapping[str, str], success: str) -> str:
+        large = "kl" in signs or self._updates <= self.FIRST_UPDATES
+        if not large or self._terms or math.isnan(self._rate):
+            return ""
+        return f"{super().say(facts, signs, success)}; the learning rate, now {self._rate:.3g}, is the likely cause"
+
+
+def _pooled(steps: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    counts = list(steps)
+    return math.fsum(k for k, _ in counts), math.fsum(n for _, n in counts)
+
+
+def _rate(counts: tuple[float, float]) -> float:
+    return counts[0] / counts[1] if counts[1] else 0.0
+
+
+def _failures(counts: tuple[float, float]) -> tuple[float, float]:
+    return counts[1] - counts[0], counts[1]
 
 
 class RandomReward(Told):
@@ -145,35 +203,56 @@ class RandomReward(Told):
 
     Half of the mean squared difference of such attempts is the variance of what the judge does by itself, and its share
     of all variance is one less the reliability of a test in psychometrics (Lord and Novick 1968): 1 where the reward
-    ignores what was said, 0 where the same is always judged alike.  Over five to ten steps with 20 such pairs.
+    ignores what was said, 0 where the same is always judged alike.  Over five to ten steps with 20 repeated attempts.
+
+    Error rate: for a true share of a quarter, 0.1 % or less. With the squared differences in units of the reward's
+    range, Wilson's lower bound of their mean (one-sided 0.1 %, conservative for values between 0 and 1) has to be above
+    a quarter of what noise alone gives.
     """
 
     name = "random_reward"
     needs = ("duplicates/share", "duplicates/reward_noise", "reward/std", "rollout/episodes")
-    SHARE, PAIRS = 0.5, 20
+    SHARE, LEAST, REPEATS = 0.5, 0.25, 20
 
     def __init__(self) -> None:
-        self._noise, self._pairs, self._expected = (last(2 * PATIENCE) for _ in range(3))
+        self._steps = deque[tuple[float, ...]](maxlen=2 * PATIENCE)
+        self._ranges = last(2 * PATIENCE)
 
     def judge(self, facts: StepFacts, same: float, noise: float, std: float, episodes: float) -> str | None:
-        self._noise.append(noise)
-        self._expected.append(2 * same * std * std)
-        self._pairs.append(same * episodes)
-        found, expected, n = sum(self._noise), sum(self._expected), len(self._noise)
-        if n < PATIENCE or sum(self._pairs) < self.PAIRS or not 0 < self.SHARE * expected <= found:
+        repeats = facts.get("duplicates/repeats")
+        self._steps.append((noise, 2 * same * std * std, same, same * episodes / 2 if repeats is None else repeats))
+        self._ranges.append((facts.get("reward/max") or 0.0) - (facts.get("reward/min") or 0.0))
+        found, expected, pairs, n = map(math.fsum, zip(*self._steps, strict=True))
+        if len(self._steps) < PATIENCE or n < self.REPEATS or not 0 < self.SHARE * expected <= found:
+            return None
+        square = max(max(self._ranges) ** 2, found / pairs)
+        if lower_bound(n * found / pairs / square, n) * square * pairs < self.LEAST * expected:
             return None
         return (
             f"attempts that are the same, word for word, get different rewards: {min(found / expected, 1.0):.0%} of "
-            f"the variance of the reward is noise (of {n} steps), so it is chance more than anything the policy does"
+            f"the variance of the reward is noise (of {len(self._steps)} steps), so it is chance more than anything "
+            "the policy does"
         )
 
 
-class RewardSuccessApart(Told):
-    """Reward and success of training steps go against each other: a correlation below -0.6 over 20 steps, 8 at least,
-    beyond chance (one-sided 0.1 %, Fisher's z).  It holds until they are no longer negatively correlated.
+class OfReward(Told):
+    """A rule that compares the mean reward of training steps with success.
 
     Where agents have rewards of their own (``reward/ROLE/mean``) the mean reward is no measure of success, and the rule
     says nothing.
+    """
+
+    def see(self, facts: StepFacts) -> Verdict:
+        if any(re.fullmatch(r"reward/.+/mean", name) for name in facts.row):
+            return None
+        return super().see(facts)
+
+
+class RewardSuccessApart(OfReward):
+    """Reward and success of training steps go against each other: a correlation below -0.6 over 20 steps, 8 at least,
+    beyond chance.  It holds until they are no longer negatively correlated.
+
+    Error rate: one-sided 0.01 % by Fisher's z in each step; steps share most of their window, so about 0.1 % in 100.
     """
 
     name = "reward_success_apart"
@@ -184,11 +263,6 @@ class RewardSuccessApart(Told):
         self._rewards, self._success = last(self.WINDOW), last(self.WINDOW)
         self._found = False
 
-    def see(self, facts: StepFacts) -> Verdict:
-        if any(re.fullmatch(r"reward/.+/mean", name) for name in facts.row):
-            return None
-        return super().see(facts)
-
     def judge(self, facts: StepFacts, reward: float, success: float) -> str | None:
         self._rewards.append(reward)
         self._success.append(success)
@@ -198,7 +272,7 @@ class RewardSuccessApart(Told):
             r = correlation(self._rewards, self._success)
         except StatisticsError:  # one of them does not move
             return None
-        against = r <= self.LESS and math.atanh(max(r, -0.999999)) * math.sqrt(n - 3) <= -_SURE
+        against = r <= self.LESS and math.atanh(max(r, -0.999999)) * math.sqrt(n - 3) <= -VERY_SURE
         self._found = against or (self._found and r < 0)
         if not self._found:
             return ""
@@ -209,6 +283,53 @@ class RewardSuccessApart(Told):
         )
 
 
+class RewardOnly(OfReward):
+    """The reward of training steps rises and success does not, though a gain of 10 points would have been seen.
+
+    Over the latest 60 steps, 20 at least: the mean reward of the last third is half a standard deviation of the
+    episodes' rewards above that of the first third, beyond chance, and success gained nothing beyond chance.  Both
+    successes and failures have to occur, 20 each: where success is constant, for instance because no reward reaches 1,
+    it is undefined and says nothing about the reward.
+
+    Error rate: the reward's gain and trend have one-sided tests at 0.01 %, evaluated in every step. The upper 99.9 %
+    bound of success's gain has to be below 10 points, so a run whose success gained 10 points is accused with
+    probability 0.1 % at most in each step.
+    """
+
+    name = "reward_only"
+    needs = ("reward/mean", "reward/std", "success/mean", "rollout/episodes")
+    WINDOW, LEAST, SEEN, EFFECT, GAIN = 60, 20, 20, 0.5, 0.1
+
+    def __init__(self) -> None:
+        self._steps = deque[tuple[float, ...]](maxlen=self.WINDOW)
+
+    def judge(self, facts: StepFacts, reward: float, std: float, success: float, episodes: float) -> str | None:
+        self._steps.append((reward, std, success, episodes))
+        rewards, stds, successes, tried = zip(*self._steps, strict=True)
+        seen = math.fsum(s * n for s, n in zip(successes, tried, strict=True))
+        if len(rewards) < self.LEAST or not self.SEEN <= seen <= math.fsum(tried) - self.SEEN:
+            return None
+        gained, error = _gain_of_thirds(rewards)
+        more, spread = _gain_of_thirds(successes)
+        if gained < max(self.EFFECT * max(stds), VERY_SURE * error) or trend(rewards) <= VERY_SURE:
+            return None
+        if more > _ONE_SIDED * spread or more + SURE * spread >= self.GAIN:
+            return None
+        return (
+            f"over {len(rewards)} steps the reward rises by {gained:.2g} to {fmean(rewards[-PATIENCE:]):.3g} and "
+            f"success goes from {fmean(successes[: len(successes) // 3]):.0%} to "
+            f"{fmean(successes[-(len(successes) // 3) :]):.0%}; a gain of {100 * self.GAIN:.0f} points would have been "
+            "seen"
+        )
+
+
+def _gain_of_thirds(values: Sequence[float]) -> tuple[float, float]:
+    """Return by how much the last third's mean exceeds the first third's, and the standard error of that."""
+    n = len(values) // 3
+    first, end = values[:n], values[-n:]
+    return fmean(end) - fmean(first), math.hypot(stdev(first), stdev(end)) / math.sqrt(n)
+
+
 class AtValidations(Told):
     """A rule that counts validations; those before training, and a warm start, are one."""
 
@@ -216,6 +337,7 @@ class AtValidations(Told):
         self._validations: list[Validated] = []
         self._steps = 0
         self._rewards: deque[tuple[int, float]] = deque(maxlen=_LONGEST)
+        self._successes: deque[tuple[int, float]] = deque(maxlen=_LONGEST)
         self._first, self._last = list[float](), last(WARM_UP)
         self._at_rate = ""
         self._plays_itself = False
@@ -225,6 +347,7 @@ class AtValidations(Told):
         reward, success = facts.get("reward/mean"), facts.get("success/mean")
         self._rewards.extend([] if reward is None else [(facts.step, reward)])
         if success is not None:
+            self._successes.append((facts.step, success))
             self._last.append(success)
             if len(self._first) < WARM_UP:
                 self._first.append(success)
@@ -252,6 +375,8 @@ class AtValidations(Told):
 class NoProgress(AtValidations):
     """Neither success in validation nor the reward in training has risen, and a gain of 15 points would have been seen.
 
+    Error rate: a run that gained 15 points is accused with probability 5 % at most in each validation.
+
     After two validations beyond the first and 60 steps: the gain along the line that fits all validations is within
     chance (one-sided 5 %), its upper 95 % bound is below 15 points, and the reward has no rising trend (5 %).  Not
     where success is so high that 15 points are not left, nor where several policies play each other.
@@ -277,31 +402,99 @@ class NoProgress(AtValidations):
 
 
 class TrainOnly(AtValidations):
-    """Success in training rises and leaves that of validation behind.
+    """Success in training is far above that of validation, or rises and leaves it behind.
 
-    The means of the first and the last ten steps, against the first validation and this one: training gained 15 points
-    more, beyond chance (z-test, 1 % over the number of validations), and twice as much, and is 5 points above now, for
-    a policy that answers its validation greedily is ahead there at first.  The training reward has a rising trend.
+    It rises: the means of the first and the last ten steps are compared with the first validation and this one.
+    Training gained 15 points, and 15 more and twice as much as validation, beyond chance; it is 5 points above
+    validation now, beyond chance too (5 %), for a policy that answers its validation greedily is ahead there at first;
+    and the training reward has a rising trend.
+
+    It is above: success of the training steps between this validation and the one before is 30 points above the higher
+    of the two, beyond chance.  That can be so from the first step on, and needs no rise.
+
+    Error rate: a z-test at 1 % over the number of validations for each (Bonferroni).  Between two validations the
+    standard error comes from the spread of the training steps, five at least, and the larger of both validations.
     """
 
     name = "train_only"
-    ABOVE = 0.05
+    ABOVE, FAR = 0.05, 0.3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._between: list[float] = []
+
+    def see(self, facts: StepFacts) -> Verdict:
+        if (success := facts.get("success/mean")) is not None:
+            self._between.append(success)
+        return super().see(facts)
+
+    def validated(self, facts: StepFacts) -> Verdict:
+        verdict = super().validated(facts)
+        self._between = []
+        return verdict
 
     def compare(self, validations: Sequence[Validated]) -> str | None:
+        return self._above(validations) or self._rises(validations)
+
+    def _above(self, validations: Sequence[Validated]) -> str | None:
+        between = self._between
+        if len(between) < PATIENCE or self._plays_itself:
+            return None
+        before, now = validations[-2:]
+        ahead = fmean(between) - max(before.success, now.success)
+        error = math.hypot(stdev(between) / math.sqrt(len(between)), max(before.error, now.error))
+        p = normal_tail(ahead / error)
+        if ahead < self.FAR or p >= 0.01 / (len(validations) - 1):
+            return None
+        return (
+            f"success in training is {fmean(between):.0%} between steps {before.step} and {now.step}, in validation "
+            f"{before.success:.1%} and {now} (p = {p:.1g}): their tasks, tools or judges differ, or what is learned "
+            "does not carry over"
+        )
+
+    def _rises(self, validations: Sequence[Validated]) -> str | None:
         first, now = validations[0], validations[-1]
         if self._steps < 2 * WARM_UP or len(self._last) < WARM_UP:
             return None
         before, after = fmean(self._first), fmean(self._last)
         training, held_out = after - before, now.success - first.success
-        if training - held_out < GAIN or training < 2 * held_out or after - now.success < self.ABOVE:
+        if min(training, training - held_out) < GAIN or training < 2 * held_out or after - now.success < self.ABOVE:
             return None
         noise = math.hypot(stdev(self._first), stdev(self._last)) / math.sqrt(WARM_UP)
         p = normal_tail((training - held_out) / math.hypot(noise, first.error, now.error))
-        if p >= 0.01 / (len(validations) - 1) or self._trend() <= SIGNIFICANT:
+        above = (after - now.success) / math.hypot(stdev(self._last) / math.sqrt(WARM_UP), now.error)
+        if p >= 0.01 / (len(validations) - 1) or above <= _ONE_SIDED or self._trend() <= SIGNIFICANT:
             return None
         return (
             f"success in training rose from {before:.0%} to {after:.0%}, in validation it went from "
             f"{first.success:.1%} to {now} (p = {p:.1g}): less than half of what is learned carries over"
+        )
+
+
+class SameAnswer(Told):
+    """Nine of ten validation tasks get the same answer, token by token, and success is below 90 %.
+
+    A policy that answers different tasks alike does not read them.  Sampled numbers can look healthy meanwhile: greedy
+    answers are equal long before the entropy is low, and a frequent right answer counts as success.  The share is
+    ``val/same_answer``, over 20 tasks at least.
+
+    Error rate: with 20 tasks, a true share of one half gives nine of ten in 0.02 % of the cases.
+    """
+
+    name = "same_answer"
+    SHARE, TASKS = 0.9, 20
+
+    def see(self, facts: StepFacts) -> Verdict:
+        return None
+
+    def validated(self, facts: StepFacts) -> Verdict:
+        share, success, tasks = (facts.get(f"val/{name}") for name in ("same_answer", "success", "tasks"))
+        if share is None or success is None or tasks is None:
+            return None
+        if tasks < self.TASKS or share < self.SHARE or success >= SOLVED:
+            return ""
+        return (
+            f"{share:.0%} of {tasks:.0f} validation tasks get the same answer, token by token; success is {success:.0%}"
         )
 
 
@@ -310,6 +503,8 @@ class WorseThanBest(AtValidations):
 
     Twice in a row by a z-test at 1 % over the number n of validations before, since the best of many is high by luck
     (Bonferroni), or once at 0.1 % over n², since there are as many looks.
+
+    Error rate: below 1 % over n in each validation, and 0.2 % in all for the second test.
     """
 
     name = "worse_than_best"
@@ -339,9 +534,14 @@ class RewardHacking(WorseThanBest):
     """The training reward rises, and success on held-out tasks, or another judge's opinion, falls: both beyond chance.
 
     The reward has to have a rising trend (Mann and Kendall, one-sided 1 %) since the best validation, below which
-    success has to be as `worse_than_best` says.  Where training counts as a success what validation counts as a
-    failure, the reward's sign may be swapped.  A metric that `sentinel.held_out` names has to have a falling trend over
-    the last 40 steps, over which the reward rises.
+    success has to be as `worse_than_best` says.  Success in training must not rise with it: then the same judge finds
+    more successes where it trains, which is no evidence against the judge (`train_only`).  But where training counts
+    nine of ten as successes and validation one of ten, the reward's sign may be swapped in training.  A metric that
+    `sentinel.held_out` names has to have a falling trend over the last 40 steps, over which the reward rises.
+
+    Error rate: that of `worse_than_best`, times 1 % for the trend. For `held_out` both trends are tested at 0.1 % in
+    every step; steps share most of their window.
+
     Source of the pattern: Gao et al. 2023, "Scaling laws for reward model overoptimization".
     """
 
@@ -363,7 +563,7 @@ class RewardHacking(WorseThanBest):
             verdict = verdict or ""
             rewards = [reward for _, reward in self._rewards][-self.WINDOW :]
             up, down = trend(rewards), trend(values)
-            if len(values) >= self.ENOUGH and up > SIGNIFICANT and -down > SIGNIFICANT:
+            if len(values) >= self.ENOUGH and up > SURE and -down > SURE:
                 verdict = (
                     f"over the last {len(values)} steps the reward rises (trend z = {up:.1f}, now {rewards[-1]:.3g}) "
                     f"and {name} falls (z = {down:.1f}, now {value:.3g})"
@@ -376,6 +576,9 @@ class RewardHacking(WorseThanBest):
             return None
         training = fmean(self._last) if self._last else 0.0
         swapped = training >= SOLVED and now.success <= 1 - SOLVED
+        risen = trend([success for step, success in self._successes if step > best.step]) > SIGNIFICANT
+        if risen and not swapped:
+            return None  # by the same judge training succeeds more often: no evidence against the judge
         hint = f"; {training:.0%} count as successes in training: is the reward's sign swapped?" if swapped else ""
         return (
             f"success in validation fell from {best.success:.1%} (step {best.step}) to {now} (p = {p:.1g}) while the "
@@ -385,15 +588,18 @@ class RewardHacking(WorseThanBest):
 
 class InvalidRising(Told):
     """A growing share of what the policy says is of no use (`unusable`): of five steps 10 points more than of the first
-    ten, beyond chance (z above 3.09).
+    ten, beyond chance.
 
     A limit is none of it while success rises, for answers may well grow that succeed more often, nor where `cut_off`
-    speaks of it from the start.
+    reports it from the start.  A limit that is missing in a step was not met; any other number needs all of the first
+    ten steps as its baseline.
+
+    Error rate: Fisher's exact test at 0.1 % for each number, evaluated in every step; steps share most of their window.
     """
 
     name = "invalid_rising"
     needs = ("success/mean", "rollout/episodes")
-    MORE = 0.1
+    MORE, P = 0.1, 0.001
 
     def __init__(self) -> None:
         self._first: list[dict[str, float]] = []
@@ -409,10 +615,13 @@ class InvalidRising(Told):
         risen, longer = [], trend(self._success) > SIGNIFICANT
         m, n = episodes * WARM_UP, episodes * PATIENCE
         for name in sorted(shares, key=lambda name: name.startswith(CutOff.PREFIX)):
-            was, now = (fmean([step.get(name, 0.0) for step in steps]) for steps in (self._first, self._last))
-            if name.startswith(CutOff.PREFIX) and (longer or was > CutOff.SHARE):
+            is_limit = name.startswith(CutOff.PREFIX)
+            if not is_limit and not all(name in step for step in self._first):
                 continue
-            if now - was >= self.MORE and two_proportions((was * m, m), (now * n, n)) > _SURE:
+            was, now = (fmean([step.get(name, 0.0) for step in steps]) for steps in (self._first, self._last))
+            if is_limit and (longer or was > CutOff.SHARE):
+                continue
+            if now - was >= self.MORE and exact_tail((was * m, m), (now * n, n)) < self.P:
                 risen.append(f"{name} rose from {was:.0%} to {now:.0%}")
         return f"{'; '.join(risen)} (means of the first ten steps and the last five)" if risen else None
 
@@ -431,5 +640,6 @@ def unusable(facts: StepFacts) -> dict[str, float]:
 
 
 OUTCOMES: tuple[type[Told], ...] = (
-    RewardHacking, LearningRate, RandomReward, RewardSuccessApart, NoProgress, TrainOnly, WorseThanBest, InvalidRising,
+    RewardHacking, LearningRate, PolicyBroke, RandomReward, RewardSuccessApart, RewardOnly, NoProgress, TrainOnly,
+    SameAnswer, WorseThanBest, InvalidRising,
 )  # fmt: skip

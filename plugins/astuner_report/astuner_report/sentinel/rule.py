@@ -28,6 +28,8 @@ class StepFacts:
     """The policy that is looked at, where the run trains several."""
     max_staleness: int | None = None
     """Updates that the weights which generate may be behind, as the backbone says; None: it does not say."""
+    grad_clip: float = 1.0
+    """`optim.grad_clip` of the run."""
 
     def get(self, name: str) -> float | None:
         """A number of the step; None where there is none, or none that is finite."""
