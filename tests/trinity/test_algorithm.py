@@ -105,7 +105,9 @@ def test_trinitys_wrapper_takes_the_loss_and_the_entropy(settings: TrainerCommon
     # the logits at a token give the next one's probability: of row 0, tokens 0, 1 and 3 are trained, of row 1 token 1
     assert gradient.reshape(ROWS, 1 + LENGTH).ne(0).nonzero().tolist() == [[0, 0], [0, 1], [0, 3], [1, 1]]
     assert {"actor/kl", "actor/entropy"} <= set(metrics)
-    assert ("actor/kl/ref" in metrics) == settings.use_kl_loss
+    assert ("actor/kl/ref" in metrics) == ("actor/logit_grad/kl" in metrics) == settings.use_kl_loss
+    assert "actor/logit_grad/policy" in metrics
+    assert ("actor/logit_grad/entropy" in metrics) == bool(settings.entropy_coeff)
     of_entropy = output["entropy"].grad
     assert (of_entropy is not None) == bool(settings.entropy_coeff), "without a bonus it is for the log only"
 

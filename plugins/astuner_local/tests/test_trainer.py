@@ -122,6 +122,11 @@ def test_pg_loss_leaves_out_kl_and_entropy() -> None:
     # one aggregation for all terms; here a mean over episodes, so only roughly the metrics' mean over tokens
     assert full["loss"] == pytest.approx(full["pg_loss"] + 0.5 * full["kl/ref"] - 0.1 * full["entropy"], rel=0.3)
     assert full["loss"] != pytest.approx(full["pg_loss"], rel=1e-3)
+    assert full["logit_grad/policy"] == pytest.approx(plain["logit_grad/policy"], rel=1e-5)
+    assert full["logit_grad/kl"] > 0 < full["logit_grad/entropy"]
+    assert not {"logit_grad/kl", "logit_grad/entropy"} & set(plain)
+    twice = trainer_of(model, settings(lr=0.0, ppo_epochs=2)).update(samples)
+    assert twice["logit_grad/policy"] == pytest.approx(plain["logit_grad/policy"], rel=1e-5)  # a mean over the steps
 
 
 # --- what carries no gradient -----------------------------------------------------------------------------------

@@ -76,6 +76,11 @@ def test_it_is_the_weighted_sum_of_the_token_losses(name: str) -> None:
     assert measured["ratio/mean"] == ("sum", pytest.approx(float(losses.ratio.mean()), rel=1e-5))
     assert measured["ratio/max"] == ("max", pytest.approx(float(losses.ratio.max())))
     assert ("kl/ref" in measured, "rollout_is/weight" in measured) == (losses.kl is not None,) * 2
+    assert measured["logit_grad/policy"][0] == "sum"
+    assert measured["logit_grad/policy"][1] > 0
+    assert ("logit_grad/kl" in measured, "logit_grad/entropy" in measured) == (
+        losses.kl is not None, settings.entropy_coeff != 0
+    )  # fmt: skip
 
 
 @table("name", SETTINGS)

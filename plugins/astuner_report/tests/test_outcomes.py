@@ -27,7 +27,7 @@ from astuner.contracts.types import (
     Turn,
     WorkflowTask,
 )
-from astuner_report.duplicates import duplicates, sampled_entropy
+from astuner_report.duplicates import duplicates, same_answer, sampled_entropy
 from astuner_report.run_report.facts import gather
 from astuner_report.sentinel import RULES, Alarm, Sentinel, causes
 from astuner_report.sentinel.rules import EXPLAINS
@@ -272,3 +272,18 @@ def test_entropy_is_measured_of_what_may_be_trained_and_for_each_policy() -> Non
     assert sampled_entropy(spoken) == {"rollout/entropy": pytest.approx(nats)}
     assert sampled_entropy(spoken, ["wolf", "sheep"]) == {"policy/wolf/rollout/entropy": pytest.approx(nats)}
     assert sampled_entropy([said("a", 1, 0.0, trained=False)]) == {}
+
+
+def test_the_most_common_answer_of_a_validation_counts_once_for_each_task() -> None:
+    same, other = [said(task, 1, 0.0) for task in "abc"], said("d", 2, 0.0)
+    assert same_answer([*same, other]) == {"val/same_answer": 0.75}
+    assert same_answer([*same, said("a", 2, 0.0), other]) == {"val/same_answer": 0.75}  # a second attempt at task a
+    assert same_answer([]) == {}
+
+
+def test_attempts_that_repeat_an_unlikely_one_are_evidence_of_copying() -> None:
+    copied, drawn = [said("a", 1, 0.0)] * 4, [said("b", token, 0.0) for token in range(4)]
+    assert duplicates(copied)["duplicates/repeats"] == 3
+    once = math.log((0.125 + 0.5 * 0.875) / 0.125)  # of an answer with probability 1 / 8
+    assert duplicates(copied)["duplicates/evidence"] == pytest.approx(3 * once)
+    assert duplicates(drawn)["duplicates/evidence"] == pytest.approx(3 * math.log(0.5))
