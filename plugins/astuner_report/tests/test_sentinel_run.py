@@ -119,7 +119,7 @@ def test_an_engine_with_a_temperature_of_its_own_gives_duplicates(
 ) -> None:
     lies(monkeypatch, lambda g: replace(g, logprobs=[p - 0.05 for p in g.logprobs]), temperature=0.0)
     rules = {alarm["rule"]: alarm for alarm in train(steps=6)}
-    assert rules["duplicate_answers"]["step"] == 5
+    assert rules["duplicate_answers"]["step"] <= 5
     assert "100% of the pairs of attempts at one task are the same" in rules["duplicate_answers"]["message"]
 
 
