@@ -640,8 +640,9 @@ class RegularizerDominates(Told):
         if (pooled := self._recent(self.TOKENS if tokens is None else tokens, *sizes)) is None:
             return None
         _, kl, entropy, policy = pooled
-        learns = trend(self._rewards) > SIGNIFICANT or (facts.get("success/mean") or 0.0) >= SOLVED
-        if kl + entropy <= self.SHARE * (kl + entropy + policy) or learns:
+        if kl + entropy <= self.SHARE * (kl + entropy + policy):
+            return ""
+        if trend(self._rewards) > SIGNIFICANT or (facts.get("success/mean") or 0.0) >= SOLVED:
             return ""
         term, key = ("KL", "kl_loss_coef") if kl > entropy else ("entropy", "entropy_coeff")
         times = max(kl, entropy) / policy if policy else math.inf
