@@ -289,6 +289,11 @@ class WorkflowOutput:
         self.is_success = check_success("is_success", self.is_success)
 
 
+def is_finite(value: object) -> bool:
+    """Return whether it is a real number of any library that a float can hold, and no NaN."""
+    return as_float(value) is not None
+
+
 LARGEST_REWARD = 1e9
 """Rewards are from minus this to this: trainers square and add them as float32, which ends at 3.4e38."""
 A_REWARD = "a finite number from -1e9 to 1e9"
