@@ -7,8 +7,8 @@ template copies.  So what was found out about one of them is true of the other (
 Structures are the same if the conversations have
 
 - the same kinds of messages next to each other, anywhere (`Structure.pairs`),
-- the same texts, in the same order, of those in which the template looks for words and finds one (`Structure.words`),
-- the same kinds of messages from the last reply on (`Structure.recent`),
+- the same texts, in the same places, of those in which the template looks for words and finds one (`Structure.words`),
+- the same kinds of messages and the same such texts from the last reply on (`Structure.recent`),
 - about the same length; exactly the same where the template compares numbers.
 
 A structure is made of the one before the last reply, and costs what is new.
@@ -75,6 +75,7 @@ class Outlines:
         tools, pairs, words, _, last, length = structure
         calls: list[str | None] = []
         kinds: list[int] = []
+        recent = 0
         for message in messages:
             if message["role"] == "tool":
                 label = message.get("tool_call_id")
@@ -86,13 +87,14 @@ class Outlines:
                 link = 0
             kind, found = self._outline(message)
             kinds.append(hash((kind, link)))
+            recent = hash((recent, kinds[-1], *found))
             if found:
-                words = hash((words, kind, *found))
+                words = hash((words, length + len(kinds), *found))
         for kind in kinds:
             pair = hash((last, kind))
             pairs = pairs if pair in pairs else pairs | {pair}
             last = kind
-        return Structure(tools, pairs, words, hash(tuple(kinds)), last, length + len(kinds))
+        return Structure(tools, pairs, words, recent, last, length + len(kinds))
 
     def _outline(self, message: Message) -> tuple[int, list[str]]:
         """Return the kind of a message, and those of its texts that hold words of the template."""

@@ -100,6 +100,16 @@ CASES = {
         [[user("#! hm")], "a", MORE, "b", MORE],
         "==",
     ),
+    "a switch in the first message only, where it is in a later one": Case(
+        chatml("{% if '/no' in messages[0].content %}" + QUIET + "{% endif %}"),
+        [ASK, "a", [user("a /no")], "b", MORE],
+        "==",
+    ),
+    "a switch in the first message only": Case(
+        chatml("{% if '/no' in messages[0].content %}" + QUIET + "{% endif %}"),
+        [[user("a /no")], "a", MORE, "b", MORE],
+        "==",
+    ),
     "a switch in a tool's result": Case(
         chatml("{{ tools | tojson if tools else '' }}", "{% if 'HURRY' in m.content %}" + QUIET + "{% endif %}"),
         [ASK, CALL, [(RESULT, "HURRY up")], "a", MORE],
