@@ -120,7 +120,7 @@ METHODS = {
         ),
         "chat_sync": "(self, messages, tools=None, **options)",
         "close": "(self)",
-        "count_tokens": (
+        "count_prompt_tokens": (
             "(self, messages, tools=None, *, agent_name=None, role=None, tool_choice=None, response_schema=None)"
         ),
         "gym_step": "(self, action)",

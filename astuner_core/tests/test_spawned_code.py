@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import subprocess
 import sys
@@ -167,3 +168,33 @@ def test_what_was_made_for_it_is_removed(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
     assert done.stdout == "1\n"  # a fork that ends removes nothing
     assert list(temporary.iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_removed_and_what_a_living_one_uses_stays(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def f(): ...\n")
+    code = (
+        "import sys, tempfile, time\nfrom pathlib import Path\nfrom astuner import import_user_code\n"
+        "import_user_code('mine.py->f', Path.cwd())\nprint('ready', flush=True)\ntime.sleep(float(sys.argv[1]))\n"
+    )
+
+    def start(seconds: float) -> subprocess.Popen[str]:
+        environ = {**os.environ, "TMPDIR": str(tmp_path)}
+        command = [sys.executable, "-c", code, str(seconds)]
+        child = subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True)
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        return child
+
+    def folders() -> set[str]:
+        return {path.name for path in tmp_path.glob("astuner-user-code-*")}
+
+    with start(60) as killed:
+        (of_killed,) = folders()
+        killed.kill()
+    with start(60) as living:
+        assert of_killed not in folders()
+        (of_living,) = folders()
+        with start(0) as last:
+            assert last.wait() == 0
+        assert folders() == {of_living}
+        living.kill()

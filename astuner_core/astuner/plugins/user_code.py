@@ -21,14 +21,15 @@ import sysconfig
 import tempfile
 import threading
 import traceback
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import astuner
-from astuner.contracts.errors import PluginError, UnknownName, did_you_mean, told
+from astuner.contracts.errors import PluginError, RunError, UnknownName, did_you_mean, told
+from astuner.support.locks import LockTaken, lock_file
 
 _HOME = Path(__file__).parents[1]
 _ASTUNER = (
@@ -43,6 +44,7 @@ with open(__file__, "rb") as _file:
     _code = compile(_file.read(), __file__, "exec", dont_inherit=True)
 exec(_code)
 '''
+_SPAWNED_FOLDER, _LOCK = "astuner-user-code-", ".lock"
 _lock = threading.RLock()
 close_name = did_you_mean
 
@@ -144,12 +146,22 @@ def _make_importable(name: str, path: Path) -> None:
 
 @functools.cache
 def _spawned_imports() -> Path:
-    """Return the folder of the modules that spawned processes import; it is removed when this process ends."""
-    folder, owner = Path(tempfile.mkdtemp(prefix="astuner-user-code-")), os.getpid()
+    """Return the folder of the modules that spawned processes import; it is removed when this process ends.
+
+    It is locked for as long as this process or one of its forks lives, and what killed processes left is removed.
+    """
+    for left in Path(tempfile.gettempdir()).glob(f"{_SPAWNED_FOLDER}*"):
+        with suppress(OSError, LockTaken, RunError), lock_file(left / _LOCK):
+            shutil.rmtree(left, ignore_errors=True)
+    folder, owner = Path(tempfile.mkdtemp(prefix=_SPAWNED_FOLDER)), os.getpid()
+    held = ExitStack()
+    with suppress(RunError):  # a file system without locks: nothing is removed there either
+        held.enter_context(lock_file(folder / _LOCK))
 
     def remove() -> None:
         if os.getpid() == owner:  # no fork of it
             shutil.rmtree(folder, ignore_errors=True)
+            held.close()
 
     atexit.register(remove)
     return folder

@@ -166,7 +166,7 @@ class ModelTuner:
         )
         return await self._on_loop(self._chat(request, agent_name or self.agent_name, role))
 
-    async def count_tokens(
+    async def count_prompt_tokens(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -367,7 +367,7 @@ class ModelTuner:
             raise UnsupportedRequest(
                 f"the model of agent {agent_name!r} is an external one, whose tokens are not known"
             )
-        return await speaker.count_tokens(request)
+        return await speaker.count_prompt_tokens(request)
 
     async def _asked(self, call: Coroutine[Any, Any, T]) -> T:
         """Await ``call`` as a task, so that it ends with the episode, whoever awaits it."""

@@ -120,7 +120,7 @@ class PolicySpeaker:
         self._check(turn, tools, cut_off=stop is not None or turn.generation.finish_reason is not FinishReason.STOP)
         return self._reply(turn, stop, request.response_schema)
 
-    async def count_tokens(self, request: ChatRequest) -> int:
+    async def count_prompt_tokens(self, request: ChatRequest) -> int:
         """Return how many tokens the prompt of a request has; nothing is generated or recorded."""
         tools, callable_tools = _offered(request)
         encoded = await self._conversation.encode_within(

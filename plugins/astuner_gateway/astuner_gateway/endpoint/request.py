@@ -102,8 +102,8 @@ class Speaks(Protocol):
     """What answers: `astuner.rollout.model_tuner.ModelTuner`, or a model that is served."""
 
     @property
-    def count_tokens(self) -> Callable[..., Awaitable[int]]:
-        """As `ModelTuner.count_tokens`."""
+    def count_prompt_tokens(self) -> Callable[..., Awaitable[int]]:
+        """As `ModelTuner.count_prompt_tokens`."""
         ...
 
     @property
@@ -128,7 +128,7 @@ async def count(request: ChatRequest, holder: Holder) -> int:
     """Return how many tokens the prompt of a request has."""
     schema = {} if request.structure is None else {"response_schema": request.structure.schema}
     choice = {name: request.sampling[name] for name in ("tool_choice",) if name in request.sampling}
-    return await holder.tuner.count_tokens(
+    return await holder.tuner.count_prompt_tokens(
         request.messages, request.tools, agent_name=holder.agent_name, role=holder.role, **choice, **schema
     )
 

@@ -106,7 +106,7 @@ class Voice(ABC):
         """
         return await self._reply(messages, tools or (), options)
 
-    async def count_tokens(
+    async def count_prompt_tokens(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -115,7 +115,7 @@ class Voice(ABC):
         role: str | None = None,
         **options: Any,
     ) -> int:
-        """As `astuner.rollout.model_tuner.ModelTuner.count_tokens`.
+        """As `astuner.rollout.model_tuner.ModelTuner.count_prompt_tokens`.
 
         :raises UnsupportedRequest: The request cannot be turned into tokens.
         """
@@ -203,7 +203,7 @@ class ModelVoice(Voice):
     def template(self) -> Template | None:
         return self._template
 
-    async def count_tokens(
+    async def count_prompt_tokens(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -212,7 +212,7 @@ class ModelVoice(Voice):
         role: str | None = None,
         **options: Any,
     ) -> int:
-        return await self._speaker.count_tokens(ChatRequest(messages=messages, tools=tools or (), **options))
+        return await self._speaker.count_prompt_tokens(ChatRequest(messages=messages, tools=tools or (), **options))
 
     async def _reply(self, messages: Sequence[Mapping[str, Any]], tools: Any, options: Mapping[str, Any]) -> ChatReply:
         """
