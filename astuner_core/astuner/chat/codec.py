@@ -191,7 +191,7 @@ class Conversation:
                     continues=said.turn,
                     approximation=gravest([overlooked, said.approximation]),
                     request=new,
-                    control_texts=sum(map(template.names_control, new)) + added.joined,
+                    control_texts=template.count_control(added, new),
                     tools=tuple(offered) if overlooked == "tools" else (),
                     context=context,
                 )
@@ -202,7 +202,7 @@ class Conversation:
             continues=None,
             branch_reason="template_not_incremental" if said else branch_reason(self._history, root, place, messages),
             request=whole,
-            control_texts=template.count_control(whole, offered) + asked.joined,
+            control_texts=template.count_control(asked, whole, offered),
             tools=tuple(offered),
             context=Context(None, whole, offered, template.outlines.extend(template.outlines.begin(offered), whole)),
         )

@@ -250,8 +250,10 @@ def _collect(value: Any, levels: int, texts: list[str]) -> None:
         for key, member in value.items():
             if not (levels and key in _FIELDS):
                 _collect(key, 0, texts)
-            if not (levels and _is_fixed(key, member)):
+            if type(member) is not str:
                 _collect(member, max(0, levels - 1), texts)
+            elif not (levels and (key, member) in _FIXED_VALUES):
+                texts.append(member)
     elif kind is list or isinstance(value, (list, tuple)):
         for member in value:
             _collect(member, levels, texts)

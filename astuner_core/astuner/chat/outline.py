@@ -99,9 +99,12 @@ class Outlines:
     def _outline(self, message: Message) -> tuple[int, list[str]]:
         """Return the kind of a message, and those of its texts that hold words of the template."""
         content, thought, name = message["content"], message.get("reasoning_content"), message.get("name")
-        calls = [_of_function(call["function"]) for call in message.get("tool_calls") or ()]
-        kind = hash((message["role"], _emptiness(content), _emptiness(thought), bool(name), *calls))
-        return kind, [text for text in (content, thought, name) if text and self._holds(text)]
+        calls = (
+            tuple(_of_function(call["function"]) for call in message["tool_calls"]) if "tool_calls" in message else ()
+        )
+        kind = hash((message["role"], _emptiness(content), thought and _emptiness(thought), bool(name), calls))
+        texts = (content, thought, name) if thought or name else (content,)
+        return kind, [text for text in texts if text and self._holds(text)]
 
     def _holds(self, text: str) -> bool:
         return text.strip() in self._equal or (self._held is not None and self._held.search(text) is not None)

@@ -36,7 +36,7 @@ from enum import Enum
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, Protocol
 
-from astuner.chat.control import JOINT, ControlNames, split_at_cuts, without_cuts
+from astuner.chat.control import CUT, JOINT, ControlNames, split_at_cuts, without_cuts
 from astuner.chat.history import Context
 from astuner.chat.literals import Literals, sources
 from astuner.chat.outline import Outlines
@@ -143,8 +143,10 @@ class Encoded(NamedTuple):
     """A rendered text as token ids."""
 
     ids: list[int]
-    joined: int
-    """Names of control tokens that a text would have completed, and which are letters."""
+    cuts: int = 0
+    """Names of control tokens that are letters."""
+    joined: int = 0
+    """Of these, the ones that no text holds completely."""
 
 
 class Behind(Enum):
@@ -491,13 +493,15 @@ class ChatTemplate:
         names |= set(map(str, getattr(self._tokenizer, "all_special_tokens", ())))
         return {n for n in names if len(n.strip()) > 1} - {THINK, END_THINK}  # of one letter nothing can be cut
 
-    def names_control(self, message: Message) -> bool:
-        """Return whether a message (normalised) holds the name of a control token, which is encoded as text."""
-        return self._control.in_message(message)
+    def count_control(self, encoded: Encoded, messages: Sequence[Message], tools: Tools = ()) -> int:
+        """Return how many texts were kept from being control tokens.
 
-    def count_control(self, messages: Sequence[Message], tools: Tools) -> int:
-        """Return how many of these messages (normalised) and tools hold the name of a control token."""
-        return sum(map(self._control.in_message, messages)) + sum(map(self._control.in_tool, tools))
+        :param messages: those that were encoded (normalised).
+        """
+        if not encoded.cuts + encoded.joined:
+            return 0
+        whole = sum(map(self._control.in_message, messages)) + sum(map(self._control.in_tool, tools))
+        return whole + encoded.joined
 
     @property
     def variables(self) -> dict[str, Any]:
@@ -709,7 +713,7 @@ class ChatTemplate:
             encoded = self._behind(following, [(call.get("id"), call["function"]["name"]) for call in calls])
         else:
             encoded = self._encoded(self._measured(text))
-        return encoded._replace(ids=self._without_end(encoded.ids, last))
+        return Encoded(self._without_end(encoded.ids, last), encoded.cuts, encoded.joined)
 
     def _verdict(self, asked: Context, reply: Mapping[str, Any], context: Context) -> tuple[Behind, str]:
         """Return how a conversation continues, and what the template writes behind the reply if that is its own."""
@@ -761,7 +765,8 @@ class ChatTemplate:
         return self.whole(messages, tools).ids
 
     def _encoded(self, rendered: str) -> Encoded:
-        return Encoded(self.encode(rendered), rendered.count(JOINT))
+        cuts, joined = rendered.count(CUT), rendered.count(JOINT)
+        return Encoded(self.encode(rendered), cuts - joined, joined)
 
     def read(self, text: str, tools: Tools, *, prompt_ids: Sequence[int]) -> Read:
         """Take a reply apart (without its end token).
@@ -899,16 +904,16 @@ def _remembering(compute: Callable[[Any, Any], Encoded]) -> Callable[[Any, Any],
     """
 
     @lru_cache(REMEMBERED)
-    def kept(plain: bytes) -> tuple[tuple[int, ...], int]:
-        ids, joined = compute(*marshal.loads(plain))
-        return tuple(ids), joined
+    def kept(plain: bytes) -> tuple[tuple[int, ...], int, int]:
+        ids, cuts, joined = compute(*marshal.loads(plain))
+        return tuple(ids), cuts, joined
 
     def ask(messages: Any, other: Any) -> Encoded:
         plain = packed((messages, other))
         if plain is None:
             return compute(messages, other)
-        ids, joined = kept(plain)
-        return Encoded(list(ids), joined)
+        ids, cuts, joined = kept(plain)
+        return Encoded(list(ids), cuts, joined)
 
     return ask
 
