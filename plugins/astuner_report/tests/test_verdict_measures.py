@@ -174,3 +174,27 @@ def test_few_tasks_cannot_tell_by_the_reward_either(tmp_path: Path) -> None:
     verdict = said(tmp_path, [0.1, 0.2, 0.3], [0.5, 0.6, 0.7])["verdict"]
     assert verdict["word"] == "may be chance"
     assert "so few cannot tell" in verdict["text"]
+
+
+@table(
+    ("same", "after", "word"),
+    [
+        (1.0, BETTER, "one answer for all"),
+        (0.9, BETTER, "one answer for all"),
+        (0.89, BETTER, "learned"),
+        (None, BETTER, "learned"),  # an older run
+        (1.0, [n < 60 for n in range(TASKS)], "learned"),  # the tasks have one answer
+        (1.0, RIGHT, "nothing was learned"),
+        (1.0, [False] * TASKS, "got worse"),
+    ],
+)
+def test_success_that_one_answer_for_all_tasks_has_is_not_called_learned(
+    same: float | None, after: Sequence[bool], word: str, tmp_path: Path
+) -> None:
+    before, later = ([result([float(each)]) for each in right] for right in (RIGHT, after))
+    run_dir = a_run(tmp_path / f"{same}{sum(after)}", before, later)
+    rows = run_dir.read_metrics()
+    if same is not None:
+        rows[-1]["val/same_answer"] = same
+    write_jsonl(run_dir.metrics, rows)
+    assert gather(run_dir)["verdict"]["word"] == word

@@ -24,7 +24,8 @@ from astuner_record.paired import FEWEST, LEVEL, Pairs, choose_measure, reward_t
 from astuner_report.leakage import overlapping
 from astuner_report.run_report import origin
 from astuner_report.run_report.files import NONSENSE, has, is_measured, read_json, read_rows
-from astuner_report.sentinel import Sentinel, causes
+from astuner_report.sentinel import Sentinel, StepFacts, causes
+from astuner_report.sentinel.outcomes import SameAnswer
 from astuner_report.sentinel.rules import normal_tail, trend, two_proportions
 from astuner_report.sentinel.settings import Sentinel as Watched
 
@@ -99,6 +100,7 @@ def gather(run_dir: RunDir, ledger: Mapping[str, int] | None = None) -> dict[str
         "tasks": (tasks := read_json(run_dir.tasks, damage, _also_trained_on)),
         "also_trained_on": _also_trained_on(tasks or {}),
         "held_out": _held_out(rows, run_dir, damage),
+        "same_answer": _same_answer(rows),
         "failures": _failures(read_rows(run_dir.failures, damage, bool), ledger),
         "alarms": _alarms(read_rows(run_dir.alarms, damage, lambda row: has(row, **_ALARM)), settings, rows, damage),
         "watched": bool(_at(settings, "trainer_common.sentinel.enabled")),
@@ -110,6 +112,13 @@ def gather(run_dir: RunDir, ledger: Mapping[str, int] | None = None) -> dict[str
     }
     facts["verdict"] = _verdict(facts)
     return {name: _writable(value) for name, value in facts.items()}
+
+
+def _same_answer(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return what `SameAnswer` finds in the last validation, or an empty string."""
+    last: Mapping[str, Any] = next((row for row in reversed(rows) if "val/success" in row), {})
+    numbers = {name: value for name, value in last.items() if isinstance(value, (int, float))}
+    return SameAnswer().validated(StepFacts(step=int(last.get("step", 0)), row=numbers)) or ""
 
 
 def _writable(value: Any) -> Any:
@@ -397,8 +406,8 @@ def _energy(rows: Sequence[Mapping[str, Any]], seconds: float, watts: float | No
 def _verdict(facts: Mapping[str, Any]) -> dict[str, str]:
     """What a run came to, in one line: was anything trained, and is the policy better on tasks not trained on?
 
-    :returns: ``word``: learned, reward rose, may be chance, nothing was learned, reward fell, got worse, nothing was
-        trained, or not measured; ``text``: the line, which begins with it; ``level``: ``good``, ``warning`` or
+    :returns: ``word``: learned, reward rose, one answer for all, may be chance, nothing was learned, reward fell, got
+        worse, nothing was trained, or not measured; ``text``: the line, which begins with it; ``level``: ``good``, ``warning`` or
         ``error``.
     """
     updated, found = facts["updated"], facts["held_out"]
@@ -416,7 +425,10 @@ def _verdict(facts: Mapping[str, Any]) -> dict[str, str]:
         missing = "before" if found["after"]["step"] else "after"
         key = "; set astuner.trainer_common.val_before_train=true" if missing == "before" else ""
         return _said("not measured", f"there was no validation {missing} training{key}")
-    return _compared(found, facts["also_trained_on"], (facts["trained"]["optim"] or {}).get("lr"))
+    verdict = _compared(found, facts["also_trained_on"], (facts["trained"]["optim"] or {}).get("lr"))
+    if verdict["word"] in ("learned", "reward rose") and facts["same_answer"]:
+        return _said("one answer for all", f"{facts['same_answer']} ({verdict['text']})", "error")
+    return verdict
 
 
 def _is_significant(difference: Mapping[str, Any]) -> bool:

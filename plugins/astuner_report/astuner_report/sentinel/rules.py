@@ -166,7 +166,7 @@ class ZeroVariance(Told):
         if not self._lasts(is_equal, math.inf if episodes is None else episodes):
             return None
         success = facts.get("success/mean")
-        unsolved = f", and success is {success:.0%}" if high >= 1 and success is not None else ""
+        unsolved = f", and success is {success:.0%}" if high >= 1 - _EQUAL and success is not None else ""
         return f"all rewards{facts.who} of the last {self._lasts.steps} steps are {high:g}{unsolved}"
 
 
