@@ -407,8 +407,8 @@ def _verdict(facts: Mapping[str, Any]) -> dict[str, str]:
     """What a run came to, in one line: was anything trained, and is the policy better on tasks not trained on?
 
     :returns: ``word``: learned, reward rose, one answer for all, may be chance, nothing was learned, reward fell, got
-        worse, nothing was trained, or not measured; ``text``: the line, which begins with it; ``level``: ``good``, ``warning`` or
-        ``error``.
+        worse, nothing was trained, or not measured; ``text``: the line, which begins with it; ``level``: ``good``,
+        ``warning`` or ``error``.
     """
     updated, found = facts["updated"], facts["held_out"]
     if not updated["steps"]:
