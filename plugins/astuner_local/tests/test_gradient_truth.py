@@ -54,11 +54,11 @@ def our_gradients(model: Any, samples: list[Sample], config: TrainerCommon, **op
     caught: dict[str, torch.Tensor] = {}
     step = trainer.optimizer.step
 
-    def catch() -> Any:
+    def catch(position: int) -> Any:
         for name, p in model.named_parameters():
             if p.grad is not None:
                 caught[name] = p.grad.clone()
-        return step()
+        return step(position)
 
     trainer.optimizer.step = catch  # type: ignore[method-assign]
     return trainer.update(samples), caught

@@ -156,7 +156,8 @@ def test_other_tasks_under_the_same_name_are_another_run(agent: Any, tmp_path: P
     plan = tune(agent.solve, judge=agent.letters, dry_run=True).plan
     assert plan.lines["tasks"].startswith("7 to train on, none")
     tasks = [astuner.Task(task_id=str(n), main_query=row["question"], metadata=row) for n, row in enumerate(ROWS[:3])]
-    assert tune(agent.solve, tasks=tasks, dry_run=True).plan.lines["tasks"].startswith("3 to train on")
+    other = tune(agent.solve, judge=agent.letters, tasks=tasks, dry_run=True).plan
+    assert other.lines["tasks"].startswith("3 to train on")
     assert len(list((tmp_path / "launcher_record" / "solve.experiment").glob("training-*.jsonl"))) == 2
 
 

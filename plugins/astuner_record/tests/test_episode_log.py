@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections import UserDict, UserList
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -47,7 +47,7 @@ from astuner.contracts.types import (  # noqa: E402
     WorkflowTask,
 )
 from astuner.rollout.turns import build_samples  # noqa: E402
-from astuner_record.episode_log import EpisodeLog, EpisodeLogWriter, rewind, store  # noqa: E402
+from astuner_record.episode_log import EpisodeLog, EpisodeLogWriter, rewind, side_files, store  # noqa: E402
 from astuner_record.episode_log.rows import (  # noqa: E402
     EPISODE,
     LARGEST,
@@ -611,6 +611,62 @@ def test_a_lock_of_another_process_is_named(tmp_path: Path, monkeypatch: pytest.
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(RunError, match=r"another process has had .*episodes\.sqlite locked.*--resume"):
             log_many(log, 20)
+
+
+REWOUND = """
+import os, sqlite3, sys
+from pathlib import Path
+from astuner_record.episode_log import EpisodeLog, rewind
+folder = Path(sys.argv[1])
+reader = sqlite3.connect(folder / "episodes.sqlite")  # so that closing the writer moves nothing into the database
+reader.execute("SELECT count(*) FROM data").fetchone()
+rewind(folder, 1)
+os._exit(9)
+"""
+
+
+def test_a_log_that_was_rewound_before_the_run_was_killed_is_read(tmp_path: Path) -> None:
+    """Its write-ahead log takes the newest rows away, and belongs to it all the same."""
+    folder = tmp_path / "episodes"
+    log = EpisodeLogWriter(folder)
+    for step in (1, 2, 3):
+        log.episode(step, episode(f"g{step}-0"))
+    log.close()
+    assert subprocess.run([sys.executable, "-c", REWOUND, str(folder)], check=False).returncode == 9
+    assert Path(f"{folder / store.DATABASE}-wal").stat().st_size > 0
+    with EpisodeLog(tmp_path) as read:
+        assert [e.step for e in read.list()] == [1]
+        assert read.problems == ()
+    EpisodeLogWriter(folder).close()
+    assert not list(folder.glob("*.foreign-*"))
+
+
+@pytest.mark.parametrize("holder", ["reader here", "writer here", "reader elsewhere"])
+def test_nothing_is_looked_at_while_a_process_has_the_log_open(holder: str, tmp_path: Path) -> None:
+    """A file that Python opens and closes takes the locks of this process away; what is open is in use."""
+    folder = tmp_path / holder / "episodes"
+    log = EpisodeLogWriter(folder)
+    log.episode(1, episode("g1-0"))
+    path = folder / store.DATABASE
+    code = f"import sqlite3, time; c = sqlite3.connect({str(path)!r}); c.execute('BEGIN'); "
+    code += "c.execute('SELECT count(*) FROM data').fetchone(); print('open', flush=True); time.sleep(60)"
+    with ExitStack() as stack:
+        if holder == "reader elsewhere":
+            log.close()
+            child = stack.enter_context(subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE))
+            stack.callback(child.kill)
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"open\n"
+        elif holder == "reader here":
+            stack.enter_context(EpisodeLog(folder.parent))
+            log.close()
+        else:
+            stack.callback(log.close)
+        wal = Path(f"{path}-wal")
+        wal.write_bytes(b"not a log" * 100) if holder != "writer here" else None
+        assert side_files.foreign_files(path) == {}
+        if holder != "writer here":
+            wal.unlink()
 
 
 def older(folder: Path) -> Path:

@@ -3,15 +3,23 @@
 SQLite takes whatever lies beside a database as ``-wal`` or ``-journal`` for its own, and writes it into the database.
 After a copy, a backup or a mix-up of run folders it may be another log's or an older one, and would replace episodes. A
 write-ahead log that a killed run left behind belongs to its log, and is read.
+
+Invariant: nothing is looked at while any process has the database open.  What lies beside it is in use then, and a file
+that is opened and closed here would take away the locks that SQLite has in this process.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
 import sqlite3
 import struct
+import sys
+import threading
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 _HEADER = 32
 """Bytes of a write-ahead log before its first page."""
@@ -20,19 +28,45 @@ _MAGIC = {0x377F0682: "<", 0x377F0683: ">"}
 _SQLITE = b"SQLite format 3\0"
 _WAL_MODE = b"\x02\x02"
 SIDES = ("-wal", "-journal", "-shm")
+_SHARED_LOCK = 0x40000002, 510
+"""Start and length of the bytes that each connection has locked (SQLite's file format, "File Locking")."""
+_open_here: WeakKeyDictionary[sqlite3.Connection, str] = WeakKeyDictionary()
+"""Connections of this process -> the file that each has open."""
+_of_open_here = threading.Lock()
 
 
 class Facts(NamedTuple):
     """What tells one log, and one state of it, from another."""
 
     dictionary: bytes | None
+    rewinds: int
+    """How often the log was rewound, which takes its newest rows away."""
     newest: int
     """Id of the newest row, which is the time when it was written; 0 without rows."""
 
 
+def opened(db: sqlite3.Connection, path: Path) -> None:
+    """Note that this process has a database open, until `closed` or until nothing refers to the connection."""
+    with _of_open_here:
+        _open_here[db] = os.path.realpath(path)
+
+
+def closed(db: sqlite3.Connection) -> None:
+    """Note that a connection is closed."""
+    with _of_open_here:
+        _open_here.pop(db, None)
+
+
 def foreign_files(path: Path) -> dict[Path, str]:
-    """Return the files beside a database that do not belong to it, each with the reason; opens nothing to write."""
+    """Return the files beside a database that do not belong to it, each with the reason; opens nothing to write.
+
+    There are none while a process has the database open.
+    """
     found: dict[Path, str] = {}
+    with _of_open_here:
+        is_open_here = os.path.realpath(path) in _open_here.values()
+    if is_open_here or _is_open_elsewhere(path):
+        return found
     for side in SIDES:
         file = Path(f"{path}{side}")
         if file.is_symlink() or (file.exists() and not file.is_file()):
@@ -44,6 +78,20 @@ def foreign_files(path: Path) -> dict[Path, str]:
         if wal not in found and (why := _foreign_header(path, wal) or ("" if found else _contradiction(path, wal))):
             found[wal] = why
     return found
+
+
+def _is_open_elsewhere(path: Path) -> bool:
+    """Whether another process has locked the bytes that each of SQLite's connections locks; known on Linux only."""
+    if sys.platform != "linux" or not path.is_file():
+        return False
+    layout = "hhqqi"  # struct flock: type, whence, start, length, pid
+    asked = struct.pack(layout, fcntl.F_WRLCK, os.SEEK_SET, *_SHARED_LOCK, 0)
+    try:
+        with path.open("rb") as file:
+            kind, *_ = struct.unpack(layout, fcntl.fcntl(file, fcntl.F_GETLK, asked))
+    except OSError:  # a file system without locks
+        return False
+    return bool(kind != fcntl.F_UNLCK)
 
 
 def set_aside(files: dict[Path, str]) -> list[str]:
@@ -134,7 +182,7 @@ def _contradiction(path: Path, wal: Path) -> str:
         return "" if unread else _spoils(path)
     if before.dictionary is not None and before.dictionary != after.dictionary:
         return "it is another log's"
-    if after.newest < before.newest:
+    if (after.rewinds, after.newest) < (before.rewinds, before.newest):
         return "it is older than the log"
     return ""
 
@@ -152,4 +200,6 @@ def _spoils(path: Path) -> str:
 def _facts(db: sqlite3.Connection) -> Facts:
     dictionary = db.execute("SELECT content FROM dictionary").fetchone()
     (newest,) = db.execute("SELECT ifnull(max(id), 0) FROM data").fetchone()
-    return Facts(dictionary=dictionary and bytes(dictionary[0]), newest=int(newest))
+    counts = db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'rewinds'").fetchone()[0]
+    rewinds = db.execute("SELECT count(*) FROM rewinds").fetchone()[0] if counts else 0
+    return Facts(dictionary=dictionary and bytes(dictionary[0]), rewinds=int(rewinds), newest=int(newest))

@@ -43,7 +43,7 @@ from astuner_record.episode_log.rows import (
     packed,
     unpacked,
 )
-from astuner_record.episode_log.side_files import foreign_files, set_aside
+from astuner_record.episode_log.side_files import closed, foreign_files, opened, set_aside
 
 FORMAT = 3
 DATABASE = "episodes.sqlite"
@@ -136,6 +136,11 @@ class Database(sqlite3.Connection):
     _decompress: Callable[[bytes], bytes] | None = None
     _last = 0
     """Id of the last row that was written."""
+
+    def close(self) -> None:
+        """Close it; see `side_files.opened`."""
+        closed(self)
+        super().close()
 
     def begin(self) -> Database:
         """``with db.begin():`` all of it, or nothing."""
@@ -284,10 +289,21 @@ def connect(folder: Path) -> Database:
     return db
 
 
-def _open(path: Path | str, *, uri: bool = False) -> Database:
-    return sqlite3.connect(
-        path, uri=uri, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, factory=Database
+def _open(path: Path, how: str = "mode=rwc") -> Database:
+    """Open a database, and note that this process has it open.
+
+    :param how: Parameters of SQLite's URI.
+    """
+    db = sqlite3.connect(
+        f"{path.absolute().as_uri()}?{how}",
+        uri=True,
+        timeout=BUSY_SECONDS,
+        isolation_level=None,
+        check_same_thread=False,
+        factory=Database,
     )
+    opened(db, path)
+    return db
 
 
 def connect_to_read(folder: Path) -> Database:
@@ -310,7 +326,7 @@ def connect_to_read(folder: Path) -> Database:
         )
     alone = "immutable=1"  # also where SQLite's own files beside it can be made by nobody
     for how in (alone,) if foreign_files(path) else ("mode=ro", alone):
-        db = _open(f"{path.absolute().as_uri()}?{how}", uri=True)
+        db = _open(path, how)
         try:
             check(db, path)
             db.executescript(_READING)
@@ -366,6 +382,8 @@ def rewind(folder: Path, step: int) -> tuple[str, ...]:
             while list_some(db):  # so that the words of all are there
                 pass
             with db.begin():
+                db.execute("CREATE TABLE IF NOT EXISTS rewinds (step INTEGER NOT NULL)")
+                db.execute("INSERT INTO rewinds VALUES (?)", (step,))  # which `side_files` compares
                 _forget_after(db, step)
             return problems(db)
     except sqlite3.Error as e:
@@ -400,7 +418,7 @@ def _convert_older(folder: Path) -> None:
 
 def make_temporary() -> Database:
     """An empty log for a reader, in memory or where SQLite puts what is too large for it."""
-    db = _open("")
+    db = sqlite3.connect("", isolation_level=None, check_same_thread=False, factory=Database)
     make_tables(db)
     db.executescript(_READING)
     return db
