@@ -31,7 +31,7 @@ NAMES = (
 """Of the `config.json` of Qwen2.5."""
 
 
-def described(model: str) -> Mapping[str, Any]:
+def described(model: str, **_: Any) -> Mapping[str, Any]:
     return dict(zip(NAMES, SIZES[model.split("-")[1]], strict=True))
 
 
@@ -83,5 +83,5 @@ def test_who_has_how_many_gpus_is_said(overrides: tuple[str, ...], gpus: int, li
 
 
 def test_a_model_that_is_described_in_other_words_is_not_guessed_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts, "model_config", lambda model: {"vocab_size": 5, "n_layer": 2})
+    monkeypatch.setattr(facts, "model_config", lambda model, **_: {"vocab_size": 5, "n_layer": 2})
     assert list(Facts.of(load_config(EXAMPLES[0], backbone="trinity")).memory_plan()) == ["GPUs"]

@@ -47,7 +47,7 @@ HUB = {"vocab_size": 152064, "max_position_embeddings": 131072}
 def no_hub() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         read = facts.model_config
-        patch.setattr(facts, "model_config", lambda model: read(model) if Path(model).is_dir() else HUB)
+        patch.setattr(facts, "model_config", lambda model, **_: read(model) if Path(model).is_dir() else HUB)
         yield
 
 
@@ -126,6 +126,7 @@ CASES: list[tuple[str, list[str], Any]] = [
     ("cluster.node_num", [*a("trainer_common.nnodes=2"), f"trinity.{ENGINE}.engine_num=8"], 2),
     ("cluster.gpu_per_node", a("trainer_common.n_gpus_per_node=4"), 4),
     ("model.model_path", a("model.path=Qwen/Qwen3-0.6B"), "Qwen/Qwen3-0.6B"),
+    ("model.trust_remote_code", a("model.trust_remote_code=true"), True),
     ("model.custom_chat_template", a(f"model.chat_template={TEMPLATE}"), TEMPLATE.read_text()),
     (f"{ENGINE}.dtype", a("model.dtype=float16"), "float16"),
     (f"{ACTOR}.fsdp_config.mixed_precision.param_dtype", a("model.dtype=float32"), "fp32"),

@@ -70,7 +70,7 @@ def test_what_each_switch_changes():
 def test_an_example_says_what_is_computed_and_fits(file, monkeypatch):
     config = load_config(file, backbone="verl")
     described = QWEN[config.astuner.model.path.split("-")[1]]
-    monkeypatch.setattr(facts, "model_config", lambda model: described)
+    monkeypatch.setattr(facts, "model_config", lambda model, **_: described)
     lines = Facts.of(config).memory_plan()
     text = file.read_text()
     state, activations, update = re.findall(r"([\d.]+) GiB", lines["an update"])
@@ -86,7 +86,7 @@ def test_engines_with_gpus_of_their_own_are_counted_apart(monkeypatch, tmp_path)
     file.write_text(
         "astuner: {model: {path: some/model}, rollout: {max_model_len: 8192}, trainer_common: {n_gpus_per_node: 8}}\n"
     )
-    monkeypatch.setattr(facts, "model_config", lambda model: QWEN["7B"])
+    monkeypatch.setattr(facts, "model_config", lambda model, **_: QWEN["7B"])
     little = ["verl.actor_rollout_ref.rollout.gpu_memory_utilization=0.1"]  # so that the engine decides
     apart = [*little, "verl.trainer.v1.trainer_mode=separate_async"]
     said = {}

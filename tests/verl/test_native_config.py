@@ -50,7 +50,7 @@ def yaml_files_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "defaults", lambda: copy.deepcopy(composed))
         read = facts.model_config
-        patch.setattr(facts, "model_config", lambda model: HUB if model in ON_THE_HUB else read(model))
+        patch.setattr(facts, "model_config", lambda model, **_: HUB if model in ON_THE_HUB else read(model))
         yield
 
 
@@ -176,6 +176,8 @@ CASES: list[tuple[str, list[str], Any]] = [
         {"total_steps": 21, "updates_per_step": 3},
     ),
     (f"{ACTOR}.ppo_mini_batch_size", a("data.train_batch_size=16"), 16),
+    (f"{MODEL}.trust_remote_code", a("model.trust_remote_code=true"), True),
+    ("data.trust_remote_code", a("model.trust_remote_code=true"), True),
     (f"{MODEL}.custom_chat_template", a(f"model.chat_template={TEMPLATE}"), TEMPLATE.read_text()),
     (f"{ACTOR}.optim.clip_grad", a("trainer_common.optim.grad_clip=0.5"), 0.5),
     (f"{ACTOR}.grad_clip", a("trainer_common.optim.grad_clip=0.5"), 0.5),
