@@ -18,7 +18,9 @@ def quicken(template: str) -> None:
 
     if (compiled := getattr(chat_template_utils, "_compile_jinja_template", None)) is None:
         return
-    environment = compiled(template).environment
+    loaded = compiled(template)
+    loaded.globals = dict(loaded.globals)  # a chain of mappings, which jinja joins anew in every rendering
+    environment = loaded.environment
     if "getattr" in vars(environment):  # done before
         return
     asked, look, of_dict = environment.is_safe_attribute, environment.getattr, frozenset(dir(dict))
@@ -31,8 +33,8 @@ def quicken(template: str) -> None:
         return verdicts[key]
 
     def get_attribute(obj: Any, attribute: str) -> Any:
-        if type(obj) is dict and attribute in obj and attribute not in of_dict:  # a key, which needs no verdict
-            return obj[attribute]
+        if type(obj) is dict and attribute not in of_dict:  # a key, which needs no verdict
+            return obj[attribute] if attribute in obj else environment.undefined(obj=obj, name=attribute)
         return look(obj, attribute)
 
     environment.is_safe_attribute, environment.getattr = is_safe_attribute, get_attribute

@@ -26,20 +26,20 @@ import contextlib
 import contextvars
 import inspect
 import json
-import marshal
 import re
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from astuner.chat.control import CUT, JOINT, ControlNames, split_at_cuts, without_cuts
 from astuner.chat.history import Context
 from astuner.chat.literals import Literals, sources
 from astuner.chat.outline import Outlines
+from astuner.chat.rendering import fastest_writer, through_transformers
 from astuner.chat.reply import (
     END_THINK,
     NO_CALLS,
@@ -54,7 +54,7 @@ from astuner.chat.sandbox import quicken
 from astuner.chat.token_bytes import TokenBytes
 from astuner.contracts.chat_family import CallStyle, Family, Read, ReadReply, Tools
 from astuner.contracts.errors import ConfigError, ContextOverflow, UnsupportedRequest
-from astuner.contracts.messages import Message, normalise, packed, parse_arguments
+from astuner.contracts.messages import ENCODE, Message, normalise, packed, parse_arguments
 from astuner.plugins.loader import PluginManager
 
 REMEMBERED = 512
@@ -418,6 +418,7 @@ class ChatTemplate:
         self._kwargs = dict(chat_template_kwargs or {})
         self._alike: dict[bytes, bool] = {}
         self._check_kwargs()
+        self._write_plain = through_transformers(tokenizer, chat_template, self._kwargs)
         try:
             self._probe()
         except UnsupportedRequest as e:
@@ -426,6 +427,8 @@ class ChatTemplate:
             ) from e
         if isinstance(text := self._template or tokenizer.chat_template, str):  # else it has several
             quicken(text)
+        tried = [(shaped(messages, self._shape), tools) for messages in _SEEN for tools in ([], [TOOL])]
+        self._write_plain = fastest_writer(tokenizer, chat_template, self._kwargs, tried)
 
     def _probe(self) -> None:
         """Find out how the template behaves by rendering with it."""
@@ -534,17 +537,10 @@ class ChatTemplate:
 
     def _probe_text(self, messages: Sequence[Message], kwargs: Mapping[str, Any]) -> str | None:
         try:
-            tools = [TOOL] if self.renders_tools else None
-            return str(
-                self._tokenizer.apply_chat_template(
-                    shaped(messages, self._shape),
-                    tools=tools,
-                    chat_template=self._template,
-                    add_generation_prompt=messages[-1]["role"] != "assistant",
-                    tokenize=False,
-                    **kwargs,
-                )
-            )
+            tools = [TOOL] if self.renders_tools else []
+            write = through_transformers(self._tokenizer, self._template, kwargs)
+            asks = messages[-1]["role"] != "assistant"
+            return write(shaped(messages, self._shape), tools, generation_prompt=asks)
         except Exception:  # whatever a template raises for a value that it does not expect
             return None
 
@@ -588,18 +584,9 @@ class ChatTemplate:
         from jinja2 import TemplateError
 
         try:
-            text = self._tokenizer.apply_chat_template(
-                messages,
-                tools=[*tools] or None,
-                chat_template=self._template,
-                add_generation_prompt=generation_prompt,
-                tokenize=False,
-                **self._kwargs,
-            )
+            return self._write_plain(messages, tools, generation_prompt=generation_prompt)
         except (TemplateError, TypeError, AttributeError) as e:  # the latter two: it met what it does not expect
             raise UnsupportedRequest(f"the chat template does not take these messages: {type(e).__name__}: {e}") from e
-        assert isinstance(text, str)  # tokenize=False
-        return text
 
     def continuation(self, messages: Sequence[Message], *, calls: Sequence[Any] = ()) -> str:
         """What the template writes behind a reply when ``messages`` follow, from the reply's end token to the next
@@ -902,18 +889,24 @@ def _remembering(compute: Callable[[Any, Any], Encoded]) -> Callable[[Any, Any],
 
     What is not made of Python's own types (`packed`) is not remembered.
     """
-
-    @lru_cache(REMEMBERED)
-    def kept(plain: bytes) -> tuple[tuple[int, ...], int, int]:
-        ids, cuts, joined = compute(*marshal.loads(plain))
-        return tuple(ids), cuts, joined
+    kept: dict[bytes, tuple[tuple[int, ...], int, int]] = {}  # the latest last
+    lock = threading.Lock()
 
     def ask(messages: Any, other: Any) -> Encoded:
         plain = packed((messages, other))
         if plain is None:
             return compute(messages, other)
-        ids, cuts, joined = kept(plain)
-        return Encoded(list(ids), cuts, joined)
+        known = kept.get(plain)
+        if known is None:
+            made = compute(messages, other)
+            known = tuple(made.ids), made.cuts, made.joined
+        with lock:
+            kept.pop(plain, None)
+            kept[plain] = known
+            if len(kept) > REMEMBERED:
+                del kept[next(iter(kept))]
+        ids, cuts, joined = known
+        return Encoded([*ids], cuts, joined)
 
     return ask
 
@@ -940,7 +933,7 @@ def _left_out(text: str, messages: Sequence[Message], render: Callable[[list[Mes
 
 def _stands_in(text: str, content: str) -> bool:
     said = content.strip()
-    return said in text or json.dumps(said, ensure_ascii=False)[1:-1] in text
+    return said in text or ENCODE(said)[1:-1] in text
 
 
 def fastest(tokenizer: Any) -> tuple[Callable[[str], list[int]], Callable[[list[int]], str]]:
