@@ -159,7 +159,7 @@ class Conversation:
         callable_tools: Sequence[Mapping[str, Any]] | None,
     ) -> EncodedPrompt:
         """`encode_within`, whose errors do not state which message they are about."""
-        messages = [m if type(m) is dict else mapping_of(m) for m in messages]
+        messages = [*messages] if {*map(type, messages)} == {dict} else [mapping_of(m) for m in messages]
         template = self._codec.template
         offered = [] if self._codec.disable_tool_calls else [mapping_of(t) for t in tools or ()]
         if offered and not template.renders_tools:
@@ -215,8 +215,10 @@ class Conversation:
 
     async def _aside(self, most: int | None, messages: Sequence[Message], work: Callable[[], Any]) -> Any:
         """What ``work`` makes of ``messages`` (normalised) and tools; of long ones in a thread, if they may fit."""
+        if most is None:
+            return work()
         long = any(len(m.get("content", "")) > LONG for m in messages)
-        if most is None or (not long and (plain := packed(messages)) is not None and len(plain) <= LONG):
+        if not long and (plain := packed(messages)) is not None and len(plain) <= LONG:
             return work()
         return await in_daemon_thread(self._codec.template.if_it_fits, most, messages, work)
 

@@ -71,6 +71,9 @@ class ControlNames:
         self._first = self._class_of(name[0] for name in ordered)
         self._last = self._class_of(name[-1] for name in ordered)
         self._separators = _any_of(separators)
+        near = filter(None, (self._first.pattern, self._last.pattern, self._separators and self._separators.pattern))
+        self._near = re.compile("|".join(near), self._first.flags & re.IGNORECASE)
+        """What a text holds that holds a name or, if it is longer than any name, is a part of one."""
         letters = sorted({letter for name in ordered for letter in name})[: _PART_MARKS - _WHOLE_MARKS]
         self._whole_marks, self._part_marks = (
             {ord(letter): chr(first + n) for n, letter in enumerate(letters)} for first in (_WHOLE_MARKS, _PART_MARKS)
@@ -127,7 +130,7 @@ class ControlNames:
         return self._is_suspect_word(text) if len(text) <= _WORD else self._looks_suspect(text)
 
     def _looks_suspect(self, text: str) -> bool:
-        if not self._longest:
+        if not self._longest or (len(text.strip()) >= self._longest and not self._near.search(text)):
             return False
         return self._names.search(text) is not None or next(self._parts(text), None) is not None
 
@@ -247,11 +250,12 @@ def _collect(value: Any, levels: int, texts: list[str]) -> None:
     if kind is str or isinstance(value, str):
         texts.append(value)
     elif kind is dict or isinstance(value, Mapping):
+        below = levels - 1 if levels else 0
         for key, member in value.items():
             if not (levels and key in _FIELDS):
                 _collect(key, 0, texts)
             if type(member) is not str:
-                _collect(member, max(0, levels - 1), texts)
+                _collect(member, below, texts)
             elif not (levels and (key, member) in _FIXED_VALUES):
                 texts.append(member)
     elif kind is list or isinstance(value, (list, tuple)):

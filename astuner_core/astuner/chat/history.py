@@ -46,8 +46,7 @@ from astuner.contracts.messages import (
 from astuner.contracts.types import Generation
 
 
-@dataclass(frozen=True)
-class Context:
+class Context(NamedTuple):
     """The conversation that a prompt holds, up to the reply that it asks for."""
 
     before: Said | None = None
@@ -160,7 +159,9 @@ class History:
         """
         plain = packed(tools)
         ours, spelled = (copied(list(tools)), spelling(tools)) if plain is None else _unpacked(plain)
-        return self._roots.setdefault(spelled, Node((), None)), ours
+        if (root := self._roots.get(spelled)) is None:
+            root = self._roots[spelled] = Node((), None)
+        return root, ours
 
     @property
     def roots(self) -> list[Node]:
@@ -220,8 +221,10 @@ def _follow(reached: _Reached, messages: Sequence[Message], waiting: list[_Reach
     """Where ``messages`` lead from ``reached``; other ways that they may go are put to those ``waiting``."""
     node, at, said, new_from = reached
     while at < len(messages):
-        child, taken = node.last, 1
-        if child is None or child.seen != messages[at]:
+        child = node.last
+        if child is not None and child.seen == messages[at]:
+            at += 1
+        else:
             ways = _ways(node, messages, at)
             if not ways:
                 break
@@ -229,7 +232,8 @@ def _follow(reached: _Reached, messages: Sequence[Message], waiting: list[_Reach
             child, taken = ways[0]
             child.seen = copied(messages[at]) if taken == 1 == len(ways) and _is_telling(messages[at], node) else None
             node.last = child
-        node, at = child, at + taken
+            at += taken
+        node = child
         if node.said is not None:
             said, new_from = node.said, at
     return _Reached(node, at, said, new_from)

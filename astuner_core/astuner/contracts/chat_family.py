@@ -110,8 +110,8 @@ class Family:
 
 def tool_names(tools: Tools) -> tuple[str, ...]:
     """Return the names of ``tools``; a description without a name has none."""
-    functions = [tool.get("function", tool) for tool in tools if isinstance(tool, Mapping)]
-    names = [function.get("name") for function in functions if isinstance(function, Mapping)]
+    functions = [tool.get("function", tool) for tool in tools if isinstance(tool, (dict, Mapping))]
+    names = [function.get("name") for function in functions if isinstance(function, (dict, Mapping))]
     return tuple(name for name in names if isinstance(name, str))
 
 
