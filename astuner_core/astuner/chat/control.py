@@ -34,7 +34,7 @@ _MARK = re.compile("[\ud800-\udfff]")
 _FIELDS = frozenset(re.findall(r"\w+", "role content name tool_calls tool_call_id reasoning_content id type function"))
 _FIELDS |= {"arguments", "description", "parameters", "strict"}
 """Keys that messages, calls and tools have by their form."""
-_FIXED_VALUES = frozenset({("type", "function"), *(("role", r) for r in ("system", "user", "assistant", "tool"))})
+_FIXED_VALUES = {"type": frozenset(["function"]), "role": frozenset(["system", "user", "assistant", "tool"])}
 _MESSAGE_LEVELS, _TOOL_LEVELS = 3, 2
 """Nested mappings that have such keys: message, call and function; tool and function."""
 _WORD = 40
@@ -103,7 +103,8 @@ class ControlNames:
         :raises UnsupportedRequest: the template refuses the messages, or a name is forged and cannot be split.
         """
         texts = [*_texts(messages, _MESSAGE_LEVELS), *_texts(tools, _TOOL_LEVELS)]
-        suspects = set(filter(self._is_suspect, texts))
+        looks, looks_short = self._looks_suspect, self._is_suspect_word
+        suspects = {text for text in texts if (looks_short(text) if len(text) <= _WORD else looks(text))}
         if not suspects:
             return write(messages, tools)
         undecodable = {text: _clean(text) for text in texts if _MARK.search(text)}
@@ -125,11 +126,8 @@ class ControlNames:
             self._check_unmarked(dropped, text, partial(rendered, *kept, dropped))
         return text
 
-    def _is_suspect(self, text: str) -> bool:
-        """Return whether a text holds a name, or may be a part of one."""
-        return self._is_suspect_word(text) if len(text) <= _WORD else self._looks_suspect(text)
-
     def _looks_suspect(self, text: str) -> bool:
+        """Return whether a text holds a name, or may be a part of one."""
         if not self._longest or (len(text.strip()) >= self._longest and not self._near.search(text)):
             return False
         return self._names.search(text) is not None or next(self._parts(text), None) is not None
@@ -235,7 +233,7 @@ def _clean(text: str) -> str:
 
 def _is_fixed(key: Any, member: Any) -> bool:
     """Return whether a message, call or tool has this member by its form."""
-    return type(member) is str and (key, member) in _FIXED_VALUES
+    return type(member) is str and key in _FIXED_VALUES and member in _FIXED_VALUES[key]
 
 
 def _texts(value: Any, levels: int) -> list[str]:
@@ -246,19 +244,17 @@ def _texts(value: Any, levels: int) -> list[str]:
 
 
 def _collect(value: Any, levels: int, texts: list[str]) -> None:
-    kind = type(value)
-    if kind is str or isinstance(value, str):
+    if isinstance(value, str):
         texts.append(value)
-    elif kind is dict or isinstance(value, Mapping):
-        below = levels - 1 if levels else 0
+    elif isinstance(value, (dict, Mapping)):  # a plain one is told apart without asking its abstract class
         for key, member in value.items():
-            if not (levels and key in _FIELDS):
+            if not levels or key not in _FIELDS:
                 _collect(key, 0, texts)
             if type(member) is not str:
-                _collect(member, below, texts)
-            elif not (levels and (key, member) in _FIXED_VALUES):
+                _collect(member, levels and levels - 1, texts)
+            elif not levels or key not in _FIXED_VALUES or member not in _FIXED_VALUES[key]:
                 texts.append(member)
-    elif kind is list or isinstance(value, (list, tuple)):
+    elif isinstance(value, (list, tuple)):
         for member in value:
             _collect(member, levels, texts)
 

@@ -8,6 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from astuner.contracts.messages import ENCODE
+
+_TRIED = {"<é'": [1, -2.5, True, None, '"\n']}
+"""A value on which transformers' way to write JSON is compared with ours."""
+
 
 def quicken(template: str) -> None:
     """Have transformers' renderings of ``template`` in this process take from memory what may be read.
@@ -37,4 +42,11 @@ def quicken(template: str) -> None:
             return obj[attribute] if attribute in obj else environment.undefined(obj=obj, name=attribute)
         return look(obj, attribute)
 
+    plain, write_json = environment.filters["tojson"], ENCODE
+
+    def to_json(value: Any, *args: Any, **kwargs: Any) -> str:
+        return str(plain(value, *args, **kwargs)) if args or kwargs else write_json(value)
+
+    if plain(_TRIED) == write_json(_TRIED):  # it needs no new encoder for every value
+        environment.filters["tojson"] = to_json
     environment.is_safe_attribute, environment.getattr = is_safe_attribute, get_attribute
