@@ -220,7 +220,8 @@ def _spellings(content: str, text: str) -> list[Key]:
 def _follow(reached: _Reached, messages: Sequence[Message], waiting: list[_Reached]) -> _Reached:
     """Where ``messages`` lead from ``reached``; other ways that they may go are put to those ``waiting``."""
     node, at, said, new_from = reached
-    while at < len(messages):
+    end = len(messages)
+    while at < end:
         child = node.last
         if child is not None and child.seen == messages[at]:
             at += 1
