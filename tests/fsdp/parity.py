@@ -208,9 +208,9 @@ def update_of_local(
     caught: dict[str, torch.Tensor] = {}
     step = trainer.optimizer.step
 
-    def catch() -> Any:
+    def catch(position: int) -> Any:
         caught.update({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
-        return step()
+        return step(position)
 
     trainer.optimizer.step = catch  # type: ignore[method-assign]
     return trainer.update(samples), caught
