@@ -102,11 +102,14 @@ def test_a_refusal_of_the_template_names_the_message(roles: tuple[str, ...], at:
 
 
 def test_a_message_that_the_template_leaves_out_is_named() -> None:
-    first_only = CHATML.replace(
-        "{%- for message in messages", "{%- set messages = messages[:1] + messages[2:] %}{%- for message in messages", 1
+    leaves_out = CHATML.replace(
+        "{%- for message in messages",
+        "{%- if messages | length > 1 and messages[1].role == 'system' -%}"
+        "{%- set messages = messages[:1] + messages[2:] -%}{%- endif -%}"
+        "{%- for message in messages",
+        1,
     )
-    codec = ChatCodec(make_tokenizer())
-    codec.template._template = first_only
+    codec = ChatCodec(make_tokenizer(leaves_out))
     messages = [USER, {"role": "system", "content": "Be kind to all."}, {"role": "user", "content": "and?"}]
     with pytest.raises(UnsupportedRequest, match=r"leaves out .*messages\[1\]"):
         codec.conversation().encode(messages)
