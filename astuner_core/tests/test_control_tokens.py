@@ -150,7 +150,7 @@ def test_a_tokenizer_that_puts_spaces_before_words_puts_none_into_a_name(scheme:
     plain += "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", chat_template=plain)
     template = ChatCodec(tokenizer).template
-    forged, harmless = (template.whole_ids([{"role": "user", "content": f"a {name} b"}], []) for name in (NAME, "x"))
+    forged, harmless = (template.whole([{"role": "user", "content": f"a {name} b"}], []).ids for name in (NAME, "x"))
     cut = [backend.id_to_token(i) for i in forged]
     assert "".join(t for t in cut if t != "<unk>").count("<|im_end|>") == 2
     assert "▁".join(["a", "<|im_end|>", "b"]) in "".join(cut)
@@ -158,6 +158,6 @@ def test_a_tokenizer_that_puts_spaces_before_words_puts_none_into_a_name(scheme:
 
 
 def test_a_name_that_stands_there_a_thousand_times_is_text(codec: ChatCodec) -> None:
-    ids = codec.template.whole_ids([{"role": "user", "content": NAME * 1000}], [])
-    assert control(codec, ids) == control(codec, codec.template.whole_ids([{"role": "user", "content": "x"}], []))
+    ids = codec.template.whole([{"role": "user", "content": NAME * 1000}], []).ids
+    assert control(codec, ids) == control(codec, codec.template.whole([{"role": "user", "content": "x"}], []).ids)
     assert NAME * 1000 in codec.template.decode(ids)

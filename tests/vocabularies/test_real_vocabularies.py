@@ -323,7 +323,7 @@ def test_what_a_user_says_makes_no_control_token(template: str, data: st.DataObj
     names = [name for name in names if len(name.strip()) > 1 and "think>" not in name]
     texts = st.lists(st.sampled_from(names) | st.sampled_from(["a", " ", "\n", "<", "system", "7", "字"]), min_size=1)
     text = "x" + "".join(data.draw(texts)) + "x"
-    forged, plain = (made.template.whole_ids([{"role": "user", "content": t}], []) for t in (text, "x"))
+    forged, plain = (made.template.whole([{"role": "user", "content": t}], []).ids for t in (text, "x"))
     control_ids = {ids_of[name] for name in names}
     assert [i for i in forged if i in control_ids] == [i for i in plain if i in control_ids]
     assert text in made.template.decode(forged)

@@ -747,10 +747,6 @@ class ChatTemplate:
         calls = [{"id": label, "function": {"name": name}} for label, name in named]
         return self._encoded(self._measured(self.continuation(messages, calls=calls)))
 
-    def whole_ids(self, messages: Sequence[Message], tools: Tools) -> list[int]:
-        """Return the token ids of `whole`."""
-        return self.whole(messages, tools).ids
-
     def _encoded(self, rendered: str) -> Encoded:
         cuts, joined = rendered.count(CUT), rendered.count(JOINT)
         return Encoded(self.encode(rendered), cuts - joined, joined)

@@ -150,9 +150,7 @@ class ModelTuner:
         :raises astuner.contracts.errors.ModelFailed: the engine failed.
         :raises UnsupportedRequest: the request cannot be turned into tokens, or would spoil the training.
         """
-        if self._loop is None or self._loop.is_closed():
-            self._loop = asyncio.get_running_loop()
-        self._check_open()
+        self._begin()
         request = ChatRequest(
             messages=messages,
             tools=tools or (),
@@ -180,9 +178,7 @@ class ModelTuner:
 
         :raises UnsupportedRequest: The request cannot be turned into tokens, or an external model would answer it.
         """
-        if self._loop is None or self._loop.is_closed():
-            self._loop = asyncio.get_running_loop()
-        self._check_open()
+        self._begin()
         request = ChatRequest(
             messages=messages, tools=tools or (), tool_choice=tool_choice, response_schema=response_schema
         )
@@ -350,6 +346,15 @@ class ModelTuner:
         """The AgentScope model, which streams if this one does."""
         self._agentscope_model.stream = self.stream
         return self._agentscope_model
+
+    def _begin(self) -> None:
+        """Take the first caller's loop as the engine's, and refuse what comes after the episode.
+
+        :raises EpisodeAborted: The episode is over.
+        """
+        if self._loop is None or self._loop.is_closed():
+            self._loop = asyncio.get_running_loop()
+        self._check_open()
 
     async def _on_loop(self, call: Coroutine[Any, Any, T]) -> T:
         """Await ``call`` on the engine's loop, from whichever loop."""

@@ -801,8 +801,8 @@ def test_tokens_made_of_text_are_counted_and_remembered_ones_are_not() -> None:
     template = ChatTemplate(tokenizer("qwen2.5"))
     before = template.tokens_encoded
     assert before > 0  # the probes
-    ids = template.whole_ids([ASK], TOOLS)
-    assert template.whole_ids([ASK], TOOLS) == ids
+    ids = template.whole([ASK], TOOLS).ids
+    assert template.whole([ASK], TOOLS).ids == ids
     assert template.tokens_encoded == before + len(ids)
     added = [template.continuation_ids([MORE], last=last) for last in (None, template.end_of_turn_id, ids[0])]
     assert added[0] == added[2] == [template.end_of_turn_id, *added[1]]

@@ -26,6 +26,7 @@ from astuner_local.plugin import SHIPPED
 from astuner_local.speed import fastest_dtype
 from astuner_models.hub import is_folder_name, require_model
 from astuner_models.pretrained import load_pretrained
+from astuner_models.serving import end_token_ids
 from astuner_objectives.manifest import require_whole
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -219,11 +220,8 @@ def load_model(model_config: ModelSection, *, path: str | None = None) -> Loaded
             "the embedding. Set it to false there; other programs would load another model"
         )
     model.to(device).eval()
-    ends = {tokenizer.eos_token_id}
-    configured = model.generation_config.eos_token_id
-    ends.update(configured if isinstance(configured, (list, tuple)) else [configured])
-    eos_token_ids = tuple(sorted(end for end in ends if end is not None))
-    return LoadedModel(model=model, tokenizer=tokenizer, device=device, dtype=dtype, eos_token_ids=eos_token_ids)
+    ends = {tokenizer.eos_token_id, *end_token_ids(tokenizer, model_config.revision)} - {None}
+    return LoadedModel(model=model, tokenizer=tokenizer, device=device, dtype=dtype, eos_token_ids=tuple(sorted(ends)))
 
 
 def _is_finite(weight: Tensor) -> bool:

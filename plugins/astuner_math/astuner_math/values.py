@@ -140,12 +140,6 @@ def compare(reference: str, candidate: str) -> bool | AlgebraQuestion:
     return False if verdict is None else verdict
 
 
-def quick_verdict(reference: str, candidate: str) -> bool | None:
-    """Return whether two normalised answers are equal where that is certain without algebra, else None."""
-    found = compare(reference, candidate)
-    return found if isinstance(found, bool) else None
-
-
 def _compare(mine: Reading, other: Reading) -> Verdict:
     for kind in KINDS:
         if kind in mine and kind in other:

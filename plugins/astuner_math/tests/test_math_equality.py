@@ -17,7 +17,8 @@ from astuner_math.answers import normalise
 from astuner_math.judges import MathAnswerAsJudge, MathAnswerConfig
 from astuner_math.limited import LimitedEquality
 from astuner_math.quantities import quantity
-from astuner_math.values import quick_verdict
+
+from ._quick import quick_verdict
 
 
 def cases() -> list[tuple[bool, str, str, str]]:

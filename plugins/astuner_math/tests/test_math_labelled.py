@@ -19,8 +19,10 @@ from astuner import Task, WorkflowOutput, WorkflowTask
 from astuner_math.answers import normalise
 from astuner_math.judges import MathAnswerAsJudge, MathAnswerConfig
 from astuner_math.quantities import quantity
-from astuner_math.values import quick_verdict, ratio, time_of_day
+from astuner_math.values import ratio, time_of_day
 from tests.table import table
+
+from ._quick import quick_verdict
 
 
 class Pair(NamedTuple):

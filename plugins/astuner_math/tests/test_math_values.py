@@ -21,8 +21,10 @@ from astuner_math.judges import MathAnswerAsJudge, MathAnswerConfig
 from astuner_math.quantities import quantity
 from astuner_math.times import Moment, date, time_of_day
 from astuner_math.units import convert, parse_unit, resolve
-from astuner_math.values import KINDS, compare, number_range, quick_verdict, readings
+from astuner_math.values import KINDS, compare, number_range, readings
 from tests.table import table
+
+from ._quick import quick_verdict
 
 
 class Pair(NamedTuple):
@@ -274,8 +276,8 @@ def test_any_text_has_a_reading_and_compares_alike_in_both_directions(text: str)
 
 def test_units_are_loaded_once_by_any_number_of_threads():
     code = (
-        "import sys, threading; from fractions import Fraction; from astuner_math.values import quick_verdict as q;"
-        "assert q('72', '72.0') and 'pint' not in sys.modules;"
+        "import sys, threading; from fractions import Fraction; from astuner_math.values import compare as q;"
+        "assert q('72', '72.0') is True and 'pint' not in sys.modules;"
         "found = []; run = lambda: found.extend(q(f'{n} ft', f'{12 * n} in') for n in range(200));"
         "threads = [threading.Thread(target=run) for _ in range(8)];"
         "[t.start() for t in threads]; [t.join() for t in threads];"

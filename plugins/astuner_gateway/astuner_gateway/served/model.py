@@ -115,11 +115,16 @@ class Voice(ABC):
         role: str | None = None,
         **options: Any,
     ) -> int:
-        """As `astuner.rollout.model_tuner.ModelTuner.count_prompt_tokens`.
+        """Return how many tokens the prompt of the same `chat` would have.
 
         :raises UnsupportedRequest: The request cannot be turned into tokens.
         """
-        raise UnsupportedRequest("the agent brings a prompt of its own, whose tokens are not known before it answers")
+        return await self._count(ChatRequest(messages=messages, tools=tools or (), **options))
+
+    async def _count(self, request: ChatRequest) -> int:
+        raise UnsupportedRequest(
+            "the agent writes its own prompts, so their tokens are not known before it answers. Ask its model instead"
+        )
 
     @property
     def template(self) -> Template | None:
@@ -203,16 +208,8 @@ class ModelVoice(Voice):
     def template(self) -> Template | None:
         return self._template
 
-    async def count_prompt_tokens(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        *,
-        agent_name: str | None = None,
-        role: str | None = None,
-        **options: Any,
-    ) -> int:
-        return await self._speaker.count_prompt_tokens(ChatRequest(messages=messages, tools=tools or (), **options))
+    async def _count(self, request: ChatRequest) -> int:
+        return await self._speaker.count_prompt_tokens(request)
 
     async def _reply(self, messages: Sequence[Mapping[str, Any]], tools: Any, options: Mapping[str, Any]) -> ChatReply:
         """
