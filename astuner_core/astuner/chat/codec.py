@@ -223,7 +223,7 @@ class Conversation:
         return await in_daemon_thread(self._codec.template.if_it_fits, most, messages, work)
 
     def _continuation(self, said: Said, context: Context, *, system: bool) -> Encoded | None:
-        """Return what the template writes behind a recorded reply in ``context``; None where that starts a branch."""
+        """Return what the template writes after a recorded reply in ``context``; None if that starts a branch."""
         template, spoken = self._codec.template, said.generation.response_ids
         if not template.continues(context.request, system=system, tools=bool(context.tools)):
             return None

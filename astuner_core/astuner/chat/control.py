@@ -5,7 +5,7 @@ such a name.  Text from outside can hold a complete name, or a part of one that 
 completes: ``<`` + key + ``>`` makes ``<|im_end|>`` of the key ``|im_end|``.
 
 So the characters that every such name would have to contain are *marked* before rendering: each is replaced by a lone
-surrogate that stands for it.  After rendering, a name with a marked character in it is a forged one.  It gets a `CUT`
+surrogate.  After rendering, a name that contains a marked character is forged.  It gets a `CUT`
 (a `JOINT` where the text does not hold the complete name itself), at which the encoder splits the text, and is encoded
 as the letters that it has.
 
@@ -27,7 +27,7 @@ from typing import Any
 from astuner.contracts.errors import UnsupportedRequest
 
 CUT = f"astuner-cut-{secrets.token_hex(8)}"
-"""Stands in a rendering where the name of a control token is split, which a text holds."""
+"""Separator in a rendering where the name of a control token, written by a text, is split."""
 JOINT = CUT + CUT
 """The same, of a name that a text would have completed."""
 _MARK = re.compile("[\ud800-\udfff]")
@@ -40,7 +40,7 @@ _MESSAGE_LEVELS, _TOOL_LEVELS = 3, 2
 _WORD = 40
 _NAMES_END = "\0"
 _WHOLE_MARKS, _PART_MARKS = 0xD800, 0xDC00
-"""The first surrogates that stand for characters of complete names, and of parts of names; 1024 each."""
+"""First surrogates for characters of complete names and of parts of names; 1024 each."""
 
 
 def split_at_cuts(rendered: str) -> list[str]:
@@ -193,7 +193,7 @@ class ControlNames:
             return None
 
     def _cut(self, marked: str) -> str:
-        """Return the plain text, with a `CUT` or `JOINT` behind the first character of each forged name."""
+        """Return the plain text, with a `CUT` or `JOINT` after the first character of each forged name."""
         plain, pieces, start, at = self._plain(marked), list[str](), 0, 0
         while match := self._names.search(plain, at):
             at = match.end()
@@ -227,7 +227,7 @@ def _any_of(texts: Iterable[str]) -> re.Pattern[str] | None:
 
 
 def _clean(text: str) -> str:
-    """Return ``text`` without lone surrogates (from a tool's undecodable output), which stand for marks here."""
+    """Return ``text`` without lone surrogates (from a tool's undecodable output), which are used as marks here."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if _MARK.search(text) else text
 
 

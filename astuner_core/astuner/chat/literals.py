@@ -26,11 +26,11 @@ class Literals(NamedTuple):
     """The string constants of a chat template that concern texts."""
 
     held: frozenset[str]
-    """Those that it looks for inside of texts."""
+    """Constants that it searches for in texts."""
     equal: frozenset[str]
-    """Those that it compares with complete values."""
+    """Constants that it compares with complete values."""
     separators: frozenset[str]
-    """Those at which it splits texts, or which it removes from them."""
+    """Constants at which it splits texts, or which it removes from them."""
     changes_case: bool
     """Whether it writes texts in other letters, small or capital."""
     counts: bool
@@ -124,7 +124,7 @@ def _counts(tree: Any) -> bool:
 
 
 def _measures_text(node: Any) -> bool:
-    """Whether this is the length of something that is no list of messages, such as an id."""
+    """Return whether this measures something other than a list of messages, such as an ID."""
     from jinja2 import nodes
 
     measured = node.node

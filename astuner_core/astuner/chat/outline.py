@@ -1,8 +1,8 @@
 """The structure of a conversation, as far as a chat template can decide by it.
 
-What a template writes behind a reply can depend on everything before: on who spoke, on which tool a result belongs to,
-on a word such as ``/no_think`` in the first message.  Two conversations of the same structure differ only in what the
-template copies.  So what was found out about one of them is true of the other (`ChatTemplate.follow`).
+What a template writes after a reply can depend on all earlier messages: on their roles, on which tool a result belongs
+to, on a word such as ``/no_think`` in the first message.  Two conversations of the same structure differ only in what
+the template copies, so a result for one of them is valid for the other (`ChatTemplate.follow`).
 
 Structures are the same if the conversations have
 
@@ -23,7 +23,7 @@ from astuner.chat.literals import Literals
 from astuner.contracts.messages import Message, spelling
 
 _SHORT = 16
-"""Messages up to which lengths of conversations are told apart; from there on, two lengths for each doubling are."""
+"""Number of messages up to which lengths count exactly; longer conversations have two lengths per doubling."""
 
 
 class Structure(NamedTuple):
@@ -97,7 +97,7 @@ class Outlines:
         return Structure(tools, pairs, words, recent, last, length + len(kinds))
 
     def _outline(self, message: Message) -> tuple[int, list[str]]:
-        """Return the kind of a message, and those of its texts that hold words of the template."""
+        """Return the kind of a message, and its texts that contain words of the template."""
         content, thought, name = message["content"], message.get("reasoning_content"), message.get("name")
         calls = (
             tuple(_of_function(call["function"]) for call in message["tool_calls"]) if "tool_calls" in message else ()

@@ -15,7 +15,7 @@ What a template would do to the part before the reply once something follows (Qw
 Mistral's moves the tools) is not done: recorded tokens are kept, so that the turns of an episode stay one sample.
 
 What messages and tools say is text: the name of a control token (``<|im_end|>``) that it holds, or takes part in, is
-encoded as the letters that it has, so that nobody speaks as somebody else (`astuner.chat.control`).
+encoded as ordinary letters, so that a text cannot open a turn of another role (`astuner.chat.control`).
 
 Invariant: where `continues` holds, prompt + reply + `continuation_ids` is the template's own text around the reply.
 """
@@ -150,14 +150,14 @@ class Encoded(NamedTuple):
 
 
 class Behind(Enum):
-    """What a template writes behind a reply in a complete conversation."""
+    """What a template writes after a reply in a complete conversation."""
 
     SAME = "same"
-    """What it writes behind the same reply in a short one."""
+    """The same as after that reply in a short conversation."""
     OWN = "own"
     """Something else, behind an unchanged beginning."""
     BRANCH = "branch"
-    """Something that cannot be put behind the recorded tokens."""
+    """Something that cannot follow the recorded tokens."""
 
 
 class Following(NamedTuple):
@@ -659,7 +659,7 @@ class ChatTemplate:
         return self._measured(text)
 
     def _refused_at(self, messages: Sequence[Message], tools: Tools) -> int | None:
-        """Return the index of the message up to which the template takes messages that it refuses as a whole.
+        """Return the index of the first message with which the template refuses the conversation.
 
         None: it takes no beginning of them, or they are many.
         """
@@ -681,7 +681,7 @@ class ChatTemplate:
         return self._without_end(self._behind(messages, named).ids, last)
 
     def follow(self, asked: Context, reply: Mapping[str, Any], context: Context, *, last: int | None) -> Encoded | None:
-        """Encode what the template writes behind a recorded reply in the complete conversation.
+        """Encode what the template writes after a recorded reply in the complete conversation.
 
         The complete conversation is rendered for the first conversation of each structure (`Outlines`).  Where the
         template writes there what it writes in a short one, `continuation_ids` is enough from then on.
@@ -703,7 +703,7 @@ class ChatTemplate:
         return Encoded(self._without_end(encoded.ids, last), encoded.cuts, encoded.joined)
 
     def _verdict(self, asked: Context, reply: Mapping[str, Any], context: Context) -> tuple[Behind, str]:
-        """Return how a conversation continues, and what the template writes behind the reply if that is its own."""
+        """Return how a conversation continues, and what the template writes after the reply if that differs."""
         structure = context.structure
         key = None if structure is None else structure.key(exactly=self.outlines.counts)
         known = None if key is None else self._verdicts.get(key)
@@ -739,7 +739,7 @@ class ChatTemplate:
         return Behind.BRANCH, ""
 
     def _without_end(self, ids: list[int], last: int | None) -> list[int]:
-        """The ids behind a reply, less the end token if the reply has one."""
+        """Return the IDs after a reply, without the end token if the reply has one."""
         ended = last is not None and (last == ids[0] or {last, ids[0]} <= self._closing)
         return ids[1:] if ended else ids
 

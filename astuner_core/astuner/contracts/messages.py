@@ -254,9 +254,9 @@ def parse_value(text: str) -> Any:
 
 
 def parse_number(text: str) -> int | float:
-    """Return the number that ``text`` denotes in JSON: an int if it is whole, however it is written.
+    """Return the number that ``text`` denotes in JSON: an int for an integer in any spelling.
 
-    Whole numbers are exact; others are rounded to a double, as everywhere in JSON.
+    Integers are exact; other numbers are rounded to a double, as everywhere in JSON.
 
     :raises ValueError: it is not a number, or no double is as large.
     """

@@ -16,7 +16,7 @@ _OTHER_KINDS = "cmMSUT"
 def as_float(value: object) -> float | None:
     """Return ``value`` as a finite float; None where it is not one real number.
 
-    Real numbers are Python's and those of any class with ``__float__`` or ``__index__``, truth values, and arrays or
+    Real numbers are Python's and instances of classes with ``__float__`` or ``__index__``, truth values, and arrays or
     tensors with a single element.  Texts are not, although ``float()`` reads them; nor are complex numbers, NaN,
     infinities, and integers that a float cannot hold.
     """

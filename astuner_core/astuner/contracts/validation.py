@@ -65,7 +65,7 @@ def states_success(episode: Episode) -> bool:
 
 
 def task_keys(tasks: Sequence[Task]) -> list[str]:
-    """Return what tells each task from the others: a hash of what it asks; numbered where tasks repeat.
+    """Return a key for each task: a hash of its question, numbered if tasks repeat.
 
     So a task keeps its key when others are added, removed or reordered.
     """

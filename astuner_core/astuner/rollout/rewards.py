@@ -67,7 +67,7 @@ def never_gives_reward(execute: Any) -> bool:
 
 
 def _own_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a function without those of the functions and classes in it."""
+    """Yield the nodes of a function, without nested functions and classes."""
     for node in ast.iter_child_nodes(tree):
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
             yield node
@@ -86,7 +86,7 @@ def _is_without_reward(value: ast.AST, known: dict[str, Any]) -> bool:
 
 
 def _stays_without_reward(value: ast.AST, tree: ast.AST, known: dict[str, Any]) -> bool:
-    """Whether an expression is a variable that only ever holds such an output, which nobody else can fill in."""
+    """Return whether an expression is a variable that only ever holds such an output and is not passed on."""
     if not isinstance(value, ast.Name):
         return False
     uses = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == value.id]

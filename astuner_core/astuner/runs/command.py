@@ -72,7 +72,7 @@ def yaml_text(value: object) -> str:
 
 
 def _with_run_dir(overrides: Sequence[str]) -> list[str]:
-    """Return the overrides, with ``--run-dir`` in place of the two that it stands for."""
+    """Return the overrides, with ``--run-dir`` instead of the two keys that it sets."""
     folders = [text for text in overrides if text.startswith((_FOLDER, _NAME))]
     if [text.partition("=")[0] + "=" for text in folders] != [_FOLDER, _NAME]:
         return list(overrides)

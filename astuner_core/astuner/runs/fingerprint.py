@@ -67,7 +67,7 @@ def digest(task: Task) -> str:
 def describe_count(tasks: Sequence[Task], purpose: str) -> str:
     """Return how many tasks there are, repetitions apart: ``20 to train on (each 100 times)``.
 
-    Rows that differ in nothing but their ID are the same task; an environment's tasks are told apart by their ID.
+    Rows that differ only in their ID are the same task; tasks of an environment are identified by their ID.
 
     :param purpose: such as ``to train on``.
     """

@@ -38,7 +38,7 @@ _READER = "astuner.task_reader"
 
 @dataclass(frozen=True, kw_only=True)
 class ChangedKey:
-    """A key whose value is not that of the run in the folder."""
+    """A key whose value differs from the run in the folder."""
 
     name: str
     before: Any
@@ -49,12 +49,12 @@ class ChangedKey:
 
     @property
     def is_of_reader(self) -> bool:
-        """Whether it says where the tasks are, which the tasks themselves decide."""
+        """Whether it only locates the tasks; the tasks themselves are compared."""
         return self.name.startswith(f"{_READER}.")
 
     @property
     def is_fixed(self) -> bool:
-        """Whether a run keeps it to its end."""
+        """Whether it must not change during a run."""
         return _is_listed(self.name, "must_stay")
 
 
@@ -182,7 +182,7 @@ class _Before:
 
 
 def changed_keys(run_dir: RunDir, config: Config) -> list[ChangedKey]:
-    """Return the keys whose values differ from those of the run in the folder, without those that may change.
+    """Return the keys whose values differ from the run in the folder, except keys that may change.
 
     :raises RunError: the folder's ``resolved.yaml`` is damaged.
     """
@@ -222,7 +222,7 @@ def _check_same_run(
 ) -> list[str]:
     """Return notes on what changed since the run was saved.
 
-    :raises RunError: something changed that a run keeps to its end.
+    :raises RunError: something changed that must not change during a run.
     """
     refused = [str(key) for key in before.changed if key.is_fixed]
     notes = [*before.damage, *(str(key) for key in before.changed if not key.is_fixed)]
@@ -244,7 +244,7 @@ def _check_same_run(
 
 
 def _source(config: Config, other: str) -> str:
-    """Return the keys that say where tasks are, for messages.
+    """Return the keys that locate the tasks, for messages.
 
     :param other: a word in the keys of the other split.
     """
@@ -272,7 +272,7 @@ def with_next_step(command: RunCommand, run_dir: RunDir, trainer: Backbone) -> I
 def next_step(command: RunCommand, run_dir: RunDir, trainer: Backbone, *, start_again: bool = True) -> str:
     """Return how to continue a run that ended early.
 
-    :param start_again: whether to say how to start it where nothing was saved.
+    :param start_again: Whether to print the start command if nothing was saved.
     """
     if trainer.has_saved_state(run_dir):
         return f"continue with: {command.resuming()}"

@@ -121,7 +121,7 @@ def record_process(pid: int, what: str, run_dir: Path | str = "") -> RecordedPro
         handle, temporary = tempfile.mkstemp(dir=folder, suffix=".tmp")  # created 0600
         with os.fdopen(handle, "w") as f:
             json.dump(asdict(process), f)
-        os.replace(temporary, folder / f"{pid}.json")  # a reader sees the whole record or none
+        os.replace(temporary, folder / f"{pid}.json")  # a reader sees the complete record or none
     except OSError as e:
         raise _home_unusable(folder, e) from e
     return process

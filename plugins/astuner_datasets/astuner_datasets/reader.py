@@ -162,7 +162,7 @@ class HuggingFaceTaskReader(TaskReader):
         return self._rows(_builder(datasets, kind, data_files=str(local), **options), split)
 
     def _rows(self, builder: Any, split: str) -> Any:
-        """Return the rows of a split: as written where files have no types, else those that `datasets` prepares."""
+        """Return the rows of a split: as written if files have no types, otherwise as `datasets` prepares them."""
         if TextFiles.reads(builder):
             if self._text_files is None:
                 self._text_files = TextFiles(builder)

@@ -1,4 +1,4 @@
-"""Rows of CSV and JSON files as they are written.
+"""Read rows of CSV and JSON files without guessing types.
 
 ``datasets`` reads such files through Arrow and pandas, which guess a type for each column: the text ``2024-01-05``
 becomes a timestamp, ``NA`` becomes null, ``007`` becomes 7. So ``datasets`` only locates the files here, and their rows

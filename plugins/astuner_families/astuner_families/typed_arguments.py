@@ -72,7 +72,7 @@ class TypedArguments:
         return tuple(filter(_is_text, properties)) if isinstance(properties, Mapping) else ()
 
     def read(self, texts: Mapping[str, str]) -> dict[str, Any]:
-        """Return the values that the arguments ``texts`` stand for."""
+        """Return the values of the arguments ``texts``."""
         chosen: _Chosen = {}
         return {key: self._value(key, text, _Given(texts, chosen)) for key, text in texts.items()}
 
@@ -117,7 +117,7 @@ class TypedArguments:
         return {"allOf": known} if known else True
 
     def _alternatives(self, schema: Mapping[str, Any], given: _Given | None) -> list[list[Any]]:
-        """Return the branches of ``anyOf``, of ``oneOf`` and of ``if``, without those that the arguments exclude."""
+        """Return the branches of ``anyOf``, ``oneOf`` and ``if`` that the arguments do not exclude."""
         both = [schema[word] for word in ("then", "else") if word in schema]
         lists = [_list(schema.get("anyOf")), _list(schema.get("oneOf")), both]
         if given is None or not any(lists):
@@ -135,7 +135,7 @@ class TypedArguments:
         return [branch for branch in branches if self._fits(branch, texts)] or branches
 
     def _fits(self, schema: Any, texts: Mapping[str, str]) -> bool:
-        """Return whether the arguments may be those of an object with ``schema``."""
+        """Return whether the arguments may belong to an object with ``schema``."""
         if not isinstance(schema, Mapping):
             return schema is not False
         target = self._resolve(reference, schema) if isinstance(reference := schema.get("$ref"), str) else None
@@ -226,7 +226,7 @@ def _matches(pattern: Any, key: str) -> bool:
 
 
 def _any_of(schemas: list[Any]) -> Any:
-    """Return the schema that allows what one of ``schemas`` allows; those that name nothing do not count."""
+    """Return the schema that allows what any of ``schemas`` allows, ignoring schemas that name nothing."""
     known = [schema for schema in schemas if schema is not True]
     return {"anyOf": known} if known else True
 
@@ -240,7 +240,7 @@ def _has_type(schema: Mapping[str, Any], value: Any) -> bool:
 
 
 def _is_listed(schema: Mapping[str, Any], value: Any, exact: bool) -> bool:
-    """Return whether ``value`` is one of those that ``const`` and ``enum`` list, or has the type of one."""
+    """Return whether ``const`` or ``enum`` lists ``value``, or a value of its type."""
     lists = [[schema["const"]]] if "const" in schema else []
     lists += [schema["enum"]] if isinstance(schema.get("enum"), list) else []
     if exact:

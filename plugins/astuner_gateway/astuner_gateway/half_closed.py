@@ -40,7 +40,7 @@ def probe(connection: Any) -> None:
 
 
 def is_gone(connection: Any) -> bool:
-    """Return whether nobody reads any more at the other end of a connection of which the end was received."""
+    """Return whether the peer of a half-closed connection no longer reads."""
     if _is_reset(connection):
         return True
     try:

@@ -93,7 +93,7 @@ def quantity(text: str, *, letters_are_units: bool = False) -> Quantity | None:
 
 
 def ungrouped(text: str) -> str:
-    """Return a text whose numbers have no separators of thousands.
+    """Return a text without thousands separators in its numbers.
 
     A comma or a space inside of a longer text stays, since it may separate the numbers of a list.
     """

@@ -260,7 +260,7 @@ def end_token_ids(tokenizer: Any, revision: str | None = None) -> tuple[int, ...
     """Return the end tokens that the generation config of the tokenizer's model lists.
 
     They often are more than the tokenizer's own (``eos_token_id: [151645, 151643]``), and engines end a reply at each
-    of them. Without a ``generation_config.json`` they are those of ``config.json``, as in transformers and vLLM.
+    of them. Without a ``generation_config.json``, ``config.json`` lists them, as in transformers and vLLM.
 
     :param tokenizer: A Hugging Face tokenizer; its ``name_or_path`` is the model's folder or its name on the hub.
     :raises ConfigError: ``generation_config.json`` is not valid.

@@ -18,7 +18,7 @@ from astuner.contracts.interrupt import handled
 def replacing(target: Path) -> Iterator[Path]:
     """Yield where to write a file or a folder, and move it to ``target`` after the block, in place of what is there.
 
-    SIGTERM and SIGHUP end the block as Ctrl-C does. An exception in it leaves ``target`` as it was.
+    SIGTERM and SIGHUP end the block as Ctrl-C does. An exception in it leaves ``target`` unchanged.
 
     :raises OSError: it cannot be written.
     """

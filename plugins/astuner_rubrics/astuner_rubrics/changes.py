@@ -37,7 +37,7 @@ PADDING = (
     "\n\nThat is the answer to the question as it was asked. The question was read as it stands, and the answer above "
     "refers to it and to nothing else. There is nothing further to add to it at this point."
 )
-"""Words that say nothing."""
+"""Filler words without content."""
 
 Direction = Literal["raises", "lowers", ""]
 Answer = tuple[Judged, int]
@@ -179,7 +179,7 @@ async def _effect(moved: Moved, answers: Sequence[tuple[Answer, bool]], change: 
 
 
 def filled(answer: str, length: int) -> str:
-    """Return the answer followed by words that say nothing, as many characters as asked for."""
+    """Return the answer followed by filler of the given number of characters."""
     words = itertools.cycle(PADDING.split())
     text = f"{answer} {next(words)}"
     while len(text) < length:

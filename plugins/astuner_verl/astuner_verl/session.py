@@ -81,7 +81,7 @@ class Session:
     """Answers verl's trainer."""
 
     def __init__(self, run: Run, composed: Native, redirect: Redirect, *, done: int = 0) -> None:
-        """:param done: steps that a run which is being continued has behind it."""
+        """:param done: Training steps that a resumed run has finished."""
         self.training = run
         self.native, self._common = composed.config, composed.common
         self.redirect = redirect

@@ -1,11 +1,11 @@
-"""Find the files beside ``episodes.sqlite`` that do not belong to it, before SQLite reads them.
+"""Find side files of ``episodes.sqlite`` that do not belong to it, before SQLite reads them.
 
-SQLite takes whatever lies beside a database as ``-wal`` or ``-journal`` for its own, and writes it into the database.
-After a copy, a backup or a mix-up of run folders it may be another log's or an older one, and would replace episodes. A
+SQLite takes any ``-wal`` or ``-journal`` next to a database for its own, and writes it into the database.  After a
+copy, a backup or a mix-up of run folders it may be from another log or an older state, and would replace episodes. A
 write-ahead log that a killed run left behind belongs to its log, and is read.
 
-Invariant: nothing is looked at while any process has the database open.  What lies beside it is in use then, and a file
-that is opened and closed here would take away the locks that SQLite has in this process.
+Invariant: no file is inspected while any process has the database open.  Its side files are in use then, and opening
+and closing a file here would release the locks that SQLite holds in this process.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def closed(db: sqlite3.Connection) -> None:
 
 
 def foreign_files(path: Path) -> dict[Path, str]:
-    """Return the files beside a database that do not belong to it, each with the reason; opens nothing to write.
+    """Return the side files of a database that do not belong to it, each with the reason; open nothing to write.
 
     There are none while a process has the database open.
     """
@@ -117,7 +117,7 @@ def left_out(files: dict[Path, str]) -> list[str]:
 
 
 def open_alone(path: Path) -> sqlite3.Connection:
-    """Open a database as if nothing lay beside it; it cannot be written."""
+    """Open a database without its side files, to read only."""
     return sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True, isolation_level=None)
 
 

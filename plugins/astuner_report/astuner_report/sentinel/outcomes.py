@@ -402,7 +402,7 @@ class NoProgress(AtValidations):
 
 
 class TrainOnly(AtValidations):
-    """Success in training is far above that of validation, or rises and leaves it behind.
+    """Success in training is far above success in validation, or rises while validation does not.
 
     It rises: the means of the first and the last ten steps are compared with the first validation and this one.
     Training gained 15 points, and 15 more and twice as much as validation, beyond chance; it is 5 points above
