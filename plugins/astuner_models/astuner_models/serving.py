@@ -30,7 +30,7 @@ from astuner import (
 )
 from astuner.contracts.backbone import Backbone, Served
 from astuner.contracts.errors import CheckpointError, ConfigError, MissingDependency
-from astuner.contracts.types import Episode, Split, Task
+from astuner.contracts.types import DEFAULT_POLICY, Episode, Split, Task
 from astuner_models.hub import Downloads, is_folder_name, require_model
 from astuner_models.pretrained import load_pretrained
 from astuner_models.promoted import PROMOTED, served_checkpoint
@@ -285,6 +285,14 @@ def end_token_ids(tokenizer: Any, revision: str | None = None) -> tuple[int, ...
     listed = described.eos_token_id
     ids = listed if isinstance(listed, (list, tuple)) else [listed]
     return tuple(i for i in ids if isinstance(i, int) and 0 <= i < len(tokenizer))
+
+
+def policy_tokenizer(config: Config, policy: str = DEFAULT_POLICY) -> Any:
+    """Return the tokenizer of a policy's model before training; raises as `load_tokenizer`."""
+    model = config.model_of(policy)
+    return load_tokenizer(
+        config.locate_model(policy=policy), model.revision, trust_remote_code=model.trust_remote_code
+    )
 
 
 def find_checkpoint(config: Config, checkpoint: str) -> Path | None:

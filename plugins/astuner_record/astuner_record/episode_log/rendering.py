@@ -75,13 +75,13 @@ class RunTemplates:
 
         What cannot be loaded is not an error: the conversations then are not compared, and say why.
         """
-        from astuner_models.serving import load_tokenizer, make_codec
+        from astuner_models.serving import make_codec, policy_tokenizer
 
         try:
             config = load_config(run / "resolved.yaml", backbone="debug", plugins=plugins)
             codecs: dict[str, tuple[Any, ChatCodec]] = {}
             for policy in AgentRegistry.of(config.astuner).policies:
-                tokenizer = load_tokenizer(config.locate_model(policy=policy))
+                tokenizer = policy_tokenizer(config, policy)
                 codecs[policy] = tokenizer, make_codec(config, tokenizer)
         except (AstunerError, OSError, ValueError, ImportError) as e:
             return cls({}, missing=f"its chat template could not be loaded ({type(e).__name__}: {e})")

@@ -21,7 +21,7 @@ from astuner.contracts.backbone import InferenceEngine
 from astuner.contracts.errors import ConfigError, ModelFailed
 from astuner.contracts.parts import ExternalModelPart, ExternalReply
 from astuner.contracts.types import Episode, ExternalTurn, Generation, SamplingParams, StopReason, Turn
-from astuner_models.serving import load_tokenizer, make_codec, serve_policies
+from astuner_models.serving import make_codec, policy_tokenizer, serve_policies
 from astuner_record.episode_log.rows import json_text
 
 _CONTEXT = 12
@@ -252,11 +252,6 @@ def real_models(config: Config, checkpoint: Path | None) -> Iterator[Models]:
         yield models
 
 
-def _tokenizer(config: Config, policy: str) -> Any:
-    trusted = config.astuner.model.trust_remote_code
-    return load_tokenizer(config.locate_model(policy=policy), trust_remote_code=trusted)
-
-
 def tokenizers_only(config: Config) -> Models:
     """Codecs without models, for a replay that is recorded from end to end.
 
@@ -264,7 +259,7 @@ def tokenizers_only(config: Config) -> Models:
     """
     engine = NoEngine(config.astuner.rollout.max_model_len or _UNLIMITED)
     models: Mapping[str, PolicyModel] = {
-        policy: PolicyModel(engine, make_codec(config, _tokenizer(config, policy)))
+        policy: PolicyModel(engine, make_codec(config, policy_tokenizer(config, policy)))
         for policy in AgentRegistry.of(config.astuner).policies
     }
     return models

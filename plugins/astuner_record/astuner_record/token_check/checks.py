@@ -74,7 +74,7 @@ def read_tokenizer(path: str, revision: str | None = None, *, trust_remote_code:
 
 
 def _tokenizer_of(config: Config, policy: str = DEFAULT_POLICY) -> Any:
-    model = config.astuner.model
+    model = config.model_of(policy)
     path = config.locate_model(policy=policy)
     return read_tokenizer(path, model.revision, trust_remote_code=model.trust_remote_code)
 
