@@ -24,7 +24,7 @@ LIMITS: list[tuple[BaseException, str]] = [
     (OSError(errno.ENOSPC, "No space left on device", "/data/x"), "/data/x: No space left on device; free space"),
     (OSError(errno.EDQUOT, "Disk quota exceeded", "/data/x"), "/data/x: Disk quota exceeded; free space"),
     (OSError(errno.EROFS, "Read-only file system", b"/data/x"), "/data/x: Read-only file system"),
-    (PermissionError(errno.EACCES, "Permission denied", "/data/x"), "mend permissions"),
+    (PermissionError(errno.EACCES, "Permission denied", "/data/x"), "fix the permissions"),
     (OSError(errno.EIO, "Input/output error", "/data/x"), "choose another folder"),
     (OSError(errno.EFBIG, "File too large"), "ulimit -f"),
     (OSError(errno.EMFILE, "Too many open files"), "ulimit -n"),
@@ -106,9 +106,7 @@ def test_a_folder_that_was_removed(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     words = [str(Path(sys.executable).with_name("astuner")), "run", str(tmp_path / "e.yaml"), "--backbone", "local"]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *words], cwd=folder, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code, *words], cwd=folder, capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr
     assert done.returncode != 0
 

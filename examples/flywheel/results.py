@@ -48,9 +48,7 @@ def table(results: dict[int, dict[str, list[Asked]]]) -> str:
             asked = arms[arm]
             makers = [each for each in asked if each.wording in MAKERS]
             others = [each for each in asked if each.wording not in MAKERS]
-            pairs = PairedTable.of(
-                [(c.right, each.right) for c, each in zip(arms["control"], asked, strict=True)]
-            )
+            pairs = PairedTable.of([(c.right, each.right) for c, each in zip(arms["control"], asked, strict=True)])
             p = "" if arm == "control" else f"{mcnemar_exact(pairs):.1g}"
             lines.append(f"| {seed} | {title} | {share(makers)} | {share(others)} | {share(asked)} | {p} |")
     lines.append("")

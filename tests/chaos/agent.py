@@ -146,7 +146,7 @@ WORKFLOW_FAILS: dict[str, Callable[[], Any]] = {
     "returns_infinity": lambda: WorkflowOutput(reward=float("inf")),
     "returns_too_much": lambda: WorkflowOutput(reward=1e308),
     "returns_text": lambda: WorkflowOutput(reward="1.0"),  # type: ignore[arg-type]
-    "returns_true": lambda: WorkflowOutput(reward=True),
+    "returns_a_list": lambda: WorkflowOutput(reward=[1.0]),  # type: ignore[arg-type]
     "returns_success_word": lambda: WorkflowOutput(reward=1.0, is_success="no"),  # type: ignore[arg-type]
     "returns_for_nobody": lambda: WorkflowOutput(reward={"nobody": 1.0}),
     "returns_metric_nan": lambda: WorkflowOutput(reward=1.0, metrics={"m": float("nan")}),

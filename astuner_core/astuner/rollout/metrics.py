@@ -205,7 +205,7 @@ class Evaluation:
         constant = self.pass_at_k == 0 or self.success == 1
         if self.success_stated or not constant or math.isclose(self.reward, self.success, abs_tol=1e-6):
             return ""
-        return f"success (a reward of 1 or more) says nothing here; to define it, {HOW_TO_DEFINE}"
+        return f"success (a reward of 1 or more) does not separate the policies here; to define it, {HOW_TO_DEFINE}"
 
     def metrics(self) -> dict[str, float]:
         """As named numbers, for the log sinks."""

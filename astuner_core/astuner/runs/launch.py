@@ -381,12 +381,11 @@ def _explained(command: RunCommand, run_dir: RunDir, trainer: Backbone) -> Itera
     try:
         yield
     except Exception as e:
-        folder = run_dir.path
-        removed = "" if folder.exists() else f"its folder {folder} was removed; start again: {command}"
+        removed = "" if run_dir.is_whole() else f"its folder {run_dir.path} was removed; start again: {command}"
         numbers = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
         if not removed and getattr(e, "errno", None) not in numbers:
             raise
         if removed:
             raise RunError(f"the run stopped: {removed}") from e
-        mend = f"{e}; free space or mend permissions, then {next_step(command, run_dir, trainer)}"
-        raise RunError(f"the run stopped: {mend}") from e
+        fix = f"{e}; free space or fix the permissions, then {next_step(command, run_dir, trainer)}"
+        raise RunError(f"the run stopped: {fix}") from e

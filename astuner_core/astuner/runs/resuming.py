@@ -83,8 +83,8 @@ def prepare_run_dir(
         if damaged or resume == "must":
             raise RunError(
                 f"there is nothing to resume in {run_dir.path}: {'; '.join(damaged) or 'nothing was saved yet'}; "
-                f"astuner doctor {run_dir.path} says what can be saved; --no-resume starts over and keeps that folder: "
-                f"{command.starting_over()}"
+                f"astuner doctor {run_dir.path} lists the parts that can be saved; --no-resume starts over and keeps "
+                f"that folder: {command.starting_over()}"
             )
     trains = trainer.capabilities.trains
     why = before.why_not_continued if resume == "auto" and trains else ""

@@ -63,6 +63,7 @@ class RunDir:
         self.validated = self.episodes / "validated.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.resume = self.path / "resume"
+        self._folders = (self.path, self.episodes, self.checkpoints, self.resume)
         self.curve = self.path / "reward_curve.png"
         self.curve_svg = self.path / "reward_curve.svg"
         self.tasks = self.path / "tasks.json"
@@ -124,9 +125,13 @@ class RunDir:
             names = itertools.chain([stamp], (f"{stamp}-{n}" for n in itertools.count(2)))
             moved = next(p for name in names if not (p := self.path.with_name(name)).exists())
             self.path.rename(moved)
-        for folder in (self.path, self.episodes, self.checkpoints, self.resume):
+        for folder in self._folders:
             folder.mkdir(parents=True, exist_ok=True)
         return moved
+
+    def is_whole(self) -> bool:
+        """Whether every folder that `start` made exists. A late write may make the run folder again, but not all."""
+        return all(folder.is_dir() for folder in self._folders)
 
     def rewind(self, step: int) -> None:
         """Forget what was written after ``step``, or of a validation that did not end, so that a resumed run's curve

@@ -6,7 +6,7 @@ import errno
 import os
 import sqlite3
 
-_FOLDER = "free space or mend permissions, or choose another folder"
+_FOLDER = "free space or fix the permissions, or choose another folder"
 _FILES = "raise the limit of open files: ulimit -n"
 _PROCESSES = "end other processes, or raise the limit of processes and threads: ulimit -u"
 _MEMORY = "end other programs, make batches or max_model_len smaller, or raise the limit of memory: ulimit -v"

@@ -199,9 +199,7 @@ def test_metadata_of_others_may_hold_anything(run_doctor, monkeypatch, tmp_path,
     if needs_it:
         real = diagnosis.metadata.requires
         also = ["brittle>=1.0"]
-        monkeypatch.setattr(
-            diagnosis.metadata, "requires", lambda dist: also if dist == "astuner-core" else real(dist)
-        )
+        monkeypatch.setattr(diagnosis.metadata, "requires", lambda dist: also if dist == "astuner-core" else real(dist))
     result = run_doctor("--json", "--run-dir", str(tmp_path))
     core = {f["what"]: f for f in json.loads(result.out)}["astuner-core"]
     is_readable = kind in ("no name", "a requirement that is none")

@@ -290,9 +290,7 @@ def end_token_ids(tokenizer: Any, revision: str | None = None) -> tuple[int, ...
 def policy_tokenizer(config: Config, policy: str = DEFAULT_POLICY) -> Any:
     """Return the tokenizer of a policy's model before training; raises as `load_tokenizer`."""
     model = config.model_of(policy)
-    return load_tokenizer(
-        config.locate_model(policy=policy), model.revision, trust_remote_code=model.trust_remote_code
-    )
+    return load_tokenizer(config.locate_model(policy=policy), model.revision, trust_remote_code=model.trust_remote_code)
 
 
 def find_checkpoint(config: Config, checkpoint: str) -> Path | None:

@@ -173,7 +173,7 @@ class Gate:
     :param others: experiments on whose tasks it must be no worse.
     :param checks: name of an output check or a judge -> the share of episodes that it may complain of.
     :param tasks: only the first so many of each.
-    :param by: what is compared; None: success, or the reward where success says nothing.
+    :param by: what is compared; None: success, or the reward if success is constant.
     :param allow_lower_success: whether rewards may rise while success falls by more than ``tolerance``.
     :param repeat: episodes of a task; None: as in a validation.
     """

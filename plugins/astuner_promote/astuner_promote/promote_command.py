@@ -60,7 +60,7 @@ def promote(
         str | None,
         typer.Option(
             metavar="success|reward",
-            help="What is compared. Default: success, or the reward where success says nothing.",
+            help="What is compared. Default: success, or the reward if success is constant.",
         ),
     ] = None,
     allow_lower_success: Annotated[

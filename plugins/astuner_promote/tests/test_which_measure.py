@@ -1,4 +1,4 @@
-"""What the gate compares: success, or the reward where success says nothing; and success beside the reward."""
+"""What the gate compares: success, or the reward if success is constant; and success beside the reward."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def choose_measure(pairs: Pairs) -> Choice:
     if constant is not None:
         what = "as it is stated with the reward" if stated else "a reward of 1 or more"
         hint = "" if stated else f"; to define it, {HOW_TO_DEFINE}"
-        reason = f"success ({what}) is {constant:.1%} on both sides and says nothing here{hint}"
+        reason = f"success ({what}) is {constant:.1%} on both sides and does not separate them{hint}"
         return Choice("reward", reason, stated, constant)
     reached, missed = (sum(any(map(of, pair)) for pair in pairs) for of in (_succeeds, _fails))
     if stated or min(reached, missed) >= FEWEST or len(pairs) < FEWEST:

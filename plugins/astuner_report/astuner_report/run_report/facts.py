@@ -441,7 +441,7 @@ def _compared(found: Mapping[str, Any], trained_on: str | None, rate: float | No
     """The verdict on two validations, by the measure that tells them apart."""
     d = found["difference"]
     reward, tasks = d["reward"], f"{d['tasks']} {'held-out' if trained_on == '' else 'validation'} tasks"
-    notes = [f"{trained_on}, so it does not say how the policy does on others"] if trained_on else []
+    notes = [f"{trained_on}, so it does not measure how the policy does on others"] if trained_on else []
     good = "warning" if trained_on else "good"
     if d["measure"] == "reward":
         notes = [d["reason"], *notes]
