@@ -23,8 +23,6 @@ FAULTY = [name for name in RECORDED if not name.startswith("healthy-")]
 SOUND = [name for name in RECORDED if name.startswith("healthy-")]
 UNNAMED = {"keyword_judge_2", "lr_x100_2"}
 """Runs whose cause is not named: the first has too few steps for the test, the second breaks in its first steps."""
-FALSE_CAUSES = {"weights_reset_3": {"train_only"}}
-"""Validation follows at once on the reset, so it is below the training steps before."""
 Row = dict[str, Any]
 
 
@@ -44,7 +42,7 @@ def test_a_planted_fault_gets_its_cause_or_silence_and_no_false_cause(name: str)
     fault = FAULTS[name.rpartition("_")[0]]
     alarms = watch(rows_of(name), grad_clip=1e-6 if name.startswith("grad_clip") else 1.0)
     raised, said = {alarm.rule for alarm in alarms}, [f"{alarm.rule} {alarm.step}: {alarm.message}" for alarm in alarms]
-    assert set(causes(raised)) - {*fault.named, *fault.allowed} == FALSE_CAUSES.get(name, set()), said
+    assert set(causes(raised)) - {*fault.named, *fault.allowed} == set(), said
     assert bool(fault.named and not raised & set(fault.named)) == (name in UNNAMED), said
 
 
