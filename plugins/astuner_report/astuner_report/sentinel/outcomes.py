@@ -404,11 +404,11 @@ class NoProgress(AtValidations):
 class TrainOnly(AtValidations):
     """Success in training is far above success in validation, or rises while validation does not.
 
-    It rises: the means of the first and the last ten steps are compared with the first and the best validation.
-    Training gained 15 points, and 15 more and twice as much as validation, beyond chance; it is 5 points above the
-    best validation, beyond chance too (5 %), for a policy that answers its validation greedily is ahead there at
-    first; and the training reward has a rising trend.  A validation below the best is not evidence: a policy that
-    lost what it had learned looks the same.
+    It rises: the means of the first and the last ten steps are compared with the first validation and this one.
+    Training gained 15 points, and 15 more and twice as much as validation, beyond chance; it is 5 points above
+    validation now, beyond chance too (5 %), for a policy that answers its validation greedily is ahead there at first;
+    and the training reward has a rising trend.  Not where validation fell below its best beyond chance (5 %): a policy
+    that lost its weights just before a validation looks the same.
 
     It is above: success of the training steps between this validation and the one before is 30 points above the higher
     of the two, beyond chance.  That can be so from the first step on, and needs no rise.
@@ -455,16 +455,17 @@ class TrainOnly(AtValidations):
 
     def _rises(self, validations: Sequence[Validated]) -> str | None:
         first, now = validations[0], validations[-1]
-        best = max(validations, key=lambda validation: validation.success)  # after it, success that was there is lost
-        if self._steps < 2 * WARM_UP or len(self._last) < WARM_UP:
+        best = max(validations, key=lambda validation: validation.success)
+        lost = (best.success - now.success) / math.hypot(best.error, now.error) > _ONE_SIDED
+        if lost or self._steps < 2 * WARM_UP or len(self._last) < WARM_UP:
             return None
         before, after = fmean(self._first), fmean(self._last)
-        training, held_out = after - before, best.success - first.success
-        if min(training, training - held_out) < GAIN or training < 2 * held_out or after - best.success < self.ABOVE:
+        training, held_out = after - before, now.success - first.success
+        if min(training, training - held_out) < GAIN or training < 2 * held_out or after - now.success < self.ABOVE:
             return None
         noise = math.hypot(stdev(self._first), stdev(self._last)) / math.sqrt(WARM_UP)
-        p = normal_tail((training - held_out) / math.hypot(noise, first.error, best.error))
-        above = (after - best.success) / math.hypot(stdev(self._last) / math.sqrt(WARM_UP), best.error)
+        p = normal_tail((training - held_out) / math.hypot(noise, first.error, now.error))
+        above = (after - now.success) / math.hypot(stdev(self._last) / math.sqrt(WARM_UP), now.error)
         if p >= 0.01 / (len(validations) - 1) or above <= _ONE_SIDED or self._trend() <= SIGNIFICANT:
             return None
         return (
