@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 FRAMEWORKS := .venv-frameworks
-AGENTSCOPE107 := .venv-agentscope107
+AGENTSCOPE_1 := .venv-agentscope-1.0.7 .venv-agentscope-1.0.21
 APPWORLD := .venv-appworld
 VERL := .venv-verl
 TRINITY := .venv-trinity
@@ -45,13 +45,14 @@ help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 # What each environment has of plugins/, with extras, beside the core. `cpu` is a folder of the backbone's own.
-USED := agentscope[agentscope1] checks compat datasets debug env[gymnasium] export families gateway helpers http local[lora] math[agent] models objectives promote record report[plot] sandbox testing trackers
+USED := agentscope checks compat datasets debug env[gymnasium] export families gateway helpers http local[lora] math[agent] models objectives promote record report[plot] sandbox testing trackers
 DEMO := $(USED) appworld flywheel rubrics smollm2 view
 TESTED := env[gymnasium,reasoning-gym] export[check,gguf] trackers[mlflow,otel,tensorboard]
 LIGHT := ray trinity verl
 ANY_FRAMEWORK := checks compat debug env families gateway helpers http models record report sandbox testing trackers
-ON_VERL := $(USED) ray ray/cpu verl verl/cpu
-ON_TRINITY := $(USED) ray ray/cpu trinity trinity/cpu
+ON_AGENTSCOPE_1 := $(USED:agentscope=agentscope[agentscope1])
+ON_VERL := $(ON_AGENTSCOPE_1) ray ray/cpu verl verl/cpu
+ON_TRINITY := $(ON_AGENTSCOPE_1) ray ray/cpu trinity trinity/cpu
 ON_LLAMA_CPP := export[check,gguf] local models objectives record
 # $(call packages,NAME…): what pip installs of them. $(call projects,NAME…): the files that say what they need.
 packages = $(foreach name,$(1),-e 'plugins/astuner_$(name)')
@@ -78,9 +79,12 @@ $(FRAMEWORKS)/.done: requirements/frameworks.txt $(call projects,agentscope $(AN
 	  $(call install,$(FRAMEWORKS)) -e . $(call packages,agentscope[agentscope2] $(ANY_FRAMEWORK)) -r requirements/frameworks.txt && touch $@; \
 	fi
 
-$(AGENTSCOPE107)/.done: requirements/agentscope-1.0.7.txt $(call projects,agentscope $(ANY_FRAMEWORK))
-	$(call environment,$(AGENTSCOPE107))
-	$(call install,$(AGENTSCOPE107)) -e . $(call packages,agentscope[agentscope1] $(ANY_FRAMEWORK)) -r requirements/agentscope-1.0.7.txt
+# The oldest and the newest AgentScope 1.x, with everything that README's steps need; .venv has 2.x.
+$(AGENTSCOPE_1:=/.done): .venv-agentscope-%/.done: $(call projects,$(USED)) requirements/constraints.txt
+	$(call environment,$(@D))
+	sed '/^agentscope==/d' requirements/constraints.txt > $(@D)/constraints.txt
+	$(@D)/bin/python -m pip install --quiet --constraint $(@D)/constraints.txt torch
+	$(call install,$(@D)) --constraint $(@D)/constraints.txt -e . $(call packages,$(ON_AGENTSCOPE_1)) agentscope==$* pytest
 	touch $@
 
 # AppWorld cannot live beside ASTuner (pydantic 1, Python 3.11 to 3.13). Its apps are unpacked into that environment, on
@@ -169,7 +173,7 @@ sync-verl: $(VERL)/.done  ## make .venv-verl with the VERL backbone, as it runs 
 
 sync-trinity: $(TRINITY)/.done  ## make .venv-trinity with the Trinity backbone, as it runs on a CPU
 
-environments: $(VENV)/.test $(DOCS)/.done $(CLIENTS)/.done $(FRAMEWORKS)/.done $(AGENTSCOPE107)/.done $(APPWORLD)/.done $(VERL)/.done $(TRINITY)/.done
+environments: $(VENV)/.test $(DOCS)/.done $(CLIENTS)/.done $(FRAMEWORKS)/.done $(AGENTSCOPE_1:=/.done) $(APPWORLD)/.done $(VERL)/.done $(TRINITY)/.done
 
 install: $(VENV)/.demo  ## make .venv with ASTuner and what the demo needs
 
@@ -192,7 +196,7 @@ test-all:  ## everything else: slow tests, more random examples, other framework
 	$(MAKE) test-verl
 	$(MAKE) test-trinity
 
-test-slow: $(VENV)/.test $(DOCS)/.done $(CLIENTS)/.done $(FRAMEWORKS)/.done $(AGENTSCOPE107)/.done $(APPWORLD)/.done  ## what `make test` leaves out and needs neither VERL nor Trinity
+test-slow: $(VENV)/.test $(DOCS)/.done $(CLIENTS)/.done $(FRAMEWORKS)/.done $(AGENTSCOPE_1:=/.done) $(APPWORLD)/.done  ## what `make test` leaves out and needs neither VERL nor Trinity
 	HYPOTHESIS_PROFILE=thorough $(PYTEST) $(SPREAD) -m 'slow or hypothesis'
 
 test-packages: $(VENV)/.test  ## the fast tests of each package where of ours there is only what it names
@@ -277,4 +281,4 @@ bench: $(VENV)/.test  ## benchmarks: ratios measured in one run, against peers a
 	$(BIN)/python -m benchmarks
 
 clean:  ## remove the environments and caches (runs are kept)
-	rm -rf $(VENV) $(FRAMEWORKS) $(AGENTSCOPE107) $(APPWORLD) $(VERL) $(TRINITY) $(VLLM) $(VERL_VLLM) $(CLIENTS) $(DIST) $(DOCS) site .venv-vocabularies .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(FRAMEWORKS) $(AGENTSCOPE_1) $(APPWORLD) $(VERL) $(TRINITY) $(VLLM) $(VERL_VLLM) $(CLIENTS) $(DIST) $(DOCS) site .venv-vocabularies .pytest_cache .mypy_cache .ruff_cache

@@ -9,13 +9,14 @@ Invariant: a block of a tool call holds the model's own text of the arguments be
 from __future__ import annotations
 
 import functools
+import inspect
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from astuner.contracts.errors import MissingDependency
 from astuner.contracts.messages import parse_arguments
-from astuner_agentscope.face import wanted
+from astuner_agentscope.face import Tool, ToolAgent, wanted
 
 if TYPE_CHECKING:
     from astuner import ModelTuner
@@ -68,6 +69,55 @@ def model_class() -> Any:
             return _stream(response) if self.stream else response
 
     return AgentScopeModel
+
+
+class ReActToolAgent(ToolAgent):
+    """AgentScope 1.x's `ReActAgent`."""
+
+    def __init__(self, model: Any, name: str, system_prompt: str, tools: Sequence[Tool], max_iters: int) -> None:
+        _response_types()  # explains what is missing
+        from agentscope.agent import ReActAgent
+        from agentscope.formatter import DashScopeChatFormatter
+        from agentscope.memory import InMemoryMemory
+        from agentscope.tool import Toolkit
+
+        toolkit = Toolkit()
+        for tool in tools:
+            toolkit.register_tool_function(_returns_response(tool))
+        self.agent = ReActAgent(
+            name=name,
+            sys_prompt=system_prompt,
+            model=model,
+            formatter=DashScopeChatFormatter(),
+            toolkit=toolkit,
+            memory=InMemoryMemory(),
+            max_iters=max_iters,
+        )
+        self.agent.set_console_output_enabled(False)
+
+    async def reply(self, text: str, sender: str = "user") -> str:
+        from agentscope.message import Msg
+
+        # reply(), not agent(...), which turns a cancelled episode into a polite answer
+        reply = await self.agent.reply(Msg(sender, text, role="user"))
+        return reply.get_text_content() or ""
+
+
+def _returns_response(tool: Tool) -> Callable[..., Any]:
+    """The tool with its text in the object that 1.x requires; its signature and docstring stay."""
+    from agentscope.message import TextBlock
+    from agentscope.tool import ToolResponse
+
+    @functools.wraps(tool)
+    async def wrapped(*args: Any, **kwargs: Any) -> Any:
+        result = tool(*args, **kwargs)
+        if inspect.isawaitable(result):
+            result = await result
+        if isinstance(result, str):
+            return ToolResponse(content=[TextBlock(type="text", text=result)])
+        return result
+
+    return wrapped
 
 
 @functools.cache

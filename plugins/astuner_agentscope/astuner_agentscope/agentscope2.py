@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from astuner.contracts.errors import MissingDependency
-from astuner_agentscope.face import wanted
+from astuner_agentscope.face import Tool, ToolAgent, wanted
 
 if TYPE_CHECKING:
     from astuner import ModelTuner
@@ -90,6 +90,32 @@ def model_class() -> Any:
             return await super().generate_structured_output(messages, structured_model, **options)
 
     return AgentScopeModel
+
+
+class ReActToolAgent(ToolAgent):
+    """AgentScope 2.x's `Agent`, which calls its tools without asking for permission and sees no clock."""
+
+    def __init__(self, model: Any, name: str, system_prompt: str, tools: Sequence[Tool], max_iters: int) -> None:
+        model_class()  # explains what is missing
+        from agentscope.agent import Agent, InjectionConfig, ReActConfig
+        from agentscope.permission import PermissionBehavior, PermissionDecision
+        from agentscope.tool import FunctionTool, Toolkit
+
+        allowed = PermissionDecision(behavior=PermissionBehavior.ALLOW, message="")
+        self.agent = Agent(
+            name=name,
+            system_prompt=system_prompt,
+            model=model,
+            toolkit=Toolkit(tools=[FunctionTool(tool, permission=allowed) for tool in tools]),
+            react_config=ReActConfig(max_iters=max_iters, interruption_raise_cancelled_error=True),
+            injection_config=InjectionConfig(inject_runtime_state=False),
+        )
+
+    async def reply(self, text: str, sender: str = "user") -> str:
+        from agentscope.message import UserMsg
+
+        reply = await self.agent.reply(UserMsg(name=sender, content=text))
+        return reply.get_text_content() or ""
 
 
 def _response(reply: ChatReply, seconds: float, *, is_last: bool) -> Any:

@@ -1,10 +1,11 @@
-"""The Quick Start's math agent: one AgentScope `ReActAgent`, at most one tool, an answer in a box.
+"""The Quick Start's math agent: one AgentScope agent, at most one tool, an answer in a box.
 
-The agent is AgentScope's own, unchanged; training it takes no more than passing ``model_tuner`` as its model.
+The agent is AgentScope's own, 1.x or 2.x. To train it, the workflow passes ``model_tuner`` as its model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -14,9 +15,6 @@ from astuner.contracts.section import Section
 from astuner_math.calculator import CalculatorError, calculate
 
 if TYPE_CHECKING:
-    from agentscope.message import Msg
-    from agentscope.tool import ToolResponse
-
     from astuner import ModelTuner
     from astuner_sandbox import SandboxFailed
 
@@ -52,59 +50,37 @@ class MathAgentWorkflow(Workflow):
         self.config = config or MathAgentConfig()
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
-        from agentscope.agent import ReActAgent
-        from agentscope.formatter import DashScopeChatFormatter
-        from agentscope.memory import InMemoryMemory
-        from agentscope.message import Msg
-        from agentscope.tool import Toolkit
+        from astuner_agentscope import make_tool_agent
 
         broken: list[SandboxFailed] = []
-        toolkit = Toolkit()
-        if self.config.tool == "python":
-            from astuner_sandbox import python_tool
-
-            toolkit.register_tool_function(python_tool(on_failure=broken.append))
-        elif self.config.tool == "calculator":
-            toolkit.register_tool_function(calculator)
-        model: Any = model_tuner  # AgentScope calls it and reads `stream`; it asks for no base class
-        agent = ReActAgent(
+        agent = make_tool_agent(
+            model_tuner,
             name="math_react_agent",
-            sys_prompt=self.config.system_prompt or _PROMPTS[self.config.tool],
-            model=model,
-            formatter=DashScopeChatFormatter(),
-            toolkit=toolkit,
-            memory=InMemoryMemory(),
+            system_prompt=self.config.system_prompt or _PROMPTS[self.config.tool],
+            tools=_tools(self.config.tool, broken.append),
             max_iters=self.config.max_iters,
         )
-        agent.set_console_output_enabled(False)
-        # reply(), not agent(...): the latter turns a cancelled episode into a polite answer
-        reply = await agent.reply(Msg("user", workflow_task.task.main_query, role="user"))
-        if broken:  # AgentScope made an observation of it, which no sandbox gave
+        answer = await agent.reply(workflow_task.task.main_query)
+        if broken:  # AgentScope turned it into an observation, which no sandbox gave
             raise broken[0]
-        answer = final_answer(reply)
         return WorkflowOutput(response=answer, metadata={"final_answer": answer})
 
 
-def final_answer(reply: Msg) -> str:
-    """The text of an AgentScope reply, whose content is a string (1.0.7) or a list of blocks (later)."""
-    return reply.get_text_content() or ""
+def _tools(tool: str, on_failure: Callable[[SandboxFailed], object]) -> Sequence[Callable[..., Any]]:
+    if tool == "python":
+        from astuner_sandbox import python_tool
+
+        return [python_tool(on_failure=on_failure)]
+    return [calculator] if tool == "calculator" else []
 
 
-def calculator(expression: str) -> ToolResponse:
+def calculator(expression: str) -> str:
     """Evaluate an arithmetic expression.
 
     Args:
         expression (str): The expression, e.g. (12 + 3) * 4.
     """
-    from agentscope.message import TextBlock
-    from agentscope.tool import ToolResponse
-
-    return ToolResponse(content=[TextBlock(type="text", text=_answer(expression))])
-
-
-def _answer(expression: Any) -> str:
-    """What the model reads: the value, or why there is none. A model may send anything as an argument."""
     try:
-        return str(calculate(str(expression)))
+        return str(calculate(str(expression)))  # a model may send anything as an argument
     except CalculatorError as e:
         return f"Error: {e}"

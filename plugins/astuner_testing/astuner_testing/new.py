@@ -9,6 +9,7 @@ import json
 import re
 import runpy
 from collections.abc import Mapping
+from importlib import metadata
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -114,11 +115,16 @@ def experiment(
     ] = None,
     into: IntoOption = Path("."),
 ) -> None:
-    """Write an experiment that learns: an agent, its tasks, a YAML file, and what VS Code needs for breakpoints."""
+    """Write an experiment that learns: an agent, its tasks, a YAML file, and what VS Code needs for breakpoints.
+
+    The agent is written for the AgentScope that is installed, 1.x or 2.x.
+    """
     bare = normal_name(name).replace("-", "_")
     write(into / bare, experiment_files(bare, model))
     runpy.run_path(str(into / bare / "make_tasks.py"))
     file = into / bare / f"{bare}.yaml"
+    if model is None:
+        typer.echo(_agentscope_note())
     typer.echo(f"try it:\n  astuner run {file} --backbone debug\nthen train:\n  astuner run {file} --backbone local")
 
 
@@ -189,12 +195,32 @@ def experiment_files(bare: str, model: str | None = None) -> dict[str, str]:
         "judge_name": f"{camel}Judge",
         "model": json.dumps(model),
     }
-    same_name = ["README.md", "workflow.py", "make_tasks.py", "test_workflow.py", *(["judge.py"] if model else [])]
+    same_name = ["README.md", "make_tasks.py", "test_workflow.py", *(["judge.py"] if model else [])]
+    workflow = "workflow" if model else f"workflow_agentscope{_agentscope_major()}"
     return {
         f"{bare}.yaml": _fill(f"{kind}/experiment.yaml", values),
+        "workflow.py": _fill(f"{kind}/{workflow}.py", values),
         ".vscode/launch.json": _fill("experiment/vscode/launch.json", values),
         **{path: _fill(f"{kind}/{path}", values) for path in same_name},
     }
+
+
+def _agentscope_version() -> str | None:
+    try:
+        return metadata.version("agentscope")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _agentscope_major() -> int:
+    """1 where AgentScope 1.x is installed, else 2."""
+    return 1 if (_agentscope_version() or "").startswith("1.") else 2
+
+
+def _agentscope_note() -> str:
+    version = _agentscope_version()
+    state = f"{version} is installed" if version else "install it: pip install astuner-agentscope"
+    return f"workflow.py is written for AgentScope {_agentscope_major()}.x ({state})"
 
 
 def write(folder: Path, texts: Mapping[str, str]) -> None:
