@@ -51,8 +51,8 @@ TESTED := env[gymnasium,reasoning-gym] export[check,gguf] trackers[mlflow,otel,t
 LIGHT := ray trinity verl
 ANY_FRAMEWORK := checks compat debug env families gateway helpers http models record report sandbox testing trackers
 ON_AGENTSCOPE_1 := $(USED:agentscope=agentscope[agentscope1])
-ON_VERL := $(ON_AGENTSCOPE_1) ray ray/cpu verl verl/cpu
-ON_TRINITY := $(ON_AGENTSCOPE_1) ray ray/cpu trinity trinity/cpu
+ON_VERL := $(USED) ray ray/cpu verl verl/cpu
+ON_TRINITY := $(USED) ray ray/cpu trinity trinity/cpu
 ON_LLAMA_CPP := export[check,gguf] local models objectives record
 # $(call packages,NAME…): what pip installs of them. $(call projects,NAME…): the files that say what they need.
 packages = $(foreach name,$(1),-e 'plugins/astuner_$(name)')
