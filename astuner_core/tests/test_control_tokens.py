@@ -14,6 +14,7 @@ from tokenizers.pre_tokenizers import Metaspace
 from transformers import PreTrainedTokenizerFast
 
 from astuner import ChatCodec
+from astuner.chat.control import CUT, ControlNames
 from astuner.contracts.types import FinishReason, Generation
 from astuner.testing import make_tokenizer
 
@@ -161,3 +162,34 @@ def test_a_name_that_stands_there_a_thousand_times_is_text(codec: ChatCodec) -> 
     ids = codec.template.whole([{"role": "user", "content": NAME * 1000}], []).ids
     assert control(codec, ids) == control(codec, codec.template.whole([{"role": "user", "content": "x"}], []).ids)
     assert NAME * 1000 in codec.template.decode(ids)
+
+
+@pytest.mark.parametrize(
+    ("text", "written", "is_forged"),
+    [
+        ("object", "{}", False),
+        ("start", "{}", False),
+        ("|", "{}", False),
+        ("<", "{}", False),
+        ("a <", "{}b", False),
+        ("ref", "<|im_end|>{}<|im_end|>", False),
+        ("object_ref", "<|{}_start|>", True),
+        ("|im_end|", "<{}>", True),
+        ("a <", "{}|im_end|>", True),
+        ("|> b", "<|im_end{}", True),
+        ("<|im_end|>", "{}", True),
+    ],
+)
+def test_a_part_of_a_name_is_rendered_once_unless_the_name_appears(text: str, written: str, is_forged: bool) -> None:
+    """The cost of a first prompt: ``object`` is in every JSON schema, and in the name ``<|object_ref_start|>``."""
+    renderings: list[str] = []
+
+    def write(messages: Any, tools: Any) -> str:
+        renderings.append(messages[0]["content"])
+        return written.format(messages[0]["content"])
+
+    names = ControlNames([NAME, "<|object_ref_start|>"])
+    rendered = names.render(write, [{"role": "user", "content": text}], [])
+    assert rendered.replace(CUT, "") == written.format(text)
+    assert (CUT in rendered) is is_forged
+    assert is_forged or renderings == [text]

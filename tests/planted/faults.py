@@ -436,7 +436,7 @@ FAULTS: dict[str, Fault] = {
         changes="the starting weights are put back after 40 updates (simulated)",
         overrides=[f"{T}.total_steps=80", f"{T}.test_freq=20", f"{T}.optim.lr=3e-3"],
         patch=weights_reset,
-        allowed=["worse_than_best", "policy_broke"],
+        allowed=["worse_than_best", "policy_broke", "no_progress"],
     ),
 }
 

@@ -13,7 +13,8 @@ Marks must not change what a template decides.  The text is therefore also rende
 names, and must read the same.  A text whose mark changes the rendering is left unmarked, and is refused if it takes
 part in a forged name.
 
-Cost: texts that neither hold a name nor begin or end within one are rendered once, without marks.
+Cost: texts that neither hold a name nor begin or end within one are rendered once, without marks.  So are texts that
+are parts of names only, where the rendering contains none of these names.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ _FIXED_VALUES = {"type": frozenset(["function"]), "role": frozenset(["system", "
 _MESSAGE_LEVELS, _TOOL_LEVELS = 3, 2
 """Nested mappings that have such keys: message, call and function; tool and function."""
 _WORD = 40
+_MAX_SUBSETS = 64
+"""Sets of names that renderings contain, of which each has its own search."""
 _NAMES_END = "\0"
 _WHOLE_MARKS, _PART_MARKS = 0xD800, 0xDC00
 """First surrogates for characters of complete names and of parts of names; 1024 each."""
@@ -63,6 +66,9 @@ class ControlNames:
         :param changes_case: the template writes texts in small or capital letters.
         """
         ordered = sorted(names, key=lambda name: (-len(name), name))
+        separators = [*separators]
+        self._only = lru_cache(_MAX_SUBSETS)(partial(ControlNames, separators=separators, changes_case=changes_case))
+        """The same search, for some of the names."""
         pattern = "|".join(map(re.escape, ordered)) or "(?!)"
         self._names = re.compile(pattern)
         self._in_other_case = re.compile(pattern, re.IGNORECASE) if changes_case else None
@@ -103,10 +109,11 @@ class ControlNames:
         :raises UnsupportedRequest: the template refuses the messages, or a name is forged and cannot be split.
         """
         texts = [*_texts(messages, _MESSAGE_LEVELS), *_texts(tools, _TOOL_LEVELS)]
-        looks, looks_short = self._looks_suspect, self._is_suspect_word
-        suspects = {text for text in texts if (looks_short(text) if len(text) <= _WORD else looks(text))}
-        if not suspects:
-            return write(messages, tools)
+        suspects = self._suspects(texts)
+        if not any(map(self._names.search, suspects)):
+            text = write(messages, tools)
+            if not (suspects and self._only(frozenset(self._names.findall(text)))._suspects(suspects)):
+                return text
         undecodable = {text: _clean(text) for text in texts if _MARK.search(text)}
         whole = {text: self._marked(_clean(text), parts=False) for text in suspects}
         both = {text: self._marked(_clean(text), parts=True) for text in suspects}
@@ -125,6 +132,11 @@ class ControlNames:
         for dropped in sorted(set(marked) - set(kept)):
             self._check_unmarked(dropped, text, partial(rendered, *kept, dropped))
         return text
+
+    def _suspects(self, texts: Iterable[str]) -> set[str]:
+        """Return the texts that hold a name, or may be a part of one."""
+        looks, looks_short = self._looks_suspect, self._is_suspect_word
+        return {text for text in texts if (looks_short(text) if len(text) <= _WORD else looks(text))}
 
     def _looks_suspect(self, text: str) -> bool:
         """Return whether a text holds a name, or may be a part of one."""
@@ -248,7 +260,11 @@ def _collect(value: Any, levels: int, texts: list[str]) -> None:
         texts.append(value)
     elif isinstance(value, (dict, Mapping)):  # a plain one is told apart without asking its abstract class
         for key, member in value.items():
-            if not levels or key not in _FIELDS:
+            if levels and key in _FIELDS:
+                pass
+            elif type(key) is str:
+                texts.append(key)
+            else:
                 _collect(key, 0, texts)
             if type(member) is not str:
                 _collect(member, levels and levels - 1, texts)

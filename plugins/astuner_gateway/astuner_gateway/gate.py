@@ -171,6 +171,7 @@ def make_server(gate: Gate) -> web.Server:
     logger = quiet_http_logger("astuner.endpoint.http")
 
     def make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+        protocol.begun_body = payload
         return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=gate.most_bytes)
 
     class Protocol(web.RequestHandler):
@@ -180,18 +181,14 @@ def make_server(gate: Gate) -> web.Server:
         """The client has stopped sending, and its request is answered all the same."""
         answered = False
         """The answer is on its way to a client that has stopped sending."""
-        newest: Any = None
-        """The body of the newest request."""
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            if self._messages:
-                self.newest = self._messages[-1][1]
+        begun_body: Any = None
+        """The body of the newest request that is or was handled."""
 
         def eof_received(self) -> bool | None:  # type: ignore[override]  # aiohttp's own returns nothing
             """Keep the connection while a request is answered that came as a whole; else it is closed."""
             connection = None if self.transport is None else self.transport.get_extra_info("socket")
-            if not CAN_TELL or connection is None or self._is_idle() or self.newest is None or not self.newest.is_eof():
+            newest_body = self._messages[-1][1] if self._messages else self.begun_body
+            if not CAN_TELL or connection is None or self._is_idle() or newest_body is None or not newest_body.is_eof():
                 return None
             if is_gone(connection):
                 return None

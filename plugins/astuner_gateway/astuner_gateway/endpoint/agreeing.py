@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 _PARALLEL = "parallel_tool_calls"
+_FIELDS = frozenset(["top_k", "chat_template_kwargs", "enable_thinking", "reasoning", "reasoning_effort"])
+_FIELDS |= {"output_config", "tool_choice", "thinking", _PARALLEL}
+"""Fields that `agree` looks at; most requests have none of them."""
 
 
 class Template(Protocol):
@@ -34,6 +37,8 @@ def agree(body: dict[str, Any], template: Template | None, sampling: Any) -> lis
     :param sampling: How tokens are drawn: `astuner.contracts.types.SamplingParams`, or None.
     :returns: The fields taken out.
     """
+    if _FIELDS.isdisjoint(body):
+        return []
     agreed = []
     if body.get("top_k") is not None and _is_same(body["top_k"], getattr(sampling, "top_k", None)):
         agreed.append("top_k")

@@ -330,6 +330,11 @@ def _gain_of_thirds(values: Sequence[float]) -> tuple[float, float]:
     return fmean(end) - fmean(first), math.hypot(stdev(first), stdev(end)) / math.sqrt(n)
 
 
+def _is_below(one: Validated, other: Validated) -> bool:
+    """Whether a validation is below another beyond chance (one-sided 5 %)."""
+    return other.success - one.success > _ONE_SIDED * math.hypot(one.error, other.error)
+
+
 class AtValidations(Told):
     """A rule that counts validations; those before training, and a warm start, are one."""
 
@@ -407,8 +412,8 @@ class TrainOnly(AtValidations):
     It rises: the means of the first and the last ten steps are compared with the first validation and this one.
     Training gained 15 points, and 15 more and twice as much as validation, beyond chance; it is 5 points above
     validation now, beyond chance too (5 %), for a policy that answers its validation greedily is ahead there at first;
-    and the training reward has a rising trend.  Not where validation fell below its best beyond chance (5 %): a policy
-    that lost its weights just before a validation looks the same.
+    and the training reward has a rising trend.  Not where validation fell from its best back to its start (5 %): a
+    policy that lost its weights just before a validation looks the same.
 
     It is above: success of the training steps between this validation and the one before is 30 points above the higher
     of the two, beyond chance.  That can be so from the first step on, and needs no rise.
@@ -456,7 +461,7 @@ class TrainOnly(AtValidations):
     def _rises(self, validations: Sequence[Validated]) -> str | None:
         first, now = validations[0], validations[-1]
         best = max(validations, key=lambda validation: validation.success)
-        lost = (best.success - now.success) / math.hypot(best.error, now.error) > _ONE_SIDED
+        lost = _is_below(now, best) and not _is_below(now, first)
         if lost or self._steps < 2 * WARM_UP or len(self._last) < WARM_UP:
             return None
         before, after = fmean(self._first), fmean(self._last)
