@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import cProfile
+import importlib
 import itertools
 import json
 import pstats
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from importlib import metadata
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from benchmarks import records, templates
 from benchmarks.call_in_process import TEMPLATE
 from benchmarks.side import obey, quiet
 
-PLAIN, ALONE, AGENT, MADE = "plain", "alone", "agent", "made"
-PACKAGES = ("agentscope", "pydantic", "astuner", "asyncio", "jinja2", "tokenizers", "transformers")
-"""Packages that a profile reports separately."""
+if TYPE_CHECKING:
+    from benchmarks.local_side import LocalSteps
+
+PACKAGES = {
+    "AgentScope": ("/agentscope/",),
+    "jsonschema": ("/jsonschema/", "/referencing/", "urllib/parse.py", "/attr", "/rpds"),
+    "json_repair": ("/json_repair/",),
+    "pydantic": ("pydantic",),
+    "asyncio": ("/asyncio/",),
+}
+"""Packages that a profile reports, with parts of the paths and names of their functions."""
 _numbers = itertools.count(1)
 """Of conversations; see `benchmarks.records`."""
 
@@ -108,52 +119,103 @@ def _check(answer: str) -> None:
         raise RuntimeError(f"the agent answered {answer!r} instead of {records.ANSWER!r}")
 
 
-def profiled(run: Callable[[], None]) -> dict[str, Any]:
-    """Return CPU seconds by package and by function; a profiler makes everything slower."""
+def profiled(run: Callable[[], object]) -> dict[str, float]:
+    """Return CPU seconds by package, their own functions only; a profiler makes everything slower."""
     profile = cProfile.Profile(time.process_time)
     profile.runcall(run)
     stats: Any = pstats.Stats(profile)
     packages: Counter[str] = Counter()
-    functions: Counter[str] = Counter()
-    for (file, _, function), (_, _, own, total, _) in stats.stats.items():
-        path = file.replace("\\", "/")
-        package = next((name for name in PACKAGES if f"/{name}" in path or f"{name}." in function), "other")
-        packages[package] += own
-        if package != "other":
-            functions[f"{'/'.join(path.split('/')[-2:])} {function}"] = total
-    return {"packages": packages.most_common(), "functions": functions.most_common(60)}
+    for place, (_, _, own, _, callers) in stats.stats.items():
+        if (package := _package(place)) is not None or not callers:
+            packages[package or "other"] += own
+        else:  # built-in functions and Python's library count for their callers
+            for caller, (_, _, seconds, _) in callers.items():
+                packages[_package(caller) or "other"] += seconds
+    return dict(packages.most_common())
 
 
-async def main() -> None:
-    quiet()
-    conversations: dict[int, Conversations] = {}
+def _package(place: tuple[str, int, str]) -> str | None:
+    path = f"{place[0]}/{place[2]}".replace("\\", "/").lower()
+    return next((name for name, parts in PACKAGES.items() if any(part in path for part in parts)), None)
 
-    def prepare(asked: Mapping[str, Any]) -> Callable[[], Awaitable[object]]:
-        turns = asked["turns"]
-        made = conversations.setdefault(turns, Conversations(turns) if turns not in conversations else None)  # type: ignore[arg-type]
-        made.forget()
-        run: Callable[[], Awaitable[None]] = getattr(made, asked["what"])
 
-        async def step() -> None:
-            await asyncio.gather(*(run() for _ in range(asked["count"])))
+class Side:
+    """Answers `benchmarks.agentscope_cost`."""
 
-        return step
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._conversations: dict[int, Conversations] = {}
+        self._steps: LocalSteps | None = None
 
-    async def measure(asked: Mapping[str, Any]) -> float:
-        """CPU seconds of ``count`` conversations at once."""
-        step = prepare(asked)
+    async def measure(self, asked: Mapping[str, Any]) -> float:
+        """Return the CPU seconds of ``count`` conversations at once."""
+        step = self._prepare(asked)
         started = time.process_time()
         await step()
         return time.process_time() - started
 
-    async def profile(asked: Mapping[str, Any]) -> dict[str, Any]:
-        def run() -> None:
-            asyncio.run(prepare(asked)())  # type: ignore[arg-type]
+    async def profile(self, asked: Mapping[str, Any]) -> dict[str, float]:
+        step = self._prepare(asked)
+        return await asyncio.to_thread(profiled, lambda: asyncio.run(step()))
 
-        return await asyncio.to_thread(profiled, run)
+    async def validate(self, asked: Mapping[str, Any]) -> float:
+        """Return the CPU seconds of ``count`` checks of a tool call's arguments, as an agent of 2.x makes them."""
+        jsonschema: Any = importlib.import_module("jsonschema")  # without types
+        schema = records.TOOLS[0]["function"]["parameters"]
+        started = time.process_time()
+        for turn in range(asked["count"]):
+            jsonschema.validate(records.arguments(turn), schema)
+        return time.process_time() - started
 
-    await obey(metadata.version("agentscope"), {"measure": measure, "profile": profile})
+    async def step(self, _: Mapping[str, Any]) -> dict[str, float]:
+        """Return what a GRPO step of the math agent took: CPU seconds and tokens."""
+        return await asyncio.to_thread(self._step)
+
+    def close(self) -> None:
+        if self._steps is not None:
+            self._steps.close()
+
+    def _prepare(self, asked: Mapping[str, Any]) -> Callable[[], Coroutine[Any, Any, None]]:
+        turns = asked["turns"]
+        if turns not in self._conversations:
+            self._conversations[turns] = Conversations(turns)
+        conversations = self._conversations[turns]
+        conversations.forget()
+
+        async def step() -> None:
+            await asyncio.gather(*(getattr(conversations, asked["what"])() for _ in range(asked["count"])))
+
+        return step
+
+    def _step(self) -> dict[str, float]:
+        from benchmarks.local_side import AGENTSCOPE, JUDGE, LocalSteps, make_config
+        from benchmarks.models import shipped_folder
+
+        if self._steps is None:
+            config = make_config(
+                self._folder,
+                shipped_folder(),
+                workflow=AGENTSCOPE,
+                judge=JUDGE,
+                max_new_tokens=40,
+                max_added_tokens=100,
+            )
+            self._steps = LocalSteps(config, self._folder)
+        started = time.process_time()
+        self._steps()
+        count = self._steps.counts[-1]
+        taken = time.process_time() - started
+        return {"cpu": taken, "rollout": count.rollout_cpu, "train": count.train_cpu, "tokens": count.model_tokens}
+
+
+async def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        side = Side(Path(folder))
+        commands = {name: getattr(side, name) for name in ("measure", "profile", "validate", "step")}
+        await obey(metadata.version("agentscope"), commands)
+        side.close()
 
 
 if __name__ == "__main__":
+    quiet()
     asyncio.run(main())

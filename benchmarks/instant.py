@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import time
@@ -86,49 +87,56 @@ def agentscope_model(replies: Iterator[tuple[str, str] | str]) -> Any:
 
     :param replies: A text, or the name and the arguments (JSON) of a tool call.
     """
+    return _model_class()(replies)
+
+
+@functools.cache
+def _model_class() -> Any:
     from importlib import metadata
 
-    return (_model1 if metadata.version("agentscope").startswith("1.") else _model2)(replies)
+    return (_model_class1 if metadata.version("agentscope").startswith("1.") else _model_class2)()
 
 
-def _model1(replies: Iterator[tuple[str, str] | str]) -> Any:
+def _model_class1() -> Any:
     from agentscope.message import TextBlock, ToolUseBlock
     from agentscope.model import ChatModelBase, ChatResponse
 
     class InstantModel(ChatModelBase):
-        def __init__(self) -> None:
+        def __init__(self, replies: Iterator[tuple[str, str] | str]) -> None:
             super().__init__("instant", False)
+            self._replies = replies
             self._calls = itertools.count()
 
         async def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            reply = next(replies)
+            reply = next(self._replies)
             if isinstance(reply, str):
                 return ChatResponse(content=[TextBlock(type="text", text=reply)])
             name, text = reply
             call = ToolUseBlock(type="tool_use", id=f"call{next(self._calls)}", name=name, input=json.loads(text))
             return ChatResponse(content=[call])
 
-    return InstantModel()
+    return InstantModel
 
 
-def _model2(replies: Iterator[tuple[str, str] | str]) -> Any:
+def _model_class2() -> Any:
     from agentscope.credential import CredentialBase
     from agentscope.formatter import OpenAIChatFormatter
     from agentscope.message import TextBlock, ToolCallBlock
     from agentscope.model import ChatModelBase, ChatResponse
 
     class InstantModel(ChatModelBase):
-        def __init__(self) -> None:
+        def __init__(self, replies: Iterator[tuple[str, str] | str]) -> None:
             super().__init__(CredentialBase(), "instant", self.Parameters(), stream=False, context_size=1 << 40)
             self.formatter = OpenAIChatFormatter(input_types=["text/plain"])  # agents read its media types
+            self._replies = replies
             self._calls = itertools.count()
 
         async def _call_api(self, *args: Any, **kwargs: Any) -> Any:
-            reply = next(replies)
+            reply = next(self._replies)
             if isinstance(reply, str):
                 return ChatResponse(content=[TextBlock(text=reply)], is_last=True)
             name, text = reply
             call = ToolCallBlock(id=f"call{next(self._calls)}", name=name, input=text)
             return ChatResponse(content=[call], is_last=True)
 
-    return InstantModel()
+    return InstantModel
