@@ -26,6 +26,7 @@ BENCHMARKS = {
     "rounding": "what a step gains in bfloat16, rounded at random and to the nearest, beside float32 (minutes)",
     "trainer_tokens": "what packing and prefix sharing save in an update",
     "engine_overhead": "CPU time per model call around an instant model",
+    "agentscope_cost": "CPU time of AgentScope 2.x and 1.x per model call, per episode and per step",
     "codec_cost": "tokens tokenised and CPU time of encoding long conversations",
     "call_in_process": "CPU time that the core adds to a model call in the process",
     "call_overhead": "CPU time per model call over HTTP, beside the proxies of others",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from astuner import Generation, InferenceEngine, Workflow, WorkflowOutput, WorkflowTask
@@ -76,20 +78,65 @@ class StampedAgent(PlainAgent):
 
 
 def instant_agentscope_model() -> Any:
-    """An AgentScope model of no framework: the same two answers, as AgentScope's own blocks."""
+    """Return a model of the installed AgentScope, without ASTuner: one calculator call, then the answer."""
+    return agentscope_model(iter([("calculator", json.dumps({"expression": EXPRESSION})), ANSWER]))
+
+
+def agentscope_model(replies: Iterator[tuple[str, str] | str]) -> Any:
+    """Return a model of the installed AgentScope that returns the next reply and does nothing else.
+
+    :param replies: A text, or the name and the arguments (JSON) of a tool call.
+    """
+    return _model_class()(replies)
+
+
+@functools.cache
+def _model_class() -> Any:
+    from importlib import metadata
+
+    return (_model_class1 if metadata.version("agentscope").startswith("1.") else _model_class2)()
+
+
+def _model_class1() -> Any:
     from agentscope.message import TextBlock, ToolUseBlock
     from agentscope.model import ChatModelBase, ChatResponse
 
     class InstantModel(ChatModelBase):
-        def __init__(self) -> None:
+        def __init__(self, replies: Iterator[tuple[str, str] | str]) -> None:
             super().__init__("instant", False)
-            self._asked = 0
+            self._replies = replies
+            self._calls = itertools.count()
 
         async def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            self._asked += 1
-            if self._asked > 1:
-                return ChatResponse(content=[TextBlock(type="text", text=ANSWER)])
-            call = ToolUseBlock(type="tool_use", id="1", name="calculator", input={"expression": EXPRESSION})
+            reply = next(self._replies)
+            if isinstance(reply, str):
+                return ChatResponse(content=[TextBlock(type="text", text=reply)])
+            name, text = reply
+            call = ToolUseBlock(type="tool_use", id=f"call{next(self._calls)}", name=name, input=json.loads(text))
             return ChatResponse(content=[call])
 
-    return InstantModel()
+    return InstantModel
+
+
+def _model_class2() -> Any:
+    from agentscope.credential import CredentialBase
+    from agentscope.formatter import OpenAIChatFormatter
+    from agentscope.message import TextBlock, ToolCallBlock
+    from agentscope.model import ChatModelBase, ChatResponse
+
+    class InstantModel(ChatModelBase):
+        def __init__(self, replies: Iterator[tuple[str, str] | str]) -> None:
+            super().__init__(CredentialBase(), "instant", self.Parameters(), stream=False, context_size=1 << 40)
+            self.formatter = OpenAIChatFormatter(input_types=["text/plain"])  # agents read its media types
+            self._replies = replies
+            self._calls = itertools.count()
+
+        async def _call_api(self, *args: Any, **kwargs: Any) -> Any:
+            reply = next(self._replies)
+            if isinstance(reply, str):
+                return ChatResponse(content=[TextBlock(text=reply)], is_last=True)
+            name, text = reply
+            call = ToolCallBlock(id=f"call{next(self._calls)}", name=name, input=text)
+            return ChatResponse(content=[call], is_last=True)
+
+    return InstantModel

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ from astuner_local.trainer.trainer import PolicyTrainer
 from benchmarks.models import load
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-AGENTSCOPE = f"{REPOSITORY / 'examples/math_agent/workflow.py'}->MathAgentWorkflow"
+MATH_AGENT = REPOSITORY / "examples" / "math_agent"
+AGENTSCOPE = f"{MATH_AGENT / ('agentscope1.py' if version('agentscope') < '2' else 'workflow.py')}->MathAgentWorkflow"
+"""The math agent for the installed AgentScope."""
 JUDGE = "astuner.task_judge.math_answer_as_judge->MathAnswerAsJudge"
 LEARNING_RATE = 1e-6
 """So small that the policy stays what it is, and with it the lengths of its answers."""

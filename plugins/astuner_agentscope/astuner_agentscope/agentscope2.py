@@ -9,6 +9,7 @@ Invariant: a block of a tool call holds the model's own text of the arguments, w
 from __future__ import annotations
 
 import functools
+import inspect
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -98,15 +99,13 @@ class ReActToolAgent(ToolAgent):
     def __init__(self, model: Any, name: str, system_prompt: str, tools: Sequence[Tool], max_iters: int) -> None:
         model_class()  # explains what is missing
         from agentscope.agent import Agent, InjectionConfig, ReActConfig
-        from agentscope.permission import PermissionBehavior, PermissionDecision
-        from agentscope.tool import FunctionTool, Toolkit
 
-        allowed = PermissionDecision(behavior=PermissionBehavior.ALLOW, message="")
+        is_shared = all(inspect.isfunction(tool) and "<locals>" not in tool.__qualname__ for tool in tools)
         self.agent = Agent(
             name=name,
             system_prompt=system_prompt,
             model=model,
-            toolkit=Toolkit(tools=[FunctionTool(tool, permission=allowed) for tool in tools]),
+            toolkit=(_shared_toolkit if is_shared else _make_toolkit)(*tools),
             react_config=ReActConfig(max_iters=max_iters, interruption_raise_cancelled_error=True),
             injection_config=InjectionConfig(inject_runtime_state=False),
         )
@@ -116,6 +115,18 @@ class ReActToolAgent(ToolAgent):
 
         reply = await self.agent.reply(UserMsg(name=sender, content=text))
         return reply.get_text_content() or ""
+
+
+def _make_toolkit(*tools: Tool) -> Any:
+    from agentscope.permission import PermissionBehavior, PermissionDecision
+    from agentscope.tool import FunctionTool, Toolkit
+
+    allowed = PermissionDecision(behavior=PermissionBehavior.ALLOW, message="")
+    return Toolkit(tools=[FunctionTool(tool, permission=allowed) for tool in tools])
+
+
+_shared_toolkit = functools.lru_cache(maxsize=32)(_make_toolkit)
+"""Toolkits of module-level functions, which have no state of an episode; making one takes as long as a model call."""
 
 
 def _response(reply: ChatReply, seconds: float, *, is_last: bool) -> Any:

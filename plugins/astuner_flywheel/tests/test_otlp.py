@@ -176,6 +176,25 @@ def test_calls_and_results_become_openai_messages() -> None:
     assert read_messages(found) == found
 
 
+@table(
+    "response, text",
+    [
+        ("""["TextBlock(type='text', text='it\\\\'s 14', id='b1', finished_at=None)"]""", "it's 14"),
+        (
+            """["TextBlock(text='14')", "DataBlock(type='data', source=URLSource(url=AnyUrl('http://h/')))"]""",
+            "14\n[data]",
+        ),
+        ('["TextBlock(text=open(1))"]', '["TextBlock(text=open(1))"]'),
+        ('["TextBlock(text="]', '["TextBlock(text="]'),
+        ('["TextBlock(", 3]', '["TextBlock(", 3]'),
+    ],
+)
+def test_agentscope_2_results_of_tools_become_their_text(response: str, text: str) -> None:
+    part = {"type": "tool_call_response", "id": "c1", "response": response}
+    (message,) = read_messages([{"role": "assistant", "parts": [part]}])
+    assert message == {"role": "tool", "tool_call_id": "c1", "content": text}
+
+
 @table("value", ["text", 7, [1], [{"role": "user", "tool_calls": 3}], [{"content": "no role"}], None])
 def test_what_is_no_message_is_said(value) -> None:
     with pytest.raises(Unreadable):

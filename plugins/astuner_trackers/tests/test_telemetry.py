@@ -672,6 +672,78 @@ def test_spans_of_the_agents_own_framework_are_in_the_trace_of_their_episode(
     assert later.output.metadata["found"] is None  # the run is over
 
 
+AGENTSCOPE_2 = """
+from agentscope.agent import Agent, InjectionConfig
+from agentscope.message import UserMsg
+from agentscope.middleware import TracingMiddleware
+from agentscope.permission import PermissionBehavior, PermissionDecision
+from agentscope.tool import FunctionTool, Toolkit
+from astuner import Workflow, WorkflowOutput
+
+ALLOWED = PermissionDecision(behavior=PermissionBehavior.ALLOW, message="")
+
+
+def multiply(a: int, b: int) -> str:
+    '''Multiply two numbers.'''
+    return str(a * b)
+
+
+class Flow(Workflow):
+    async def execute(self, workflow_task, model_tuner):
+        agent = Agent(
+            name="solver",
+            system_prompt="Be brief.",
+            model=MODEL,
+            toolkit=Toolkit(tools=[FunctionTool(multiply, permission=ALLOWED)]),
+            middlewares=[TracingMiddleware()],
+            injection_config=InjectionConfig(inject_runtime_state=False),
+        )
+        await agent.reply(UserMsg("user", workflow_task.task.main_query))
+        return WorkflowOutput(reward=1.0)
+"""
+CALLS_MULTIPLY = '<tool_call>\n{"name": "multiply", "arguments": {"a": 6, "b": 7}}\n</tool_call>'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "chats"),
+    [("model_tuner", 0), ("model_tuner.as_agentscope_model()", 2)],  # AgentScope traces a ChatModelBase only
+)
+def test_spans_of_agentscope_2_nest_below_their_episode(
+    collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, chats: int
+) -> None:
+    pytest.importorskip("agentscope", minversion="2")
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    (tmp_path / "flow.py").write_text(AGENTSCOPE_2.replace("MODEL", model))
+    exporter, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)  # `set_tracer_provider` works once in a process
+    one = Run(tmp_path, f"otlp_endpoint: '{collector.url}'")
+    while not run_ids._traced:
+        time.sleep(0.01)  # until the sink is open
+    tokenizer = make_tokenizer()
+    models = one_model(FakeEngine([CALLS_MULTIPLY, "It is 42."], tokenizer), ChatCodec(tokenizer))
+    runner = EpisodeRunner(one.config)
+    tried = asyncio.run(runner.run(workflow_task(), models, SamplingParams(max_tokens=1000)))
+    one.books.publish(EpisodeEnded(step=1, episode=tried))
+    one.books.close()
+
+    (root,) = (span for span in collector.spans if not span["parent"])
+    assert sum(span["name"].startswith("chat ") for span in collector.spans) == 2
+    spans = exporter.get_finished_spans()
+    (agent,) = (span for span in spans if span.name == "invoke_agent solver")
+    assert agent.parent is not None
+    assert agent.parent.span_id == int.from_bytes(root["id"], "big")
+    below = [span for span in spans if span is not agent]
+    assert sorted(span.name for span in below) == [*["chat astuner"] * chats, "execute_tool multiply"]
+    assert all(span.parent is not None and span.parent.span_id == agent.context.span_id for span in below)
+    assert {span.context.trace_id for span in spans} == {int.from_bytes(root["trace"], "big")}
+
+
 # ------------------------------------------------------------------------------------------------------------- settings
 
 

@@ -261,7 +261,7 @@ def _call(part: Mapping[str, Any]) -> Message:
 
 
 def _result(of: Any, content: Any, name: Any) -> Message:
-    parts = decoded(content)
+    parts = _printed_blocks(decoded(content))
     is_parts = isinstance(parts, list) and parts and all(isinstance(p, Mapping) and "type" in p for p in parts)
     text = shown(parts) if is_parts else shown(content)
     return {"role": "tool", "tool_call_id": str(of or ""), "content": text, **({"name": str(name)} if name else {})}
@@ -298,14 +298,7 @@ def parse_msg(text: str) -> list[Message]:
 
     :raises Unreadable: there are none.
     """
-    if len(text) > LONGEST_MSG:
-        raise Unreadable(f"a Msg as text has more than {LONGEST_MSG:,} characters")
-    if _depth(text) > DEEPEST_MSG:
-        raise Unreadable(f"a Msg as text is nested more than {DEEPEST_MSG} levels deep")
-    try:
-        tree = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise Unreadable("a Msg as text cannot be parsed; perhaps it was cut off") from None
+    tree = _parsed(text, "a Msg as text")
     nodes = tree.elts if isinstance(tree, (ast.List, ast.Tuple)) else [tree]
     return [message for node in nodes for message in _printed(node)]
 
@@ -313,14 +306,51 @@ def parse_msg(text: str) -> list[Message]:
 def _printed(node: ast.expr) -> list[Message]:
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Msg"):
         raise Unreadable("the text is no Msg(...)")
+    return read_messages([_literals(node, ("role", "content"))])
+
+
+def _printed_blocks(value: Any) -> Any:
+    """Return the parts in a list of blocks as Python text; any other value unchanged.
+
+    AgentScope 2.x traces the result of a tool in this form: ``["TextBlock(type='text', text='14', ...)"]``.
+    """
+    if not isinstance(value, list) or not all(isinstance(item, str) and item.startswith(_BLOCKS) for item in value):
+        return value
+    try:
+        return [
+            {"type": text[: text.index("Block")].lower(), **_literals(_parsed(text, "a block as text"), ("text",))}
+            for text in value
+        ]
+    except Unreadable:
+        return value
+
+
+_BLOCKS = ("TextBlock(", "DataBlock(")
+
+
+def _parsed(text: str, what: str) -> ast.expr:
+    if len(text) > LONGEST_MSG:
+        raise Unreadable(f"{what} has more than {LONGEST_MSG:,} characters")
+    if _depth(text) > DEEPEST_MSG:
+        raise Unreadable(f"{what} is nested more than {DEEPEST_MSG} levels deep")
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise Unreadable(f"{what} cannot be parsed; perhaps it was cut off") from None
+
+
+def _literals(node: ast.expr, names: Sequence[str]) -> dict[str, Any]:
+    """Return the literal keyword arguments of a call in Python text; nothing is executed."""
     found: dict[str, Any] = {}
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        raise Unreadable("the text is no call")
     for keyword in node.keywords:
-        if keyword.arg in ("role", "content"):
+        if keyword.arg in names:
             try:
                 found[keyword.arg] = ast.literal_eval(keyword.value)
             except (ValueError, TypeError, RecursionError, MemoryError, SyntaxError):
-                raise Unreadable(f"{keyword.arg} of a Msg as text is no literal") from None
-    return read_messages([found])
+                raise Unreadable(f"{keyword.arg} of a {node.func.id} as text is no literal") from None
+    return found
 
 
 def _depth(text: str) -> int:

@@ -546,6 +546,10 @@ def _chain(chat: Span) -> list[bytes]:
     return found
 
 
+_NO_CONVERSATION = ("", "unknown", "[no_session_id]")
+"""Conversation ids that AgentScope 1.x and 2.x send instead of none."""
+
+
 def _conversation(top: Span | None, chats: Sequence[Span], source: str, tally: Tally) -> Iterator[Conversation]:
     main = top or chats[0]
     place = f"{source}, trace {main.trace_id}, span {main.span_id}"
@@ -568,7 +572,7 @@ def _conversation(top: Span | None, chats: Sequence[Span], source: str, tally: T
         tally.drop(reason, place)
         return
     ids = (s.text("gen_ai.conversation.id") or s.conversation_id or s.text("project.run_id") for s in (main, *chats))
-    named = next((name for name in ids if name and name != "unknown"), "")
+    named = next((name for name in ids if name not in _NO_CONVERSATION), "")
     of_process = _names_its_process(main)
     spans = [*reversed(chats), main]
     named_by = [*(c.text("gen_ai.response.id") for c in [*chats, main]), *(span.span_id for span in spans)]
