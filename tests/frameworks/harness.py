@@ -24,11 +24,13 @@ ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
 
 ENVIRONMENTS = {
-    "here": Path(sys.executable),  # AgentScope 1.0.21
-    "frameworks": ROOT / ".venv-frameworks" / "bin" / "python",
-    "agentscope-1.0.7": ROOT / ".venv-agentscope107" / "bin" / "python",
+    "here": Path(sys.executable),  # AgentScope 2.x
+    **{
+        name: ROOT / f".venv-{name}" / "bin" / "python"
+        for name in ("frameworks", "agentscope-1.0.7", "agentscope-1.0.21")
+    },
 }
-"""The Pythons that `make test` prepares."""
+"""The Python of each environment that `make test-slow` prepares."""
 
 _PLAY = """\
 from astuner import Judge, JudgeOutput, Workflow
@@ -44,13 +46,6 @@ class Indifferent(Judge):
 
 
 # ---- in a test -------------------------------------------------------------------------------------------------------
-
-
-def missing(environment: str) -> str:
-    """Why the programs of an environment cannot run here; empty when they can."""
-    python = ENVIRONMENTS[environment]
-    done = environment == "here" or (python.exists() and (python.parents[1] / ".done").exists())
-    return "" if done else f"{python.parents[1]} is not there; `make {python.parents[1].name}/.done` builds it"
 
 
 def run_program(environment: str, program: str, *arguments: str, timeout: float = 240, **variables: str) -> Any:
