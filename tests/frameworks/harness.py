@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,44 @@ def story(episode: Any) -> dict[str, Any]:
             }
             for turn in episode.turns
         ],
+    }
+
+
+def account(episode: Any) -> dict[str, Any]:
+    """The episode as JSON, with its training samples, and the advantages next to a twin that failed.
+
+    :raises AssertionError: a generated token is in no sample, or in several.
+    """
+    from astuner.config.schema import AlgorithmSection
+    from astuner.rollout.credit import Scored, assign_credit
+    from astuner.rollout.turns import build_samples
+
+    cut = build_samples(episode)
+    assert cut.dropped_paths == 0
+    trained = [
+        token
+        for sample in cut.samples
+        for token, mask in zip(sample.input_ids, sample.loss_mask, strict=True)
+        if mask
+    ]
+    generated = [token for turn in episode.turns if turn.trained for token in turn.generation.response_ids]
+    assert sorted(trained) == sorted(generated), f"{len(trained)} of {len(generated)} generated tokens are trained"
+    scored = Scored.of(episode, cut.samples)
+    failed = replace(
+        scored,
+        episode_id="failed",
+        reward=scored.reward - 1,
+        credits=tuple(replace(credit, reward=credit.reward - 1) for credit in scored.credits),
+    )
+    n = len(cut.samples)
+    credited = assign_credit([scored, failed], AlgorithmSection(), constant_length=1)
+    return {
+        **story(episode),
+        "samples": n,
+        "generated": cut.generated_tokens,
+        "trained": len(trained),
+        "advantages": [round(sample.advantage, 3) for sample in credited[:n]],
+        "of_failed": [round(sample.advantage, 3) for sample in credited[n:]],
     }
 
 
