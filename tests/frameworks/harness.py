@@ -193,10 +193,7 @@ def account(episode: Any) -> dict[str, Any]:
     cut = build_samples(episode)
     assert cut.dropped_paths == 0
     trained = [
-        token
-        for sample in cut.samples
-        for token, mask in zip(sample.input_ids, sample.loss_mask, strict=True)
-        if mask
+        token for sample in cut.samples for token, mask in zip(sample.input_ids, sample.loss_mask, strict=True) if mask
     ]
     generated = [token for turn in episode.turns if turn.trained for token in turn.generation.response_ids]
     assert sorted(trained) == sorted(generated), f"{len(trained)} of {len(generated)} generated tokens are trained"

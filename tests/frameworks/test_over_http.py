@@ -41,7 +41,6 @@ REWRITE = ("smolagents, tool calls", "smolagents, code")
 CODE = "smolagents, code"
 
 
-
 def needs(agent: str) -> tuple[pytest.MarkDecorator, ...]:
     """Return the mark of a test that needs the agent's environment."""
     environment = AGENTS[agent][0]

@@ -8,7 +8,7 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from agentscope.agent import Agent, ContextConfig, InjectionConfig, ModelConfig, ReActConfig
 from agentscope.event import (
@@ -22,9 +22,10 @@ from agentscope.event import (
 from agentscope.mcp import MCPClient, StdioMCPConfig
 from agentscope.message import AssistantMsg, TextBlock, ToolResultBlock, UserMsg
 from agentscope.middleware import MiddlewareBase
-from agentscope.permission import PermissionBehavior, PermissionDecision
+from agentscope.permission import PermissionBehavior, PermissionContext, PermissionDecision, PermissionMode
+from agentscope.state import AgentState
 from agentscope.tool import FunctionTool, ToolBase, Toolkit
-from harness import account, call, play, tell, thinking_template
+from harness import account, call, play, story, tell, thinking_template
 from pydantic import BaseModel
 
 from astuner import WorkflowOutput
@@ -84,7 +85,10 @@ class Submit(ToolBase):
 
     name = "multiply"
     description = "Multiply two numbers."
-    input_schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
+    input_schema: ClassVar[dict[str, Any]] = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+    }
     is_concurrency_safe = True
     is_read_only = False
     is_external_tool = True
@@ -211,7 +215,7 @@ async def external(tuner: Any) -> WorkflowOutput:
     agent = build(tuner, [Submit()])
     asked = [e async for e in agent.reply_stream(QUESTION) if isinstance(e, RequireExternalExecutionEvent)]
     results = [
-        ToolResultBlock(id=c.id, name=c.name, output=[TextBlock(text="42")]) for event in asked for c in event.tool_calls
+        ToolResultBlock(id=c.id, name=c.name, output=[TextBlock(text="42")]) for e in asked for c in e.tool_calls
     ]
     answer = ExternalExecutionResultEvent(reply_id=asked[0].reply_id, execution_results=results)
     return output(await agent.reply(answer), asked=len(results))
@@ -235,13 +239,14 @@ async def withdrawn(tuner: Any) -> WorkflowOutput:
 # ---- MCP -------------------------------------------------------------------------------------------------------------
 
 
-async def mcp(tuner: Any) -> WorkflowOutput:
+async def mcp(tuner: Any, mode: PermissionMode = PermissionMode.BYPASS) -> WorkflowOutput:
     server = Path(__file__).with_name("mcp_server.py")
     config = StdioMCPConfig(command=sys.executable, args=[str(server)])
     client = MCPClient(name="numbers", is_stateful=True, mcp_config=config)
     await client.connect()
     try:
-        return output(await build(tuner, await client.list_tools()).reply(QUESTION))
+        state = AgentState(permission_context=PermissionContext(mode=mode))
+        return output(await build(tuner, await client.list_tools(), state=state).reply(QUESTION))
     finally:
         await client.close()
 
@@ -342,6 +347,11 @@ def run(work: Work, replies: Any, **options: Any) -> dict[str, Any]:
     return account(play(work, replies, settings="  rollout: {max_retries: 0}", **options))
 
 
+def run_open(work: Work, replies: Any, **options: Any) -> dict[str, Any]:
+    """An episode that may end without a reward."""
+    return story(play(work, replies, settings="  rollout: {max_retries: 0}", **options))
+
+
 def summarising(*replies: str) -> Callable[[str], str]:
     """The replies in order, and a summary whenever one is requested."""
     rest = list(replies)
@@ -375,8 +385,12 @@ SITUATIONS: dict[str, Callable[[], dict[str, Any]]] = {
     "never_confirmed_and_unread": lambda: run_open(never_confirmed_and_unread, [call()]),
     "withdrawn": lambda: run(withdrawn, [call(), "four"]),
     "external": lambda: run(external, [call(), "42"]),
+    "never_executed": lambda: run_open(asking("6 times 7?", tools=[Submit()]), [call()]),
     "submitted": lambda: run_open(submitted, [call()]),
     "mcp": lambda: run(mcp, [call(name="mcp__numbers__multiply"), MCP_CALL, "42"]),
+    "mcp_never_confirmed": lambda: run_open(
+        lambda tuner: mcp(tuner, PermissionMode.DEFAULT), [call(name="mcp__numbers__multiply")]
+    ),
     "hand_off": lambda: run(hand_off, [call(), "42", "Really?", "Yes.", "Solver and critic agreed on 42."]),
     "one_model_for_two": lambda: run(one_model_for_two, [call(), "42", "Really?", "Yes."]),
     "structured": lambda: run(structured(), [call(), WRONG, FINISH]),
@@ -388,16 +402,14 @@ SITUATIONS: dict[str, Callable[[], dict[str, Any]]] = {
     ),
     "compressed_by_tool": lambda: run(
         asking(LONG, "y" * 400, tools=[tool()], context_size=4000, context_config=WITH_TOOL),
-        summarising("fine", call("{}", "compress_context"), "good"),
+        summarising("fine", call("{}", "CompressContext"), "good"),
     ),
     "summary_that_cannot_be_read": lambda: run(
         asking(LONG, "y" * 400, context_size=250, context_config=SHORT),
         lambda prompt: "no idea" if f'"{SUMMARISE}"' in prompt else "fine",
     ),
     "concurrent_tools": lambda: run(asking("6 times 7?", tools=[tool()]), [TWO_CALLS, "42"]),
-    "sequential_tools": lambda: run(
-        asking("6 times 7?", tools=[tool(is_concurrency_safe=False)]), [TWO_CALLS, "42"]
-    ),
+    "sequential_tools": lambda: run(asking("6 times 7?", tools=[tool(is_concurrency_safe=False)]), [TWO_CALLS, "42"]),
     "tool_that_raises": lambda: run(asking("6 by 7?", tools=[tool(fail)]), [call(name="fail"), "Sorry."]),
     "tool_retries": lambda: run(
         asking("6 by 7?", tools=[tool(fail)], clock=True), [*[call(name="fail")] * 4, "Sorry."]
@@ -410,27 +422,16 @@ SITUATIONS: dict[str, Callable[[], dict[str, Any]]] = {
     "only_a_thought": lambda: run(
         asking("6 times 7?", tools=[tool()]), [THOUGHT, "42"], chat_template=thinking_template()
     ),
-    "long_history": lambda: run(
-        asking(*(f"{n} times 7?" for n in range(20)), tools=[tool()]), [call(), "42"] * 20
-    ),
+    "long_history": lambda: run(asking(*(f"{n} times 7?" for n in range(20)), tools=[tool()]), [call(), "42"] * 20),
     "empty_answer": lambda: run(asking("6 times 7?", "Well?", tools=[tool()]), [call(), "", "42"]),
-    "out_of_iterations": lambda: run(asking("6 times 7?", "Well?", tools=[tool()], max_iters=2), [*[call()] * 3, "42", "43"]),
+    "out_of_iterations": lambda: run(
+        asking("6 times 7?", "Well?", tools=[tool()], max_iters=2), [call(), call(), "It is 42.", "43"]
+    ),
+    "call_after_the_last_iteration": lambda: run(
+        asking("6 times 7?", "Well?", tools=[tool()], max_iters=1), [call(), call(), "43"]
+    ),
 }
 
 
-def run_open(work: Work, replies: Any, **options: Any) -> dict[str, Any]:
-    """An episode that may end without a reward."""
-    from harness import story
-
-    return story(play(work, replies, settings="  rollout: {max_retries: 0}", **options))
-
-
 if __name__ == "__main__":
-    chosen = sys.argv[1:] or list(SITUATIONS)
-    stories = {}
-    for situation in chosen:
-        try:
-            stories[situation] = SITUATIONS[situation]()
-        except Exception as e:
-            stories[situation] = {"stop_reason": f"{type(e).__name__}: {e}", "error": "", "raised": True}
-    tell(stories)
+    tell({situation: SITUATIONS[situation]() for situation in sys.argv[1:] or SITUATIONS})
