@@ -80,6 +80,17 @@ async def wait(a: int, b: int) -> str:
     return ""
 
 
+async def wait_a_moment(a: int, b: int) -> str:
+    """Wait for two seconds.
+
+    Args:
+        a (int): one
+        b (int): the other
+    """
+    await asyncio.sleep(2)
+    return "waited"
+
+
 class Submit(ToolBase):
     """A tool that the workflow executes."""
 
