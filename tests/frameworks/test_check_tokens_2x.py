@@ -37,7 +37,6 @@ BY_DESIGN = "by design: each summary starts a new training sample"
     ("name", "reason", "why", "cure"),
     [
         ("compression", "tools_changed", "a structured answer, such as a summary", BY_DESIGN),
-        ("compression_tool", "tools_changed", "a structured answer, such as a summary", BY_DESIGN),
         ("compression_tool", "history_rewritten", "replaces the messages before it", BY_DESIGN),
         ("structured_and_plain", "tools_changed", "only while the agent is asked for a structured reply", "by another"),
         ("one_model_for_two", "history_retold", "as another's words", "as_agentscope_model('critic')"),
