@@ -225,7 +225,7 @@ def test_an_agent_that_waits_to_the_end_is_reported(
     body = "[model_tuner.as_agentscope_model(name) for name in ('works', 'waits')]"
     episode = run(tmp_path, body)
     assert (episode.stop_reason, episode.error) == (reason, "solver waits for a person")
-    assert run(tmp_path, "model_tuner.as_agentscope_model('works')").error == ""
+    assert run(tmp_path / "works", "model_tuner.as_agentscope_model('works')").error == ""
 
 
 # ------------------------------------------------------------------------------------------------------- helper models
