@@ -44,8 +44,8 @@ from astuner import Workflow, WorkflowOutput
 class MyAgent(Workflow):
     async def execute(self, workflow_task, model_tuner):
         task = workflow_task.task
-        reply = await model_tuner([{"role": "user", "content": task.main_query}])
-        right = task.metadata["answer"] in reply["content"]
+        reply = await model_tuner.chat([{"role": "user", "content": task.main_query}])
+        right = task.metadata["answer"] in reply.text
         return WorkflowOutput(reward=float(right))
 """
 JUDGE = """\
@@ -351,18 +351,16 @@ FILES = (
 )
 
 AGENTSCOPE = """\
-from agentscope.agent import ReActAgent
-from agentscope.formatter import DashScopeChatFormatter
-from agentscope.message import Msg
+from agentscope.agent import Agent
+from agentscope.message import UserMsg
 
 from astuner import Workflow, WorkflowOutput
 
 
 class MyAgent(Workflow):
     async def execute(self, workflow_task, model_tuner):
-        agent = ReActAgent(name="me", sys_prompt="Calculate.", model=None, formatter=DashScopeChatFormatter())
-        agent.set_console_output_enabled(False)
-        reply = await agent.reply(Msg("user", workflow_task.task.main_query, role="user"))
+        agent = Agent(name="me", system_prompt="Calculate.", model=None)
+        reply = await agent.reply(UserMsg("user", workflow_task.task.main_query))
         return WorkflowOutput(reward=float("4" in reply.get_text_content()))
 """
 
@@ -406,7 +404,7 @@ EPISODES = (
         "no await",
         {"workflow.py": ("await model_tuner", "model_tuner")},
         ("is an `await` missing there?",),
-        ("workflow.py", 'reply["content"]'),
+        ("workflow.py", "reply.text"),
         RUN,
     ),
     Mistake(

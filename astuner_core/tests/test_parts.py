@@ -18,7 +18,7 @@ import pytest
 from astuner import Environment, Provider, StepResult, Task, hookimpl
 from astuner.chat.codec import ChatCodec
 from astuner.contracts.errors import AmbiguousName, ConfigError, EnvironmentFailed, MissingDependency, PluginError
-from astuner.contracts.parts import PARTS, EpisodeContextPart
+from astuner.contracts.parts import PARTS, EpisodeContextPart, Waiting
 from astuner.contracts.types import Episode, SamplingParams, StopReason
 from astuner.plugins import registry
 from astuner.plugins.loader import PluginManager, load_plugins
@@ -211,6 +211,21 @@ def test_what_an_agent_sets_and_asks_reaches_the_model_of_the_part(
     episode = run(tmp_path, body)
     assert (episode.stop_reason, episode.error) == (StopReason.COMPLETED, "")
     assert made == [("default", None), ("solver", "judge")]  # one for itself, however often it is asked
+
+
+@table(("is_answer", "reason"), [(True, StopReason.WORKFLOW_FAILED), (False, StopReason.COMPLETED)])
+def test_an_agent_that_waits_to_the_end_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_answer: bool, reason: StopReason
+) -> None:
+    from astuner_agentscope.face import AgentScopeModels
+
+    waiting = {"waits": Waiting("solver waits for a person", is_answer), "works": None}
+    monkeypatch.setattr(AgentScopeModels, "make_model", lambda self, tuner, agent_name, role: agent_name)
+    monkeypatch.setattr(AgentScopeModels, "find_waiting", lambda self, model, output: waiting[model])
+    body = "[model_tuner.as_agentscope_model(name) for name in ('works', 'waits')]"
+    episode = run(tmp_path, body)
+    assert (episode.stop_reason, episode.error) == (reason, "solver waits for a person")
+    assert run(tmp_path / "works", "model_tuner.as_agentscope_model('works')").error == ""
 
 
 # ------------------------------------------------------------------------------------------------------- helper models

@@ -6,6 +6,7 @@ reason.  Model, data and world are tiny stand-ins: the words that are typed stay
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import os
@@ -20,6 +21,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -180,8 +182,8 @@ class AppWorld(Workflow):
 class Place:
     """A folder as a checkout's root is, with stand-ins; what is typed in it is typed once, however often it stands."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.typed = folder, dict[str, subprocess.CompletedProcess[str]]()
+    def __init__(self, folder: Path, python: Path) -> None:
+        self.folder, self.python, self.typed = folder, python, dict[str, subprocess.CompletedProcess[str]]()
         for name in ("launcher.py", "examples"):
             (folder / name).symlink_to(ROOT / name)
         programs, site = folder / "programs", folder / "site"
@@ -197,7 +199,7 @@ class Place:
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stand-in-world\nVersion: 1\n")
         (info / "entry_points.txt").write_text("[astuner]\nstand_in = stand_in_world\n")
         self.environ = {
-            "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PATH": f"{programs}:{python.parent}:{os.environ['PATH']}",
             "PYTHONPATH": str(site),
             "ASTUNER_DISABLE_PLUGINS": "appworld",
             "ASTUNER_HOME": str(folder / "home"),
@@ -231,15 +233,38 @@ class Place:
         return done
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    return Place(tmp_path_factory.mktemp("checkout"))
+AGENTSCOPE_1 = {"2 bash 3", "2 bash 4", "2 python 1", "2 python 2", "3 python 1"}
+"""Blocks that have or run an agent of AgentScope 1.x."""
+IN_AGENTSCOPE_1 = {
+    **dict.fromkeys(("2 bash 3", "2 bash 4", "2 python 2"), ("torch", "astuner_math")),
+    "3 python 1": ("torch", "astuner_appworld"),
+}
+"""What such a block needs in its environment besides AgentScope."""
+
+
+def python_of(environment: str, name: str) -> Path:
+    """Return the Python that runs a block; skips the test if the environment lacks a package that the block needs."""
+    python = Path(sys.executable) if environment == "here" else ROOT / f".venv-{environment}" / "bin" / "python"
+    if environment != "here":
+        for package in IN_AGENTSCOPE_1.get(name, ()):
+            if subprocess.run([python, "-c", f"import {package}"], capture_output=True).returncode:
+                pytest.skip(
+                    f".venv-{environment} does not contain {package}; to remake it: make .venv-{environment}/.done"
+                )
+    return python
 
 
 @pytest.fixture(scope="module")
-def service(place: Place) -> Iterator[str]:
+def places(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Place]:
+    """Return the folder in which one Python runs all its blocks."""
+    return functools.cache(lambda python: Place(tmp_path_factory.mktemp("checkout"), python))
+
+
+@pytest.fixture(scope="module")
+def service(places: Callable[[Path], Place]) -> Iterator[str]:
     """The environment service, started by hand, as ``4 bash 7`` does: ``python launcher.py --with-appworld``."""
     (command,) = commands("4 bash 7")
+    place = places(Path(sys.executable))
     deadline = time.monotonic() + 60
     while _taken(8080) and time.monotonic() < deadline:  # it is where that program listens, whoever else is here
         time.sleep(1)
@@ -358,7 +383,7 @@ def is_there(place: Place, name: str) -> None:
 
 
 def make_agent(place: Place, name: str) -> None:
-    made = subprocess.run([sys.executable, "-c", mended(name)], capture_output=True, text=True)
+    made = subprocess.run([place.python, "-c", mended(name)], capture_output=True, text=True)
     assert made.returncode == 0, made.stderr
 
 
@@ -382,8 +407,13 @@ def write_quick_start(place: Place, name: str) -> None:
 def import_quick_start(place: Place, name: str) -> None:
     """By the name in its YAML, with all that it imports."""
     write_quick_start(place, name)
-    config = load_config(place.folder / "math_agent" / "math_agent.yaml")
-    assert config.resolve("workflow", config.astuner.rollout.workflow).name == "math_agent_workflow"
+    code = (
+        "from astuner import load_config\n"
+        "config = load_config('math_agent/math_agent.yaml')\n"
+        "print(config.resolve('workflow', config.astuner.rollout.workflow).name)\n"
+    )
+    done = subprocess.run([place.python, "-c", code], cwd=place.folder, capture_output=True, text=True)
+    assert done.stdout.strip() == "math_agent_workflow", done.stderr
 
 
 def quick_start(place: Place, name: str) -> None:
@@ -477,10 +507,27 @@ def test_no_block_is_left_out() -> None:
     assert len(SEEDS) == 5
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in sorted(HOW)]
-)
-def test_a_block_runs(name: str, place: Place, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _blocks() -> Iterator[Any]:
+    """Yield each block and its environment; one with an agent of 1.x runs in both environments of 1.x."""
+    for name in sorted(HOW):
+        marks = [pytest.mark.slow] if name in SLOW else []
+        if name not in AGENTSCOPE_1:
+            yield pytest.param(name, "here", marks=marks, id=name)
+        else:
+            for environment in ("agentscope-1.0.7", "agentscope-1.0.21"):
+                needs = pytest.mark.needs(environment)
+                yield pytest.param(name, environment, marks=[*marks, needs], id=f"{name}, {environment}")
+
+
+@pytest.mark.parametrize(("name", "environment"), list(_blocks()))
+def test_a_block_runs(
+    name: str,
+    environment: str,
+    places: Callable[[Path], Place],
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = places(python_of(environment, name))
     monkeypatch.chdir(place.folder)
     how = HOW[name]
     how(place, name, request) if how in (with_service, serve) else how(place, name)

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,13 @@ ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
 
 ENVIRONMENTS = {
-    "here": Path(sys.executable),  # AgentScope 1.0.21
-    "frameworks": ROOT / ".venv-frameworks" / "bin" / "python",
-    "agentscope-1.0.7": ROOT / ".venv-agentscope107" / "bin" / "python",
+    "here": Path(sys.executable),  # AgentScope 2.x
+    **{
+        name: ROOT / f".venv-{name}" / "bin" / "python"
+        for name in ("frameworks", "agentscope-1.0.7", "agentscope-1.0.21")
+    },
 }
-"""The Pythons that `make test` prepares."""
+"""The Python of each environment that `make test-slow` prepares."""
 
 _PLAY = """\
 from astuner import Judge, JudgeOutput, Workflow
@@ -44,13 +47,6 @@ class Indifferent(Judge):
 
 
 # ---- in a test -------------------------------------------------------------------------------------------------------
-
-
-def missing(environment: str) -> str:
-    """Why the programs of an environment cannot run here; empty when they can."""
-    python = ENVIRONMENTS[environment]
-    done = environment == "here" or (python.exists() and (python.parents[1] / ".done").exists())
-    return "" if done else f"{python.parents[1]} is not there; `make {python.parents[1].name}/.done` builds it"
 
 
 def run_program(environment: str, program: str, *arguments: str, timeout: float = 240, **variables: str) -> Any:
@@ -182,6 +178,41 @@ def story(episode: Any) -> dict[str, Any]:
             }
             for turn in episode.turns
         ],
+    }
+
+
+def account(episode: Any) -> dict[str, Any]:
+    """The episode as JSON, with its training samples, and the advantages next to a twin that failed.
+
+    :raises AssertionError: a generated token is in no sample, or in several.
+    """
+    from astuner.config.schema import AlgorithmSection
+    from astuner.rollout.credit import Scored, assign_credit
+    from astuner.rollout.turns import build_samples
+
+    cut = build_samples(episode)
+    assert cut.dropped_paths == 0
+    trained = [
+        token for sample in cut.samples for token, mask in zip(sample.input_ids, sample.loss_mask, strict=True) if mask
+    ]
+    generated = [token for turn in episode.turns if turn.trained for token in turn.generation.response_ids]
+    assert sorted(trained) == sorted(generated), f"{len(trained)} of {len(generated)} generated tokens are trained"
+    scored = Scored.of(episode, cut.samples)
+    failed = replace(
+        scored,
+        episode_id="failed",
+        reward=scored.reward - 1,
+        credits=tuple(replace(credit, reward=credit.reward - 1) for credit in scored.credits),
+    )
+    n = len(cut.samples)
+    credited = assign_credit([scored, failed], AlgorithmSection(), constant_length=1)
+    return {
+        **story(episode),
+        "samples": n,
+        "generated": cut.generated_tokens,
+        "trained": len(trained),
+        "advantages": [round(sample.advantage, 3) for sample in credited[:n]],
+        "of_failed": [round(sample.advantage, 3) for sample in credited[n:]],
     }
 
 

@@ -11,23 +11,24 @@ from typing import Any
 
 import pytest
 
-from .harness import missing, run_program
+from .harness import run_program
 
-OLDEST, NEWEST_1, NEWEST_2 = "agentscope-1.0.7", "here", "frameworks"
-ONE = [(OLDEST, "agentscope_1x"), (NEWEST_1, "agentscope_1x")]
-ALL = [*ONE, (NEWEST_2, "agentscope_2x")]
+OLDEST, NEWEST_1, NEWEST_2 = "agentscope-1.0.7", "agentscope-1.0.21", "here"
+
+
+def on(environment: str, *values: Any) -> Any:
+    """Return the parameters of a test that needs an environment of 1.x."""
+    return pytest.param(environment, *values, marks=pytest.mark.needs(environment))
+
+
+ONE = [on(OLDEST, "agentscope_1x"), on(NEWEST_1, "agentscope_1x")]
+ALL = [*ONE, pytest.param(NEWEST_2, "agentscope_2x")]
 
 each_version = pytest.mark.parametrize(("environment", "program"), ALL)
 each_version_of_1 = pytest.mark.parametrize(("environment", "program"), ONE)
-seeds_on = pytest.mark.parametrize("environment", [OLDEST, NEWEST_1])
+seeds_on = pytest.mark.parametrize("environment", [on(OLDEST), on(NEWEST_1)])
 
-ran = functools.cache(run_program)
-
-
-def stories(environment: str, program: str) -> Any:
-    if why := missing(environment):
-        pytest.skip(why)
-    return ran(environment, program)
+stories = functools.cache(run_program)
 
 
 def tell(environment: str, program: str, name: str) -> Any:
@@ -43,7 +44,11 @@ def continues_all(story: Any) -> bool:
 
 @pytest.mark.parametrize(
     ("environment", "program", "version"),
-    [(*ONE[0], "1.0.7"), (*ONE[1], "1.0."), (*ALL[2], "2.0.")],
+    [
+        on(OLDEST, "agentscope_1x", "1.0.7"),
+        on(NEWEST_1, "agentscope_1x", "1.0.21"),
+        (NEWEST_2, "agentscope_2x", "2.0."),
+    ],
 )
 def test_the_environments_hold_the_versions_that_they_are_there_for(environment, program, version):
     assert stories(environment, program)["version"].startswith(version)

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from .harness import ROOT
-from .test_over_http import AGENTS, EXAMPLES, RAISES, tell
+from .harness import ENVIRONMENTS, ROOT
+from .test_over_http import AGENTS, EXAMPLES, RAISES, every_agent, tell
 
 PAGE = (ROOT / "docs" / "frameworks.md").read_text(encoding="utf-8")
 
 PINNED = {
     (name, version)
-    for file in ("requirements/frameworks.txt", "requirements/agentscope-1.0.7.txt", "requirements/constraints.txt")
+    for file in ("requirements/frameworks.txt", "requirements/constraints.txt")
     for name, version in re.findall(r"^([\w-]+)(?:\[\w+\])?==([\d.]+)", (ROOT / file).read_text(encoding="utf-8"), re.M)
-}
-"""What `make test` installs."""
+} | {("agentscope", name.removeprefix("agentscope-")) for name in ENVIRONMENTS if name.startswith("agentscope-")}
+"""What the tests' environments have installed."""
 
 SECTIONS = re.findall(r"^### .*?(?=^##|\Z)", PAGE, re.M | re.S)
 FILES = sorted(path.name for path in EXAMPLES.glob("with_*.py"))
@@ -35,7 +35,7 @@ def test_every_agent_is_in_the_table():
     assert list(ROWS) == list(AGENTS)
 
 
-@pytest.mark.parametrize("agent", AGENTS)
+@every_agent
 def test_the_table_says_what_is_measured(agent):
     scenes = [tell(agent, name + suffix) for name in ("loop", "parallel", "thinking") for suffix in ("", "_streaming")]
     later = [turn for scene in scenes for turn in scene["continues"][1:]]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from .harness import ROOT, missing, run_program
+from .harness import ROOT, run_program
 
 EXAMPLES = ROOT / "examples" / "frameworks"
 IMPORTABLE = os.pathsep.join(map(str, (Path(__file__).parent, EXAMPLES, ROOT / "plugins" / "astuner_math")))
@@ -32,7 +32,7 @@ AGENTS = {
     "smolagents, tool calls": ("frameworks", "with_smolagents", "SmolToolCallingAgent", "final_answer"),
     "smolagents, code": ("frameworks", "with_smolagents", "SmolCodeAgent", "code"),
     "AgentScope 1.0.7 over HTTP": ("agentscope-1.0.7", "with_agentscope_http", "AgentScope107OverHttp", "text"),
-    "AgentScope 1.0.21 over HTTP": ("here", "with_agentscope_http", "AgentScopeOverHttp", "text"),
+    "AgentScope 1.0.21 over HTTP": ("agentscope-1.0.21", "with_agentscope_http", "AgentScopeOverHttp", "text"),
     "AgentScope 2.x over HTTP": ("frameworks", "with_agentscope2_http", "AgentScope2OverHttp", "text"),
     "curl": ("here", "with_curl", "CurlAgent", "text"),
 }
@@ -40,7 +40,14 @@ REWRITE = ("smolagents, tool calls", "smolagents, code")
 """Those that write each reply of the model anew in their own words."""
 CODE = "smolagents, code"
 
-every_agent = pytest.mark.parametrize("agent", AGENTS)
+
+def needs(agent: str) -> tuple[pytest.MarkDecorator, ...]:
+    """Return the mark of a test that needs the agent's environment."""
+    environment = AGENTS[agent][0]
+    return () if environment == "here" else (pytest.mark.needs(environment),)
+
+
+every_agent = pytest.mark.parametrize("agent", [pytest.param(agent, marks=needs(agent)) for agent in AGENTS])
 streaming_and_not = pytest.mark.parametrize("suffix", ["", "_streaming"], ids=["whole", "streaming"])
 
 
@@ -63,8 +70,6 @@ def told(*program: str, **variables: str) -> Any:
 def tell(agent: str, name: str) -> Any:
     """What became of one of the program's scenes."""
     environment, file, cls, style = AGENTS[agent]
-    if why := missing(environment):
-        pytest.skip(why)
     return told(environment, "over_http", str(EXAMPLES / f"{file}.py"), cls, style)[name]
 
 
@@ -182,6 +187,7 @@ def test_who_is_told_of_a_mistake(agent):
         assert unreadable["output"]["final_answer"].startswith("<tool_call>")
 
 
+@pytest.mark.needs("frameworks")
 def test_smolagents_forgets_a_call_that_it_could_not_run():
     assert tell("smolagents, tool calls", "unknown_tool")["reasons"] == ["", "new_conversation"]
     assert tell(CODE, "unknown_tool")["reasons"] == ["", "history_rewritten"]

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from .harness import missing
 from .test_over_http import told
 
 NOT_THERE = {
@@ -24,12 +23,11 @@ NOT_THERE = {
 OWN_TOOL = {"langchain": "Number", "pydantic_ai": "final_result"}
 """Those that make a tool of the structure themselves, where nothing else is asked for."""
 
+pytestmark = pytest.mark.needs("frameworks")
 each_way = pytest.mark.parametrize("way", NOT_THERE)
 
 
 def tell(way: str, name: str) -> Any:
-    if why := missing("frameworks"):
-        pytest.skip(why)
     story = told("frameworks", "structured_over_http")[way][name]
     assert story["stop_reason"] == "completed", story["error"]
     return story

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from astuner.contracts.backbone import Backbone, Capabilities
     from astuner.contracts.messages import Message
     from astuner.contracts.places import Report, Tree
-    from astuner.contracts.types import Task
+    from astuner.contracts.types import Task, WorkflowOutput
     from astuner.plugins.loader import PluginManager
     from astuner.rollout.model_tuner import ModelTuner
 
@@ -109,6 +109,15 @@ class EndpointPart(ABC):
         """Stop serving; it may be opened again."""
 
 
+class Waiting(NamedTuple):
+    """A tool call that an agent still waited for when its workflow returned."""
+
+    message: str
+    """What the agent waited for, and what to change."""
+    is_answer: bool
+    """Whether the workflow returned the agent's notice that it waits as the answer."""
+
+
 class AgentScopePart(ABC):
     """``agentscope``: an episode's model, as an AgentScope agent takes one. Made without arguments."""
 
@@ -122,6 +131,13 @@ class AgentScopePart(ABC):
         :raises astuner.contracts.errors.MissingDependency: AgentScope is not installed, or a package that it needs is
             not.
         """
+
+    def find_waiting(self, model: Any, output: WorkflowOutput) -> Waiting | None:
+        """Return a tool call of the model's agent that waited for a person or another program to the end.
+
+        :param model: one that `make_model` returned; its episode's workflow has returned.
+        """
+        return None
 
 
 class HelperModelsPart(ABC):

@@ -29,7 +29,7 @@ from astuner.contracts.errors import (
     UnsupportedRequest,
 )
 from astuner.contracts.messages import ChatReply
-from astuner.contracts.types import DEFAULT_AGENT, SamplingParams, WorkflowTask
+from astuner.contracts.types import DEFAULT_AGENT, SamplingParams, WorkflowOutput, WorkflowTask
 from astuner.plugins import registry
 from astuner.rollout.endings import BEARABLE
 from astuner.rollout.models import AgentRegistry
@@ -39,7 +39,7 @@ from astuner.rollout.world import World
 if TYPE_CHECKING:
     from astuner.chat.template import ChatTemplate
     from astuner.config import Config
-    from astuner.contracts.parts import Access, AgentScopePart, EndpointPart
+    from astuner.contracts.parts import Access, AgentScopePart, EndpointPart, Waiting
     from astuner.plugins.loader import PluginManager
     from astuner.rollout.models import Models
     from astuner.rollout.parts import OutputChecks
@@ -86,6 +86,7 @@ class ModelTuner:
         self.complaints: list[EpisodeAborted] = []
         """Every check that fired."""
         self._models = models
+        self._agentscope_models: list[Any] = []
         self._episode = EpisodeState(
             config=config,
             workflow_task=workflow_task,
@@ -278,7 +279,9 @@ class ModelTuner:
         except PluginError as e:  # no other episode would fare better
             self._mistaken(e)
             raise
-        return part().make_model(self, agent_name or self.agent_name, role)
+        model = part().make_model(self, agent_name or self.agent_name, role)
+        self._agentscope_models.append(model)
+        return model
 
     def __getattr__(self, name: str) -> Any:
         """What AgentScope 2.x looks for on a model, of the one that `as_agentscope_model` makes."""
@@ -325,6 +328,14 @@ class ModelTuner:
             under_way = list(self._under_way)
         for call in under_way:
             call.cancel()
+
+    def find_waiting(self, output: WorkflowOutput) -> Waiting | None:
+        """Return a tool call that an AgentScope agent still waited for when the workflow returned ``output``."""
+        if not self._agentscope_models:
+            return None
+        part = _agentscope(self.config.plugins)()
+        waiting = [found for m in self._agentscope_models if (found := part.find_waiting(m, output)) is not None]
+        return max(waiting, key=lambda found: found.is_answer, default=None)
 
     @property
     def has_spoken(self) -> bool:

@@ -257,7 +257,10 @@ class EpisodeRunner:
         if ended is not None:
             return None, *ended
         if tuner.failure is None:
-            return output, None, ""
+            waiting = tuner.find_waiting(output)
+            if waiting is None:
+                return output, None, ""
+            return output, StopReason.WORKFLOW_FAILED if waiting.is_answer else None, waiting.message
         if isinstance(tuner.failure, UnsupportedRequest) and tuner.has_spoken:
             return output, None, f"a request was refused, and the workflow coped with that: {safe_text(tuner.failure)}"
         return output, *blame(tuner.failure, None)  # raised inside, and swallowed by the workflow or its framework

@@ -4,6 +4,9 @@ A 2.x model is handed ``Msg`` objects, which its formatter turns into OpenAI-sty
 that are objects.  agentscope is imported when a model is made.
 
 Invariant: a block of a tool call holds the model's own text of the arguments, which 2.x gives back unchanged.
+
+An `Agent` keeps the blocks of a response, and records in each tool call whether it waits for a person's permission or
+for an external program.  So a model that keeps the blocks as well can report an agent that waits to the end.
 """
 
 from __future__ import annotations
@@ -11,18 +14,21 @@ from __future__ import annotations
 import functools
 import inspect
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from astuner.contracts.errors import MissingDependency
+from astuner.contracts.parts import Waiting
 from astuner_agentscope.face import Tool, ToolAgent, wanted
 
 if TYPE_CHECKING:
-    from astuner import ModelTuner
+    from astuner import ModelTuner, WorkflowOutput
     from astuner.contracts.messages import ChatReply
 
 ENDLESS = 1 << 40
 """Tokens.  At 0.8 of its model's context an `Agent` rewrites its history; the real limit is the engine's."""
+WAITING_NOTICE = "I'm waiting for your permission"
+"""How the reply of an `Agent` begins that waits for a permission or an external program."""
 
 
 @functools.cache
@@ -34,6 +40,7 @@ def model_class() -> Any:
     try:
         from agentscope.credential import CredentialBase
         from agentscope.formatter import OpenAIChatFormatter
+        from agentscope.message import ToolCallState
         from agentscope.model import ChatModelBase
         from agentscope.tool import ToolChoice
     except ImportError as e:
@@ -58,6 +65,7 @@ def model_class() -> Any:
             self._tuner = tuner
             self.agent_name = agent_name
             self.role = role
+            self._calls: list[Any] = []
 
         async def _call_api(
             self, model_name: str, messages: Any, tools: Any = None, tool_choice: Any = None, **options: Any
@@ -79,8 +87,10 @@ def model_class() -> Any:
                 **wanted(options),
             )
             seconds = time.perf_counter() - started
-            response = _response(reply, seconds, is_last=not self.stream)
-            return _stream(response) if self.stream else response
+            blocks = _blocks(reply)
+            self._calls += [block for block in blocks if block.type == "tool_call"]
+            response = functools.partial(_response, reply, blocks, seconds)
+            return _stream(response) if self.stream else response(is_last=True)
 
         async def generate_structured_output(self, messages: Any, structured_model: Any, **options: Any) -> Any:
             """One attempt.  AgentScope's own ladder forces the tool first, which sampling from a policy never does.
@@ -89,6 +99,20 @@ def model_class() -> Any:
             """
             options.setdefault("tool_choice", ToolChoice(mode="auto"))
             return await super().generate_structured_output(messages, structured_model, **options)
+
+        def find_waiting(self, output: WorkflowOutput) -> Waiting | None:
+            """Return a tool call of this agent that no one has permitted, or whose external result is missing.
+
+            A call of an external tool may itself be the answer; it counts only if the workflow returned the notice.
+            """
+            returned = (output.response, *output.metadata.values())
+            is_answer = any(WAITING_NOTICE in str(value) for value in returned)
+            for call in self._calls:
+                if call.state == ToolCallState.ASKING:
+                    return Waiting(_ask_permission(self.agent_name, call.name), is_answer)
+                if call.state == ToolCallState.SUBMITTED and is_answer:
+                    return Waiting(_ask_result(self.agent_name, call.name), is_answer)
+            return None
 
     return AgentScopeModel
 
@@ -129,20 +153,36 @@ _shared_toolkit = functools.lru_cache(maxsize=32)(_make_toolkit)
 """Toolkits of module-level functions, which have no state of an episode; making one takes as long as a model call."""
 
 
-def _response(reply: ChatReply, seconds: float, *, is_last: bool) -> Any:
+def _ask_permission(agent: str, tool: str) -> str:
+    return (
+        f"agent {agent!r} waits for a person's permission to call the tool {tool!r}. Make the tool with "
+        "FunctionTool(…, permission=PermissionDecision(behavior=PermissionBehavior.ALLOW, message='')), or the agent "
+        "with state=AgentState(permission_context=PermissionContext(mode=PermissionMode.BYPASS)), as MCP tools need it"
+    )
+
+
+def _ask_result(agent: str, tool: str) -> str:
+    return (
+        f"agent {agent!r} waits for the result of the external tool {tool!r}. Pass the result with "
+        "agent.reply(ExternalExecutionResultEvent(…))"
+    )
+
+
+def _response(reply: ChatReply, blocks: Sequence[Any], seconds: float, *, is_last: bool) -> Any:
     from agentscope.model import ChatResponse, ChatUsage
 
     return ChatResponse(
-        content=_blocks(reply),
+        content=list(blocks),
         is_last=is_last,
         id=reply.reply_id,  # leads from a message to its turn
         usage=ChatUsage(input_tokens=reply.prompt_tokens, output_tokens=reply.completion_tokens, time=seconds),
     )
 
 
-async def _stream(delta: Any) -> AsyncIterator[Any]:
-    """2.x streams pieces, and puts the whole behind them itself."""
-    yield delta
+async def _stream(response: Callable[..., Any]) -> AsyncIterator[Any]:
+    """Yield one delta, and then the complete response, whose blocks the agent keeps."""
+    yield response(is_last=False)
+    yield response(is_last=True)
 
 
 def _blocks(reply: ChatReply) -> list[Any]:

@@ -21,7 +21,8 @@ from astuner.contracts.errors import MissingDependency, UnsupportedRequest
 from astuner.contracts.parts import AgentScopePart
 
 if TYPE_CHECKING:
-    from astuner import ModelTuner
+    from astuner import ModelTuner, WorkflowOutput
+    from astuner.contracts.parts import Waiting
 
 HONOURED = ("max_tokens", "seed", "stop", "temperature", "top_p")
 """The keywords of a call that are passed on; `ModelTuner.chat` says which of them training forbids."""
@@ -37,6 +38,10 @@ class AgentScopeModels(AgentScopePart):
 
     def make_model(self, tuner: ModelTuner, agent_name: str, role: str | None) -> Any:
         return _adapter().model_class()(tuner, agent_name, role)
+
+    def find_waiting(self, model: Any, output: WorkflowOutput) -> Waiting | None:
+        find: Callable[[WorkflowOutput], Waiting | None] | None = getattr(model, "find_waiting", None)  # not in 1.x
+        return None if find is None else find(output)
 
 
 Tool = Callable[..., Any]

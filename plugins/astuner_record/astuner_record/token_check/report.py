@@ -11,9 +11,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from astuner import ChatTemplate
+from astuner import STRUCTURED_TOOL, ChatTemplate
 from astuner.contracts.errors import ConfigError, did_you_mean
-from astuner.contracts.messages import call_parts, finish_call, key_of, role_of, same_arguments, spelling
+from astuner.contracts.messages import (
+    call_parts,
+    finish_call,
+    key_of,
+    parse_arguments,
+    role_of,
+    same_arguments,
+    spelling,
+)
 from astuner.contracts.types import APPROXIMATIONS, BRANCH_REASONS, STARTS, StopReason
 from astuner_record.token_check.scripted import Asked
 
@@ -22,6 +30,18 @@ _BEFORE, _SHOWN = 30, 120
 """Characters shown before the first difference, and in all."""
 _TELLING = 12
 """Characters from which on it is no accident that a message holds what the model said."""
+REPLY_TOOL = "GenerateStructuredOutput"
+"""The tool that an `Agent` of AgentScope 2 offers only while it is asked for a structured reply."""
+CURES = {
+    "history_retold": "use a formatter that keeps the agent's own replies as assistant messages",
+    "tools_changed": "offer the same tools, with the same descriptions and order of keys, in every turn",
+    "messages_removed": "keep the message in the agent's memory",
+    "messages_inserted": "append the message at the end",
+    "history_rewritten": "send earlier messages and replies back unchanged",
+    "template_not_incremental": "try another chat template (--template)",
+}
+"""Branch reason -> what to do, where nothing more specific is known."""
+_BY_DESIGN = "by design: each summary starts a new training sample; a larger context_size gives fewer summaries"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,13 +154,17 @@ def _written(message: Mapping[str, Any]) -> str:
 
 def _tools(was: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     """Return the names of both lists, or where the names are the same, the first tool that is spelled differently."""
-    names = [[str(tool.get("function", tool).get("name")) for tool in tools] for tools in (was, now)]
+    names = [_tool_names(tools) for tools in (was, now)]
     if names[0] != names[1]:
         return tuple("tools " + (", ".join(n) or "(none)") for n in names)  # type: ignore[return-value]
     pairs = zip(names[0], map(spelling, was), map(spelling, now), strict=True)
     name, one, other = next(pair for pair in pairs if pair[1] != pair[2])
     differs = _alike(one, other)
     return f"tool {name}: {_shortened(one, differs)}", f"tool {name}: {_shortened(other, differs)}"
+
+
+def _tool_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [str(tool.get("function", tool).get("name")) for tool in tools]
 
 
 def _alike(one: str, other: str) -> int:
@@ -172,6 +196,8 @@ class TurnFound:
     """``start`` (nothing to go on from), ``exact``, or the rule that broke it: a branch reason or an approximation."""
     why: str = ""
     """What the rule means here; of a start, that the agent retells what the model said."""
+    cure: str = ""
+    """What to do about it; empty for a start or an exact continuation."""
     difference: Difference | None = None
 
     @property
@@ -258,17 +284,70 @@ def look_at(asked: Sequence[Asked], agents: Mapping[int, str], template: ChatTem
         before = earlier.setdefault(agent, [])
         reason = one.encoded.branch_reason or one.encoded.approximation
         turn = TurnFound(agent=agent, turn=one.turn, what="exact" if one.encoded.continues is not None else "start")
-        if reason and reason not in STARTS:
-            why = {**BRANCH_REASONS, **APPROXIMATIONS}[reason]
+        if reason in STARTS and (summary := summary_turn(one.messages, before)) is not None:
+            turn = replace(turn, why=f"has the summary of turn {summary} instead of the messages before it")
+        elif reason and reason not in STARTS:
             difference = find_difference(one.messages, one.tools, before)
-            if reason == "template_not_incremental" and _is_probed(template, one, difference):
-                why = not_incremental_because(template)
-            if reason == "history_retold" and (quoted := quoted_turn(one.messages, before)) is not None:
-                why = f"tells what the model said in turn {quoted} as another's words"
-            turn = replace(turn, what=reason, why=why, difference=difference)
+            why, cure = _explain(reason, one, before, difference, template)
+            turn = replace(turn, what=reason, why=why, cure=cure, difference=difference)
         found.append(turn)
         before.append(one)
     return tuple(found)
+
+
+def _explain(
+    reason: str, one: Asked, before: Sequence[Asked], difference: Difference | None, template: ChatTemplate
+) -> tuple[str, str]:
+    """Return why a turn continues no other, and what to do, as specifically as it is known."""
+    why, cure = {**BRANCH_REASONS, **APPROXIMATIONS}[reason], CURES.get(reason, "")
+    if reason == "template_not_incremental" and _is_probed(template, one, difference):
+        return not_incremental_because(template), cure
+    if reason == "tools_changed" and difference is not None:
+        return _explain_tools(one, next(a for a in before if a.turn == difference.turn), why, cure)
+    summary = summary_turn(one.messages, before)
+    if summary is not None and reason in ("history_rewritten", "messages_removed", "history_retold"):
+        return f"the summary of turn {summary} replaces the messages before it", _BY_DESIGN
+    if reason == "history_retold":
+        quoted = quoted_turn(one.messages, before)
+        if quoted is not None:
+            why = f"tells what the model said in turn {quoted} as another's words"
+        systems = {_system(request.messages) for request in before}
+        if _system(one.messages) not in systems:
+            cure = (
+                "the system prompt is another too: if these are two agents, name them, such as "
+                "model_tuner.as_agentscope_model('critic') or chat(…, agent_name='critic')"
+            )
+    return why, cure
+
+
+def _explain_tools(one: Asked, before: Asked, why: str, cure: str) -> tuple[str, str]:
+    was, now = _tool_names(before.tools), _tool_names(one.tools)
+    if now == [STRUCTURED_TOOL]:
+        why = "the request is for a structured answer, such as a summary of the context, and offers a tool for it alone"
+        return why, _BY_DESIGN
+    if (REPLY_TOOL in was) != (REPLY_TOOL in now) and {*was} ^ {*now} == {REPLY_TOOL}:
+        why = f"AgentScope offers {REPLY_TOOL} only while the agent is asked for a structured reply"
+        return why, "ask for the structured reply in each turn, in none, or by another agent"
+    if was and not now:
+        cure = "offer the same tools in every turn; AgentScope 1.x withdraws them after max_iters, so raise max_iters"
+    return why, cure
+
+
+def summary_turn(messages: Sequence[Mapping[str, Any]], earlier: Sequence[Asked]) -> int | None:
+    """Return the last of ``earlier`` that was a structured answer whose every text is in one message of another."""
+    others = [message["content"] for message in messages if message["role"] != "assistant"]
+    for one in reversed(earlier):
+        for call in one.reply.get("tool_calls") or ():
+            name, arguments = call_parts(call)
+            values = (parse_arguments(arguments) or {}).values()
+            texts = [value for value in values if isinstance(value, str) and value.strip()]
+            if name == STRUCTURED_TOOL and texts and any(all(text in other for text in texts) for other in others):
+                return one.turn
+    return None
+
+
+def _system(messages: Sequence[Mapping[str, Any]]) -> str:
+    return str(messages[0]["content"]) if messages and role_of(messages[0]) == "system" else ""
 
 
 def _is_probed(template: ChatTemplate, one: Asked, difference: Difference | None) -> bool:
@@ -360,6 +439,7 @@ def _details(episode: EpisodeFound) -> list[str]:
         if turn.is_broken:
             lines.append(f"  {_name(episode)}, turn {turn.turn} of agent {turn.agent!r}: {turn.what}: {turn.why}")
             lines += _difference(turn.difference) if turn.difference else []
+            lines += [f"    to do: {turn.cure}"] if turn.cure else []
     return lines
 
 
