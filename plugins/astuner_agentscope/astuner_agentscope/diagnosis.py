@@ -28,6 +28,4 @@ def findings() -> Iterator[Finding]:
         yield ok(what="agentscope", detail=installed)
     for requirement, state in problems.items():
         reason = next((REASONS[name] for name in REASONS if requirement.startswith(name)), "agentscope needs it")
-        yield fail(
-            what="agentscope", detail=f"{requirement}: {state}; {reason}", fix=f"pip install '{requirement}'"
-        )
+        yield fail(what="agentscope", detail=f"{requirement}: {state}; {reason}", fix=f"pip install '{requirement}'")

@@ -206,7 +206,9 @@ def shape(value: Any) -> Any:
 
 @pytest.mark.slow
 def test_requests_have_the_shape_of_agentscopes_own(server: Studio, tmp_path: Path) -> None:
-    pytest.importorskip("agentscope", minversion="1.0.18")
+    installed = pytest.importorskip("agentscope", minversion="1.0.18").__version__
+    if not installed.startswith("1."):
+        pytest.skip("AgentScope 2.x has no client of Studio; `make test-agentscope-1` runs this test")
     theirs = subprocess.run(
         [sys.executable, "-c", SCRIPT, server.url], capture_output=True, text=True, check=False, timeout=120
     )
