@@ -110,7 +110,7 @@ def episodes(report: Report) -> dict[str, EpisodeFound]:
 
 def test_the_agentscope_math_agent_of_the_quick_start_is_exact_in_every_scenario() -> None:
     report = check_config(load_config(EXAMPLE, backbone="local"), templates=[DATA / "qwen3.jinja"])
-    assert report.frameworks[0].startswith("agentscope 1.")
+    assert report.frameworks[0].startswith("agentscope 2.")
     for variant in report.variants:
         assert [e.name for e in variant.episodes] == list(SCENARIOS)
         assert all(e.ended in ("completed", "truncated") for e in variant.episodes)

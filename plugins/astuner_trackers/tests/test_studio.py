@@ -289,7 +289,7 @@ def test_conversations_that_leave_the_machine_in_clear_are_announced(tmp_path: P
 
 
 def test_a_real_run_of_an_agentscope_agent(server: Studio, tmp_path: Path) -> None:
-    pytest.importorskip("agentscope")
+    pytest.importorskip("agentscope", minversion="2")  # as the example requires
     pytest.importorskip("torch")
     result = run(
         EXAMPLE,
