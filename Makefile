@@ -39,7 +39,7 @@ environment = test -x $(1)/bin/uv || { $(PYTHON) -m venv $(1) && $(1)/bin/python
 install = $(if $(filter pip,$(INSTALLER)),$(1)/bin/python -m pip install --quiet,$(1)/bin/uv pip install --quiet --python $(1)/bin/python)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo environments dist metadata test test-all test-slow test-packages test-verl test-trinity test-llama-cpp test-vllm test-gpu-installs test-nodes test-container test-clients test-engines test-tutorials test-fuzz sync-verl sync-trinity lint types docs site site-serve site-deploy pictures bench install clean
+.PHONY: help demo environments dist metadata test test-all test-slow test-packages test-agentscope-1 test-verl test-trinity test-llama-cpp test-vllm test-gpu-installs test-nodes test-container test-clients test-engines test-tutorials test-fuzz sync-verl sync-trinity lint types docs site site-serve site-deploy pictures bench install clean
 
 help:  ## what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -51,6 +51,7 @@ TESTED := env[gymnasium,reasoning-gym] export[check,gguf] trackers[mlflow,otel,t
 LIGHT := ray trinity verl
 ANY_FRAMEWORK := checks compat debug env families gateway helpers http models record report sandbox testing trackers
 ON_AGENTSCOPE_1 := $(USED:agentscope=agentscope[agentscope1])
+ON_BOTH_AGENTSCOPES := $(addprefix plugins/astuner_,agentscope/tests appworld/tests/test_appworld_plugin.py helpers/tests/test_helper_models_agentscope.py math/tests/test_math_workflow.py sandbox/tests/test_sandbox_tool.py trackers/tests/test_studio.py)
 ON_VERL := $(USED) ray ray/cpu verl verl/cpu
 ON_TRINITY := $(USED) ray ray/cpu trinity trinity/cpu
 ON_LLAMA_CPP := export[check,gguf] local models objectives record
@@ -80,11 +81,11 @@ $(FRAMEWORKS)/.done: requirements/frameworks.txt $(call projects,agentscope $(AN
 	fi
 
 # The oldest and the newest AgentScope 1.x, with everything that README's steps need; .venv has 2.x.
-$(AGENTSCOPE_1:=/.done): .venv-agentscope-%/.done: $(call projects,$(USED)) requirements/constraints.txt
+$(AGENTSCOPE_1:=/.done): .venv-agentscope-%/.done: $(call projects,$(USED) appworld) requirements/constraints.txt
 	$(call environment,$(@D))
 	sed '/^agentscope==/d' requirements/constraints.txt > $(@D)/constraints.txt
 	$(@D)/bin/python -m pip install --quiet --constraint $(@D)/constraints.txt torch
-	$(call install,$(@D)) --constraint $(@D)/constraints.txt -e . $(call packages,$(ON_AGENTSCOPE_1)) agentscope==$* pytest
+	$(call install,$(@D)) --constraint $(@D)/constraints.txt -e . $(call packages,$(ON_AGENTSCOPE_1) appworld) agentscope==$* pytest pytest-rerunfailures pytest-timeout pytest-xdist
 	touch $@
 
 # AppWorld cannot live beside ASTuner (pydantic 1, Python 3.11 to 3.13). Its apps are unpacked into that environment, on
@@ -193,6 +194,7 @@ test-all:  ## everything else: slow tests, more random examples, other framework
 	$(MAKE) --jobs=2 environments
 	$(MAKE) test-slow
 	$(MAKE) test-packages
+	$(MAKE) test-agentscope-1
 	$(MAKE) test-verl
 	$(MAKE) test-trinity
 
@@ -201,6 +203,9 @@ test-slow: $(VENV)/.test $(DOCS)/.done $(CLIENTS)/.done $(FRAMEWORKS)/.done $(AG
 
 test-packages: $(VENV)/.test  ## the fast tests of each package where of ours there is only what it names
 	$(BIN)/python -m tests.packaging.own_tests
+
+test-agentscope-1: $(AGENTSCOPE_1:=/.done)  ## the tests of what runs on AgentScope 2.x and 1.x, with 1.x
+	for environment in $(AGENTSCOPE_1); do $$environment/bin/python -m pytest $(AGAIN) $(SPREAD) $(ON_BOTH_AGENTSCOPES) || exit 1; done
 
 test-verl: $(VERL)/.done  ## the tests that run VERL itself, on a CPU
 	if test -e $(VERL)/.done; then $(VERL)/bin/python -m pytest $(AGAIN) $(SPREAD_ENGINES) -m 'not engines' tests/verl; fi

@@ -142,8 +142,7 @@ def without_a_checkout(wheels: dict[str, Path], folder: Path) -> None:
     environment = Environment(folder / "demo")
     environment.install("--constraint", ROOT / "requirements" / "constraints.txt", "torch")  # by pip, as the Makefile
     ours = with_ours(wheels, "astuner", "astuner-acme")
-    extras = [f"{wheels[name]}[{extra}]" for name, extra in (("astuner-agentscope", "agentscope1"),)]
-    run(BIN / "uv", "pip", "install", "--quiet", "--python", environment.python, *ours, *extras)
+    run(BIN / "uv", "pip", "install", "--quiet", "--python", environment.python, *ours)
     where = environment.run("-c", "import astuner; print(astuner.__file__)", cwd=folder)
     assert str(ROOT) not in where, where
 

@@ -28,8 +28,8 @@ HONOURED = ("max_tokens", "seed", "stop", "temperature", "top_p")
 """The keywords of a call that are passed on; `ModelTuner.chat` says which of them training forbids."""
 
 _INSTALL = (
-    "install one: pip install 'astuner-agentscope[agentscope1]' (AgentScope 1.x: ReActAgent), or "
-    "pip install 'astuner-agentscope[agentscope2]' (AgentScope 2.x: Agent; Python 3.11 or newer)"
+    "install one: pip install 'astuner-agentscope[agentscope2]' (AgentScope 2.x: Agent; Python 3.11 or newer), or "
+    "pip install 'astuner-agentscope[agentscope1]' (AgentScope 1.x: ReActAgent)"
 )
 
 
@@ -100,4 +100,4 @@ def _adapter() -> ModuleType:
         from astuner_agentscope import agentscope2
 
         return agentscope2
-    raise MissingDependency(f"model=model_tuner speaks to AgentScope 1.x and 2.x, not to {version}; {_INSTALL}")
+    raise MissingDependency(f"model=model_tuner supports AgentScope 2.x and 1.x, not {version}; {_INSTALL}")

@@ -1,13 +1,13 @@
-"""The first documents' AppWorld agent: an AgentScope `ReActAgent` without tools that talks with the environment.
+"""The AppWorld agent of the first documents: an AgentScope agent without tools that talks with the environment.
 
-Each reply of the agent is an action, each observation the next message to it, until the environment says that the task
-is over.  The agent is AgentScope's own, unchanged.
+Each reply of the agent is an action, and each observation is the next message to it, until the environment ends the
+task. The agent is AgentScope's own, 1.x or 2.x.
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from astuner import Workflow, WorkflowOutput, WorkflowTask
 from astuner.contracts.errors import EnvironmentFailed
@@ -17,41 +17,21 @@ if TYPE_CHECKING:
 
 
 class AppWorldWorkflow(Workflow):
-    """Play one task; the reward is the judge's business (`appworld` or `env_service`).
-
-    AgentScope 1.x; in 2.x there is no `ReActAgent`.
-    """
+    """Play one task; a judge (`appworld` or `env_service`) gives the reward."""
 
     name = "appworld"
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
-        from agentscope.agent import ReActAgent
-        from agentscope.formatter import DashScopeChatFormatter
-        from agentscope.memory import InMemoryMemory
-        from agentscope.message import Msg
+        from astuner_agentscope import make_tool_agent
 
-        system, first = _opening(workflow_task)
-        model: Any = model_tuner  # AgentScope calls it and reads `stream`; it asks for no base class
-        agent = ReActAgent(
-            name="Qwen",
-            sys_prompt=system,
-            model=model,
-            formatter=DashScopeChatFormatter(),
-            memory=InMemoryMemory(),
-            toolkit=None,
-            print_hint_msg=False,
-        )
-        agent.set_console_output_enabled(False)
-        message, terminate, steps = Msg(name="env", content=first, role="user"), False, 0
-        most = model_tuner.config.astuner.rollout.multi_turn.max_steps
-        for _ in itertools.count() if most is None else range(most):
-            # reply(), not agent(...): the latter turns a cancelled episode into a polite answer
-            reply = await agent.reply(message)
-            observation, _, terminate, _ = await model_tuner.gym_step_async(
-                action={"content": reply.content, "role": "assistant"}
-            )
+        system, message = _opening(workflow_task)
+        agent = make_tool_agent(model_tuner, name="Qwen", system_prompt=system)
+        terminate, steps = False, 0
+        max_steps = model_tuner.config.astuner.rollout.multi_turn.max_steps
+        for _ in itertools.count() if max_steps is None else range(max_steps):
+            reply = await agent.reply(message, sender="env")
+            message, _, terminate, _ = await model_tuner.gym_step_async(action={"content": reply, "role": "assistant"})
             steps += 1
-            message = Msg(name="env", content=observation, role="user")
             if terminate or model_tuner.context_overflow:
                 break
         return WorkflowOutput(metadata={"terminated": terminate}, metrics={"env_steps": float(steps)})

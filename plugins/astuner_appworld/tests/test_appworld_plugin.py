@@ -1,4 +1,4 @@
-"""The plugin in the house: its names, its reader, its workflow with a scripted model, and a whole run."""
+"""The plugin: its names, its reader, its workflow with a scripted model on AgentScope 1.x or 2.x, and a run."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ from tests.table import table
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # AgentScope's dependencies warn while they are imported
     pytest.importorskip("agentscope")
-    import agentscope.agent
-    import agentscope.formatter
-    import agentscope.memory  # noqa: F401
+    import agentscope.agent  # noqa: F401
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SEED = "tutorial.example_appworld.appworld->ExampleAgentScopeLearnProtocol"

@@ -36,9 +36,9 @@ class HelperModel(Section):
     api_key_env: str | None = None
     """The environment variable that holds the server's key; null for a server without one."""
     agentscope: str | None = None
-    """A class of `agentscope.model` that asks it instead of `base_url`, e.g. `OpenAIChatModel` (AgentScope 1.x)."""
+    """A class of `agentscope.model` that asks it instead of `base_url`, e.g. `DashScopeChatModel`."""
     agentscope_kwargs: dict[str, Any] = Field({})
-    """What that class is made with, besides model name and key."""
+    """Options of that class, except model name and key. On AgentScope 2.x also its `Parameters` and `base_url`."""
     temperature: float = Field(0.0, ge=0)
     """Sampling temperature, where who asks sets none."""
     max_tokens: int = Field(1024, ge=1)

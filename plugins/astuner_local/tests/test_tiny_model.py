@@ -21,7 +21,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from astuner import ModelTuner
+from astuner.chat.codec import ChatCodec
 from astuner.chat.template import ChatTemplate
+from astuner.config.schema import AstunerSection
+from astuner.contracts.types import SamplingParams
+from astuner.plugins.loader import load_plugins
+from astuner.rollout.models import one_model
+from astuner.rollout.turns import EpisodeRecorder
+from astuner.testing import FakeEngine, workflow_task
 from astuner_local.plugin import locate_model
 from astuner_local.tiny import make
 from astuner_local.tiny import tokenizer as bpe
@@ -297,35 +305,40 @@ def test_the_shipped_model_writes_well_and_understands_nothing(model, tokenizer,
 # --- the real agent -------------------------------------------------------------------------------------------------
 
 
-class ScriptedModel:
-    """An AgentScope model that plays the assistant's part of a transcript and keeps what it was sent."""
-
-    stream = False
-    model_name = "scripted"
-
-    def __init__(self, replies):
-        self.replies = list(replies)
-        self.seen = []
-
-    async def __call__(self, messages, tools=None, tool_choice=None, **_):
-        from agentscope.model import ChatResponse
-
-        self.seen.append((json.loads(json.dumps(messages)), tools, tool_choice))
-        message = self.replies.pop(0)
-        blocks = [{"type": "text", "text": message["content"]}] if message["content"] else []
-        for number, call in enumerate(message.get("tool_calls", [])):
-            function = call["function"]
-            blocks.append(
-                {"type": "tool_use", "id": f"c{number}", "name": function["name"], "input": function["arguments"]}
-            )
-        return ChatResponse(content=blocks)
-
-
 def example_workflow():
     spec = importlib.util.spec_from_file_location("math_agent_example", EXAMPLE / "workflow.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def rendered(tokenizer, messages, *, prompt):
+    return tokenizer.apply_chat_template(messages, tools=TOOLS, tokenize=False, add_generation_prompt=prompt)
+
+
+def replies_of(tokenizer, messages):
+    """The assistant's messages of a transcript, as the text that the model generates."""
+    for number, message in enumerate(messages):
+        if message["role"] == "assistant":
+            text = rendered(tokenizer, messages[: number + 1], prompt=False)
+            yield text.removeprefix(rendered(tokenizer, messages[:number], prompt=True)).removesuffix("<|im_end|>\n")
+
+
+async def play_example(workflow, engine, question):
+    """Play the example's workflow with this engine; return its output and the tools that the model was offered."""
+    config = types.SimpleNamespace(
+        astuner=AstunerSection.model_validate({"model": {"path": "fake"}}), plugins=load_plugins()
+    )
+    recorder, task = EpisodeRecorder(), workflow_task(question)
+    tuner = ModelTuner(
+        models=one_model(engine, ChatCodec(engine.tokenizer)),
+        recorder=recorder,
+        sampling=SamplingParams(max_tokens=1000),
+        config=config,
+        workflow_task=task,
+    )
+    output = await workflow.execute(task, tuner)
+    return output, list(recorder.turns[0].tools)
 
 
 def test_the_transcripts_are_what_the_real_agent_sends(tokenizer):
@@ -335,18 +348,12 @@ def test_the_transcripts_are_what_the_real_agent_sends(tokenizer):
     for _ in range(20):
         problem = draw(rng, held_out=False)
         messages = transcript(problem, rng)
-        scripted = ScriptedModel([m for m in messages if m["role"] == "assistant"])
-        task = types.SimpleNamespace(task=types.SimpleNamespace(main_query=problem.question))
-        output = asyncio.run(module.MathAgentWorkflow().execute(task, scripted))
+        engine = FakeEngine(list(replies_of(tokenizer, messages)), tokenizer)
+        output, tools = asyncio.run(play_example(module.MathAgentWorkflow(), engine, problem.question))
         assert output.metadata == {"final_answer": messages[-1]["content"]}
-        assert scripted.replies == []
-        for (sent, tools, tool_choice), turn in zip(scripted.seen, (2, 4), strict=True):
-            assert (tools, tool_choice) == (TOOLS, None)
-            sent_text, our_text = (
-                tokenizer.apply_chat_template(m, tools=t, tokenize=False, add_generation_prompt=True)
-                for m, t in ((sent, tools), (messages[:turn], TOOLS))
-            )
-            assert sent_text == our_text
+        assert tools == TOOLS
+        prompts = [tokenizer.decode(call[0]) for call in engine.calls]
+        assert prompts == [rendered(tokenizer, messages[:turn], prompt=True) for turn in (2, 4)]
 
 
 def test_the_calculator_of_the_transcripts_is_the_examples():
@@ -354,5 +361,4 @@ def test_the_calculator_of_the_transcripts_is_the_examples():
     for left in range(SMALLEST, LARGEST**2 + 1):
         for right in (*range(SMALLEST, LARGEST + 1), left):
             for operator in OPERATORS:
-                (block,) = calculator(f"{left} {operator} {right}").content
-                assert block["text"] == evaluate(left, operator, right)
+                assert calculator(f"{left} {operator} {right}") == evaluate(left, operator, right)

@@ -1,27 +1,30 @@
-"""AgentScope's `execute_python_code`, run in the sandbox: registered, described and answered as AgentScope's own."""
+"""The tool `execute_python_code` in a `Toolkit` of the installed AgentScope, 1.x or 2.x.
+
+1.x has a tool of this name, whose schema and answers are compared with the sandbox's.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import json
-import subprocess
-import sys
 import warnings
-from pathlib import Path
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any
 
 import pytest
 
 from astuner_sandbox import PythonSandbox, SandboxFailed, SandboxLimits, python_tool
 from tests.table import table
 
-ROOT = Path(__file__).parents[3]
-VERSION_2 = ROOT / ".venv-frameworks" / "bin" / "python"
-
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # AgentScope's dependencies warn while they are imported
     pytest.importorskip("agentscope", reason="needs the extra 'agentscope'")
-    from agentscope.tool import Toolkit, execute_python_code
+    from agentscope.tool import Toolkit
+
+VERSION_2 = metadata.version("agentscope").startswith("2.")
+only_1 = pytest.mark.skipif(VERSION_2, reason="AgentScope 2.x has no execute_python_code")
 
 
 @pytest.fixture(scope="module")
@@ -30,20 +33,42 @@ def sandbox():
         yield made
 
 
-def call(toolkit: Toolkit, **arguments) -> str:
-    async def answer() -> str:
-        use = {"type": "tool_use", "id": "1", "name": "execute_python_code", "input": arguments}
-        (response,) = [r async for r in await toolkit.call_tool_function(use)]
-        (block,) = response.content
-        return block["text"]
+async def _answers_2(toolkit: Any, arguments: dict[str, Any]) -> list[Any]:
+    from agentscope.message import ToolCallBlock
+    from agentscope.state import AgentState
 
-    return asyncio.run(answer())
+    block = ToolCallBlock(id="1", name="execute_python_code", input=json.dumps(arguments))
+    return [part async for part in toolkit.call_tool(block, AgentState())]
 
 
-def toolkit_with(function) -> Toolkit:
+async def _answers_1(toolkit: Any, arguments: dict[str, Any]) -> list[Any]:
+    block = {"type": "tool_use", "id": "1", "name": "execute_python_code", "input": arguments}
+    return [response async for response in await toolkit.call_tool_function(block)]
+
+
+def call(toolkit: Any, **arguments: Any) -> str:
+    """Return the text that the model reads after a call of the tool."""
+    response = asyncio.run((_answers_2 if VERSION_2 else _answers_1)(toolkit, arguments))[-1]
+    (block,) = response.content
+    return block.text if VERSION_2 else block["text"]
+
+
+def toolkit_with(function: Callable[..., Any]) -> Any:
+    if VERSION_2:
+        from agentscope.permission import PermissionBehavior, PermissionDecision
+        from agentscope.tool import FunctionTool
+
+        allow = PermissionDecision(behavior=PermissionBehavior.ALLOW, message="")
+        return Toolkit(tools=[FunctionTool(function, permission=allow)])
     toolkit = Toolkit()
     toolkit.register_tool_function(function)
     return toolkit
+
+
+def schema_of(toolkit: Any) -> dict[str, Any]:
+    schemas = asyncio.run(toolkit.get_tool_schemas()) if VERSION_2 else toolkit.get_json_schemas()
+    (schema,) = schemas
+    return schema
 
 
 def shape(schema: dict) -> dict:
@@ -55,19 +80,35 @@ def shape(schema: dict) -> dict:
     return {"name": function["name"], "fields": fields, "required": function["parameters"]["required"]}
 
 
+def test_it_is_offered_with_a_description_of_every_argument(sandbox) -> None:
+    function = schema_of(toolkit_with(python_tool(sandbox)))["function"]
+    assert function["name"] == "execute_python_code"
+    assert function["parameters"]["required"] == ["code"]
+    assert "print" in function["description"]
+    assert all(field["description"] for field in function["parameters"]["properties"].values())
+
+
+@only_1
 def test_it_is_offered_to_the_model_as_agentscopes_own(sandbox) -> None:
-    (ours,) = toolkit_with(python_tool(sandbox)).get_json_schemas()
-    (theirs,) = toolkit_with(execute_python_code).get_json_schemas()
+    from agentscope.tool import execute_python_code
+
+    ours, theirs = (schema_of(toolkit_with(tool)) for tool in (python_tool(sandbox), execute_python_code))
     assert shape(ours) == shape(theirs)
-    assert "print" in ours["function"]["description"]
-    assert all(field["description"] for field in ours["function"]["parameters"]["properties"].values())
     assert list(inspect.signature(python_tool(sandbox)).parameters) == list(
         inspect.signature(execute_python_code).parameters
     )
 
 
+def test_it_answers_with_the_codes_output(sandbox) -> None:
+    answer = "<returncode>0</returncode><stdout>42\n</stdout><stderr></stderr>"
+    assert call(toolkit_with(python_tool(sandbox)), code="print(6 * 7)", timeout=30) == answer
+
+
+@only_1
 @table("code", ["print(6 * 7)", "", "import sys; print('é'); sys.exit(3)", "print('a')\nprint('b', end='')"])
 def test_it_answers_in_agentscopes_words(sandbox, code) -> None:
+    from agentscope.tool import execute_python_code
+
     arguments = {"code": code, "timeout": 30}
     assert call(toolkit_with(python_tool(sandbox)), **arguments) == call(toolkit_with(execute_python_code), **arguments)
 
@@ -79,9 +120,9 @@ def test_time_is_up(sandbox) -> None:
 
 @table("timeout", ["soon", None, -1, 0, "nan", 10**400, [1]])
 def test_a_timeout_that_makes_no_sense_is_told_to_the_model(sandbox, timeout) -> None:
-    assert "timeout must be a positive number" in call(
-        toolkit_with(python_tool(sandbox)), code="print(1)", timeout=timeout
-    )
+    text = call(toolkit_with(python_tool(sandbox)), code="print(1)", timeout=timeout)
+    refused_by_agentscope = VERSION_2 and "not valid JSON numbers" in text  # of "nan", which it reads as a number
+    assert "timeout must be a positive number" in text or refused_by_agentscope
 
 
 @table("arguments", [{"code": 42}, {"code": "print(1)", "timeout": "5"}, {"code": "1", "language": "py"}])
@@ -95,44 +136,3 @@ def test_a_broken_sandbox_is_told_to_the_workflow() -> None:
     text = call(toolkit_with(python_tool(closed, on_failure=told.append)), code="print(1)")
     assert "sandbox was closed" in text  # what AgentScope makes of it
     assert [type(e) for e in told] == [SandboxFailed]
-
-
-TWO = """
-import asyncio, json
-from agentscope.message import ToolCallBlock
-from agentscope.permission import PermissionBehavior, PermissionDecision
-from agentscope.state import AgentState
-from agentscope.tool import FunctionTool, Toolkit, ToolChunk
-from astuner_sandbox import python_tool
-
-async def main():
-    allow = PermissionDecision(behavior=PermissionBehavior.ALLOW, message="")
-    tool = FunctionTool(python_tool(), permission=allow)
-    chunk = await tool.call(code="print(6 * 7)")
-    assert isinstance(chunk, ToolChunk)
-    toolkit = Toolkit(tools=[tool])
-    schemas = await toolkit.get_tool_schemas()
-    said = []
-    call = ToolCallBlock(id="1", name="execute_python_code", input=json.dumps({"code": "print(6 * 7)", "timeout": 20}))
-    async for part in toolkit.call_tool(call, AgentState()):
-        said.append([type(part).__name__, part.content[0].text, str(part.state)])
-    print(json.dumps({"text": chunk.content[0].text, "schemas": schemas, "said": said}))
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.slow  # in another environment
-def test_with_agentscope_2(tmp_path) -> None:
-    if not VERSION_2.exists():
-        pytest.skip(f"{VERSION_2} is not there; `make .venv-frameworks/.done` builds it")
-    done = subprocess.run([str(VERSION_2), "-c", TWO], capture_output=True, text=True, timeout=240, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    answer = "<returncode>0</returncode><stdout>42\n</stdout><stderr></stderr>"
-    assert found["text"] == answer
-    assert answer in [text for _, text, _ in found["said"]]
-    (schema,) = found["schemas"]
-    assert schema["function"]["name"] == "execute_python_code"
-    assert schema["function"]["parameters"]["required"] == ["code"]
-    assert sys.executable != str(VERSION_2)

@@ -1,37 +1,31 @@
-"""A real AgentScope 1.x `ReActAgent` over a scripted engine: every turn of it continues the one before, exactly.
+"""A real `ReActAgent` of AgentScope 1.0.8 or a later 1.x over a scripted engine: every turn continues the one before.
 
-AgentScope 1.0.7 and 2.x, which do not install beside it, are in tests/frameworks/.
+`make test-agentscope-1` runs these tests. AgentScope 1.0.7, whose agents always have one more tool, and further
+situations of 1.x and 2.x are in tests/frameworks/.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import metadata
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-pytest.importorskip("agentscope", reason="needs the extra 'agentscope'")
-
+from packaging.version import Version
 from pydantic import BaseModel
 
-from astuner import ModelTuner
-from astuner.chat.codec import ChatCodec
-from astuner.config.schema import AstunerSection
-from astuner.contracts.errors import MissingDependency, PromptTooLong, UnsupportedRequest
-from astuner.contracts.types import SamplingParams, Split
-from astuner.plugins.loader import load_plugins
-from astuner.rollout.models import one_model
-from astuner.rollout.turns import EpisodeRecorder
-from astuner.testing import FakeEngine, make_tokenizer, workflow_task
-from astuner_agentscope import agentscope1, agentscope2
-from astuner_agentscope import face as agentscope
+from astuner.contracts.errors import PromptTooLong, UnsupportedRequest
+from astuner.contracts.types import Split
+from astuner_agentscope import agentscope1
 from tests.table import table
+
+from ._bench import Bench, call
+
+INSTALLED = Version(pytest.importorskip("agentscope", reason="needs AgentScope 1.x").__version__)
+if not Version("1.0.8") <= INSTALLED < Version("2"):
+    pytest.skip(f"needs AgentScope 1.0.8 to 1.x, not {INSTALLED}", allow_module_level=True)
 
 THINKS = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
@@ -45,29 +39,8 @@ class Answer(BaseModel):
     result: int
 
 
-class Bench:
-    """An episode with a scripted model."""
-
-    def __init__(
-        self,
-        *replies: str,
-        chat_template: str | None = None,
-        max_model_len: int = 100_000,
-        split: Split = Split.VALIDATION,  # where an agent may choose its temperature
-        **settings: Any,
-    ) -> None:
-        self.tokenizer = make_tokenizer()
-        self.engine = FakeEngine(list(replies), self.tokenizer, max_model_len=max_model_len)
-        self.recorder = EpisodeRecorder()
-        checked = AstunerSection.model_validate({"model": {"path": "fake"}, **settings})
-        config: Any = SimpleNamespace(astuner=checked, plugins=load_plugins())
-        self.tuner: Any = ModelTuner(
-            models=one_model(self.engine, ChatCodec(self.tokenizer, chat_template=chat_template)),
-            recorder=self.recorder,
-            sampling=SamplingParams(max_tokens=1000),
-            config=config,
-            workflow_task=workflow_task(split=split),
-        )
+class AgentBench(Bench):
+    """An episode that makes a `ReActAgent`."""
 
     def agent(
         self, *, formatter: str = "DashScopeChatFormatter", tools: bool = True, model: Any = None, **options: Any
@@ -90,14 +63,6 @@ class Bench:
         agent.set_console_output_enabled(False)
         return agent
 
-    @property
-    def continued(self) -> list[int | None]:
-        return [turn.continues for turn in self.recorder.turns]
-
-    @property
-    def reasons(self) -> list[str]:
-        return [turn.branch_reason for turn in self.recorder.turns]
-
 
 async def multiply(a: int, b: int) -> Any:
     """Multiply two numbers.
@@ -118,10 +83,6 @@ def say(text: str) -> Any:
     return Msg("user", text, role="user")
 
 
-def call(arguments: str = '{"a":6,"b":7}', name: str = "multiply") -> str:
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
-
-
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
     logger = logging.getLogger("as")
@@ -134,7 +95,7 @@ def _quiet() -> Iterator[None]:
 @pytest.mark.parametrize("formatter", ["DashScopeChatFormatter", "OpenAIChatFormatter"])
 @pytest.mark.parametrize("parallel", [False, True])
 def test_every_turn_of_a_react_loop_continues_the_one_before(formatter: str, parallel: bool) -> None:
-    bench = Bench(
+    bench = AgentBench(
         "Let me compute.\n" + call('{"a":6,"b":7}'),
         call() + "\n" + call('{ "b": 2, "a":\t3 }'),
         call('{"a": 1, "b": "\\u4f60"}'),
@@ -152,7 +113,7 @@ def test_every_turn_of_a_react_loop_continues_the_one_before(formatter: str, par
 
 
 def test_later_questions_continue_the_same_sample() -> None:
-    bench = Bench("  four \n", call('{"a": 2, "b": 2}'), "four again")
+    bench = AgentBench("  four \n", call('{"a": 2, "b": 2}'), "four again")
     agent = bench.agent()
 
     async def work() -> None:
@@ -164,16 +125,16 @@ def test_later_questions_continue_the_same_sample() -> None:
 
 
 def test_a_message_leads_back_to_its_turn() -> None:
-    bench = Bench(call(), "42")
+    bench = AgentBench(call(), "42")
     reply = asyncio.run(bench.agent().reply(say("6 times 7?")))
-    response = asyncio.run(Bench("four").tuner([{"role": "user", "content": "2 + 2?"}]))
+    response = asyncio.run(AgentBench("four").tuner([{"role": "user", "content": "2 + 2?"}]))
     assert reply.invocation_id == f"episode:{bench.recorder.turns[-1].index}"
     assert response.id == "episode:0"
     assert (response.usage.input_tokens, response.usage.output_tokens) == (len("[user\n2 + 2?]\n[assistant\n"), 5)
 
 
 def test_reasoning_is_a_block_and_stays_in_the_prompt_though_the_formatter_drops_it() -> None:
-    bench = Bench("<think>\nhm\n</think>\n\nfour", "<think>\nwell\n</think>\n\nfive", chat_template=THINKS)
+    bench = AgentBench("<think>\nhm\n</think>\n\nfour", "<think>\nwell\n</think>\n\nfive", chat_template=THINKS)
     agent = bench.agent(tools=False)
 
     async def work() -> Any:
@@ -187,14 +148,14 @@ def test_reasoning_is_a_block_and_stays_in_the_prompt_though_the_formatter_drops
 
 
 def test_an_agent_out_of_rounds_asks_without_tools_which_is_a_branch() -> None:
-    bench = Bench(call(), "It is 42.")
+    bench = AgentBench(call(), "It is 42.")
     reply = asyncio.run(bench.agent(max_iters=1).reply(say("6 times 7?")))
     assert reply.get_text_content() == "It is 42."
     assert (bench.continued, bench.reasons) == ([None, None], ["", "tools_changed"])
 
 
 def test_a_structured_reply_continues_and_the_tool_it_adds_is_gone_in_the_next_one() -> None:
-    bench = Bench(call(), call('{"result": 42}', "generate_response"), "It is 42.", "You are welcome.")
+    bench = AgentBench(call(), call('{"result": 42}', "generate_response"), "It is 42.", "You are welcome.")
     agent = bench.agent()
 
     async def work() -> Any:
@@ -219,7 +180,7 @@ def test_a_structured_reply_continues_and_the_tool_it_adds_is_gone_in_the_next_o
 def test_a_structured_model_fills_the_metadata_only_with_what_is_valid(
     said: str, output: Any, blocks: list[tuple[str, str]]
 ) -> None:
-    bench = Bench(said)
+    bench = AgentBench(said)
     response = asyncio.run(bench.tuner([{"role": "user", "content": "?"}], structured_model=Answer))
     assert response.metadata == output
     assert [block[key] for block, (key, _) in zip(response.content, blocks, strict=True)] == [b for _, b in blocks]
@@ -227,7 +188,7 @@ def test_a_structured_model_fills_the_metadata_only_with_what_is_valid(
 
 
 def test_keywords_that_change_sampling_are_honoured_or_refused_by_name() -> None:
-    bench = Bench("four", "four")
+    bench = AgentBench("four", "four")
     ask = [{"role": "user", "content": "2 + 2?"}]
     response = asyncio.run(bench.tuner(ask, temperature=0.2, max_tokens=3, top_p=0.5, seed=7, stop=["u"], n=None))
     sampling = bench.engine.calls[0][1]
@@ -241,21 +202,21 @@ def test_keywords_that_change_sampling_are_honoured_or_refused_by_name() -> None
 
 
 def test_what_would_spoil_the_training_is_refused_there() -> None:
-    bench = Bench("four", split=Split.TRAIN)
+    bench = AgentBench("four", split=Split.TRAIN)
     with pytest.raises(UnsupportedRequest, match=r"temperature is 0\.2"):
         asyncio.run(bench.tuner([{"role": "user", "content": "2 + 2?"}], temperature=0.2))
     assert not bench.recorder.turns
 
 
 def test_tool_choice_none_reads_no_calls() -> None:
-    bench = Bench(call())
+    bench = AgentBench(call())
     tools = bench.agent().toolkit.get_json_schemas()
     response = asyncio.run(bench.tuner([{"role": "user", "content": "?"}], tools=tools, tool_choice="none"))
     assert list(response.content) == [{"type": "text", "text": call()}]
 
 
 def test_a_prompt_that_is_too_long_passes_through_the_agent() -> None:
-    bench = Bench("four", max_model_len=20)
+    bench = AgentBench("four", max_model_len=20)
     with pytest.raises(PromptTooLong):
         asyncio.run(bench.agent().reply(say("2 + 2?")))
 
@@ -263,7 +224,7 @@ def test_a_prompt_that_is_too_long_passes_through_the_agent() -> None:
 def test_agents_of_one_episode_are_told_apart_by_name() -> None:
     from agentscope.model import ChatModelBase
 
-    bench = Bench("I am the wolf.", "I am a villager.", call(), "done")
+    bench = AgentBench("I am the wolf.", "I am a villager.", call(), "done")
     wolf, villager = (bench.tuner.as_agentscope_model(agent_name=name) for name in ("wolf", "villager"))
     assert isinstance(wolf, ChatModelBase)
     assert (wolf.stream, wolf.model_name) == (False, "astuner")
@@ -279,7 +240,7 @@ def test_agents_of_one_episode_are_told_apart_by_name() -> None:
 
 
 def test_an_agent_is_given_its_role_with_its_model() -> None:
-    bench = Bench("howl", "four", agents={"wolf": {}, "villager": {"train": False}})
+    bench = AgentBench("howl", "four", agents={"wolf": {}, "villager": {"train": False}})
     model = bench.tuner.as_agentscope_model(agent_name="Fenris", role="wolf")
     assert (model.agent_name, model.role) == ("Fenris", "wolf")
     asyncio.run(bench.agent(tools=False, model=model).reply(say("Who are you?")))
@@ -289,7 +250,7 @@ def test_an_agent_is_given_its_role_with_its_model() -> None:
 
 
 def test_a_stream_is_the_whole_answer_in_one_piece() -> None:
-    bench = Bench(call(), "42")
+    bench = AgentBench(call(), "42")
     bench.tuner.stream = True
     assert asyncio.run(bench.agent().reply(say("6 times 7?"))).get_text_content() == "42"
     assert bench.continued == [None, 0]
@@ -297,7 +258,7 @@ def test_a_stream_is_the_whole_answer_in_one_piece() -> None:
     async def chunks(model: Any) -> list[Any]:
         return [chunk.content async for chunk in await model([{"role": "user", "content": "2 + 2?"}])]
 
-    named = Bench("four").tuner.as_agentscope_model("solver")
+    named = AgentBench("four").tuner.as_agentscope_model("solver")
     named.stream = True
     assert asyncio.run(chunks(named)) == [[{"type": "text", "text": "four"}]]
 
@@ -318,44 +279,6 @@ def test_usage_is_made_of_what_all_1x_versions_have(monkeypatch: pytest.MonkeyPa
     from agentscope.model import ChatResponse
 
     monkeypatch.setattr(agentscope1, "_response_types", lambda: (ChatResponse, ChatUsage))
-    response = asyncio.run(Bench("four").tuner([{"role": "user", "content": "?"}]))
+    response = asyncio.run(AgentBench("four").tuner([{"role": "user", "content": "?"}]))
     assert response.usage.output_tokens == 5
     assert response.usage.time >= 0
-
-
-@pytest.fixture
-def _forgetful() -> Iterator[None]:
-    caches = (agentscope._adapter, agentscope1.model_class, agentscope1._response_types, agentscope2.model_class)
-    for cache in caches:
-        cache.cache_clear()
-    yield
-    for cache in caches:
-        cache.cache_clear()
-
-
-@pytest.mark.usefixtures("_forgetful")
-@pytest.mark.parametrize(
-    ("version", "says"),
-    [
-        (None, r"not installed; install one: pip install 'astuner-agentscope\[agentscope1\]'.*\[agentscope2\]"),
-        ("0.1.6", r"speaks to AgentScope 1.x and 2.x, not to 0.1.6"),
-        ("3.0.0", r"speaks to AgentScope 1.x and 2.x, not to 3.0.0"),
-        ("1.0.21", r"1.x cannot be imported \(.*\); .*pip install 'astuner-agentscope\[agentscope1\]'"),
-        ("2.0.10", r"2.x cannot be imported \(.*\); .*pip install 'astuner-agentscope\[agentscope2\]'"),
-    ],
-)
-def test_the_error_says_what_to_install(version: str | None, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def installed(name: str) -> str:
-        if version is None:
-            raise metadata.PackageNotFoundError(name)
-        return version
-
-    monkeypatch.setattr(metadata, "version", installed)
-    monkeypatch.setitem(sys.modules, "agentscope.model", None)  # cannot be imported, as with a package that it misses
-    with pytest.raises(MissingDependency, match=says):
-        asyncio.run(Bench("four").tuner([{"role": "user", "content": "?"}]))
-
-
-def test_asking_for_a_model_of_2x_beside_1x_is_refused_by_2x_itself() -> None:
-    with pytest.raises(MissingDependency, match=r"AgentScope 2.x cannot be imported"):
-        agentscope2.model_class()
