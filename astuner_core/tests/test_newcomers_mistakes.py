@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -46,7 +45,7 @@ class MyAgent(Workflow):
     async def execute(self, workflow_task, model_tuner):
         task = workflow_task.task
         reply = await model_tuner.chat([{"role": "user", "content": task.main_query}])
-        right = task.metadata["answer"] in reply["content"]
+        right = task.metadata["answer"] in reply.text
         return WorkflowOutput(reward=float(right))
 """
 JUDGE = """\
@@ -351,7 +350,7 @@ FILES = (
     ),
 )
 
-AGENTSCOPE_1 = """\
+AGENTSCOPE = """\
 from agentscope.agent import ReActAgent
 from agentscope.formatter import DashScopeChatFormatter
 from agentscope.message import Msg
@@ -366,20 +365,6 @@ class MyAgent(Workflow):
         reply = await agent.reply(Msg("user", workflow_task.task.main_query, role="user"))
         return WorkflowOutput(reward=float("4" in reply.get_text_content()))
 """
-AGENTSCOPE_2 = """\
-from agentscope.agent import Agent
-from agentscope.message import UserMsg
-
-from astuner import Workflow, WorkflowOutput
-
-
-class MyAgent(Workflow):
-    async def execute(self, workflow_task, model_tuner):
-        agent = Agent("me", "Calculate.", model=None)
-        reply = await agent.reply(UserMsg("user", workflow_task.task.main_query))
-        return WorkflowOutput(reward=float("4" in reply.get_text_content()))
-"""
-AGENTSCOPE = AGENTSCOPE_1 if metadata.version("agentscope").startswith("1.") else AGENTSCOPE_2
 
 EPISODES = (
     Mistake(
@@ -421,7 +406,7 @@ EPISODES = (
         "no await",
         {"workflow.py": ("await model_tuner", "model_tuner")},
         ("is an `await` missing there?",),
-        ("workflow.py", 'reply["content"]'),
+        ("workflow.py", "reply.text"),
         RUN,
     ),
     Mistake(
