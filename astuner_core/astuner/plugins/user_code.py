@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import astuner
 from astuner.contracts.errors import PluginError, RunError, UnknownName, did_you_mean, told
+from astuner.plugins.import_hints import import_hint
 from astuner.support.locks import LockTaken, lock_file
 
 _HOME = Path(__file__).parents[1]
@@ -238,13 +239,7 @@ def _failed(reference: str, folder: Path | None, error: BaseException) -> Plugin
         if own or (frames and folder is None):
             frame = (own or frames)[-1]
             place = f"{frame.filename}:{frame.lineno}: "
-    hint = ""
-    if isinstance(error, ModuleNotFoundError) and error.name:
-        hint = f"; is {error.name.partition('.')[0]} installed in this environment?"
-    elif isinstance(error, ImportError) and (module := sys.modules.get(error.name or "")) is not None:
-        named = re.match(r"cannot import name '(\w+)'", str(error))
-        hint = close_name(named[1], dir(module)) if named else ""
-    return PluginError(f"{place}importing {reference!r} failed: {told(error)}{hint}")
+    return PluginError(f"{place}importing {reference!r} failed: {told(error)}{import_hint(error)}")
 
 
 def _clash(reference: str, file: Path, loaded: ModuleType) -> str:

@@ -24,6 +24,7 @@ from astuner.contracts.errors import (
     told,
 )
 from astuner.contracts.types import Episode, FinishReason, StopReason, Turn, WorkflowOutput
+from astuner.plugins.import_hints import import_hint
 from astuner.plugins.user_code import raised_at
 from astuner.rollout.threads import LoopBlocked, Misbehaved, OutOfTime
 
@@ -136,10 +137,10 @@ def blame(error: BaseException, seen: EpisodeError | None, *, asked: bool = True
 
 
 def story(who: str, error: BaseException) -> str:
-    """``who raised Kind: message (file:line in function)``."""
+    """Return ``who raised Kind: message (file:line in function)``, and for an import that failed why it may have."""
     if isinstance(error, Misbehaved):
         return f"{who} {error}"
-    return f"{who} raised {told(error)}{raised_at(error)}"
+    return f"{who} raised {told(error)}{raised_at(error)}{import_hint(error)}"
 
 
 def late(why: str, error: OutOfTime, failure: EpisodeError | None = None) -> str:

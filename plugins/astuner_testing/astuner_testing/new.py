@@ -115,9 +115,10 @@ def experiment(
     ] = None,
     into: IntoOption = Path("."),
 ) -> None:
-    """Write an experiment that learns: an agent, its tasks, a YAML file, and what VS Code needs for breakpoints.
+    """Write an experiment that learns: an agent, its tasks, a YAML file, and settings for breakpoints in VS Code.
 
-    The agent is written for the AgentScope that is installed, 1.x or 2.x.
+    The agent is written for the installed version of AgentScope, 2.x or 1.x, and for 2.x where none is installed. With
+    --model, the agent needs no AgentScope.
     """
     bare = normal_name(name).replace("-", "_")
     write(into / bare, experiment_files(bare, model))
@@ -194,9 +195,11 @@ def experiment_files(bare: str, model: str | None = None) -> dict[str, str]:
         "class_name": camel if camel.endswith("Agent") else f"{camel}Agent",
         "judge_name": f"{camel}Judge",
         "model": json.dumps(model),
+        "agentscope": str(_agentscope_major()),
+        "other_agentscope": str(3 - _agentscope_major()),
     }
     same_name = ["README.md", "make_tasks.py", "test_workflow.py", *(["judge.py"] if model else [])]
-    workflow = "workflow" if model else f"workflow_agentscope{_agentscope_major()}"
+    workflow = "workflow" if model else f"workflow_agentscope{values['agentscope']}"
     return {
         f"{bare}.yaml": _fill(f"{kind}/experiment.yaml", values),
         "workflow.py": _fill(f"{kind}/{workflow}.py", values),
@@ -213,7 +216,7 @@ def _agentscope_version() -> str | None:
 
 
 def _agentscope_major() -> int:
-    """1 where AgentScope 1.x is installed, else 2."""
+    """Return 1 if AgentScope 1.x is installed, and 2 otherwise."""
     return 1 if (_agentscope_version() or "").startswith("1.") else 2
 
 

@@ -10,6 +10,7 @@ import operator
 import re
 import subprocess
 import sys
+from importlib import metadata
 from importlib.resources import files
 
 import pytest
@@ -20,7 +21,7 @@ from typer.main import get_command
 from astuner import load_config
 from astuner.cli import main
 from astuner.contracts import hookspecs
-from astuner.contracts.errors import ConfigError
+from astuner.contracts.errors import ConfigError, PluginError
 from astuner.contracts.hookspecs import KINDS
 from astuner.contracts.types import Split, WorkflowOutput
 from astuner.testing import (
@@ -186,6 +187,73 @@ def test_an_experiments_workflow_calls_its_tool_and_rewards_right_answers(experi
     assert check_workflow(workflow, task, replies=replies).reward == reward
 
 
+@pytest.fixture
+def pretend(monkeypatch):
+    """Let metadata report another AgentScope, or none."""
+
+    def report(version):
+        installed = metadata.version
+
+        def other(name):
+            if name == "agentscope" and version is None:
+                raise metadata.PackageNotFoundError(name)
+            return version if name == "agentscope" else installed(name)
+
+        monkeypatch.setattr(metadata, "version", other)
+
+    return report
+
+
+NOTES = {
+    "1.0.7": "workflow.py is written for AgentScope 1.x (1.0.7 is installed)",
+    "1.0.21": "workflow.py is written for AgentScope 1.x (1.0.21 is installed)",
+    "2.0.10": "workflow.py is written for AgentScope 2.x (2.0.10 is installed)",
+    None: "workflow.py is written for AgentScope 2.x (install it: pip install astuner-agentscope)",
+}
+
+
+@pytest.mark.parametrize("version", NOTES)
+def test_an_experiment_is_written_for_the_installed_agentscope(version, pretend, tmp_path, capsys):
+    pretend(version)
+    assert run("experiment", "sums", "--into", str(tmp_path)) == 0
+    assert NOTES[version] in capsys.readouterr().out
+    code = (tmp_path / "sums" / "workflow.py").read_text()
+    agent = re.search("from agentscope.agent import (\\w+)", code)[1]
+    assert agent == ("ReActAgent" if str(version).startswith("1.") else "Agent")
+    major, other = ("1", "2") if agent == "ReActAgent" else ("2", "1")
+    readme = (tmp_path / "sums" / "README.md").read_text()
+    assert f"for AgentScope {major}.x" in readme
+    assert f'"astuner-agentscope[agentscope{other}]"' in readme
+
+
+@pytest.mark.parametrize("version", NOTES)
+def test_an_experiment_for_a_real_model_needs_no_agentscope(version, pretend, tmp_path, capsys):
+    pretend(version)
+    assert run("experiment", "mail", "--model", "some-model", "--into", str(tmp_path)) == 0
+    assert "AgentScope" not in capsys.readouterr().out
+    assert "agentscope" not in (tmp_path / "mail" / "workflow.py").read_text()
+
+
+@pytest.mark.slow
+def test_an_experiment_for_the_other_agentscope_names_the_installed_version(pretend, tmp_path):
+    installed = metadata.version("agentscope")
+    pretend("2.0.10" if installed.startswith("1.") else "1.0.21")
+    run("experiment", "sums", "--into", str(tmp_path))
+    config = load_config(tmp_path / "sums" / "sums.yaml")
+    with pytest.raises(PluginError) as raised:
+        config.resolve("workflow", config.astuner.rollout.workflow)
+    assert str(raised.value).startswith(f"{tmp_path / 'sums' / 'workflow.py'}:1: ")
+    assert str(raised.value).endswith(
+        f"(agentscope {installed} is installed; the file may be written for another version)"
+    )
+
+
+def test_the_help_states_for_which_agentscope_it_writes(capsys):
+    run("experiment", "--help")
+    text = " ".join(capsys.readouterr().out.split())
+    assert "the installed version of AgentScope, 2.x or 1.x" in text
+
+
 @table("name", ["../up", "a/b", "/abs", "", ".hidden", "-x-", "1st", "a b", "ü", "a\n", "x" * 60, "a;b", "C:\\x"])
 def test_what_is_no_name_is_refused(name, tmp_path, capsys):
     assert run("plugin", "--judge", "--into", str(tmp_path), "--", name) == 2
@@ -236,5 +304,5 @@ def test_every_template_is_used(tmp_path):
     templates = files("astuner_testing") / "templates"
     there = [p for p in templates.rglob("*.template")]  # a real folder, in an editable install
     of_a_model = set(new.experiment_files("shop", "m")) - {".vscode/launch.json"}  # which both have
-    hooks, plugins_have_a_readme_too = 4, 1
-    assert len(there) == len(texts) + len(of_a_model) + hooks + plugins_have_a_readme_too
+    hooks, plugins_have_a_readme_too, for_the_other_agentscope = 4, 1, 1
+    assert len(there) == len(texts) + len(of_a_model) + hooks + plugins_have_a_readme_too + for_the_other_agentscope
