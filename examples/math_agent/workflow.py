@@ -1,52 +1,48 @@
-"""A math agent: an AgentScope ReActAgent that solves word problems with a calculator."""
+"""A math agent: an AgentScope agent that solves word problems with a calculator."""
 
-from agentscope.agent import ReActAgent
-from agentscope.formatter import DashScopeChatFormatter
-from agentscope.memory import InMemoryMemory
-from agentscope.message import Msg, TextBlock
-from agentscope.tool import Toolkit, ToolResponse
+from agentscope.agent import Agent, InjectionConfig, ReActConfig
+from agentscope.message import UserMsg
+from agentscope.permission import PermissionBehavior, PermissionDecision
+from agentscope.tool import FunctionTool, Toolkit
 
 from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 from astuner_math.calculator import CalculatorError, calculate
 
 SYSTEM_PROMPT = "You solve math problems with a calculator. Answer with \\boxed{}."
+ALLOW = PermissionDecision(behavior=PermissionBehavior.ALLOW, message="")  # without it, AgentScope asks a person
+NO_CLOCK = InjectionConfig(inject_runtime_state=False)  # without it, the prompt contains the time
 
 
-def calculator(expression: str) -> ToolResponse:
+def calculator(expression: str) -> str:
     """Evaluate an arithmetic expression.
 
     Args:
         expression (str): Numbers, + - * / and parentheses.
     """
     try:
-        text = str(round(calculate(expression), 4))  # reads arithmetic only: nothing the model writes is run as code
+        return str(round(calculate(expression), 4))  # evaluates arithmetic only, never code
     except CalculatorError as error:
-        text = f"error: {error}"
-    return ToolResponse(content=[TextBlock(type="text", text=text)])
+        return f"error: {error}"
 
 
-# Made once, because reading a tool's signature and docstring takes as long as the rest of an episode.  All episodes
-# may share it: the calculator remembers nothing.  A tool that does (files, a game) belongs into `execute`.
-toolkit = Toolkit()
-toolkit.register_tool_function(calculator)
+# All episodes share this toolkit, because the calculator keeps no state. Create the toolkit in `execute` if a tool
+# has state, such as files or a game.
+toolkit = Toolkit(tools=[FunctionTool(calculator, permission=ALLOW)])
 
 
 class MathAgentWorkflow(Workflow):
-    """One episode: ask the agent, hand its answer to the judge."""
+    """Run one episode: ask the agent and pass its answer to the judge."""
 
     name = "math_agent_workflow"
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
-        agent = ReActAgent(
+        agent = Agent(
             name="math_react_agent",
-            sys_prompt=SYSTEM_PROMPT,
+            system_prompt=SYSTEM_PROMPT,
             model=model_tuner,  # this makes the agent trainable
-            formatter=DashScopeChatFormatter(),
             toolkit=toolkit,
-            memory=InMemoryMemory(),
-            max_iters=3,
+            react_config=ReActConfig(max_iters=3),
+            injection_config=NO_CLOCK,
         )
-        agent.set_console_output_enabled(False)
-        # reply(), not agent(...): the latter turns a cancelled episode into a polite answer
-        result = await agent.reply(Msg("user", workflow_task.task.main_query, role="user"))
-        return WorkflowOutput(metadata={"final_answer": result.get_text_content() or ""})
+        reply = await agent.reply(UserMsg("user", workflow_task.task.main_query))
+        return WorkflowOutput(metadata={"final_answer": reply.get_text_content() or ""})
