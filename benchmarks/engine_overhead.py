@@ -95,7 +95,7 @@ def _episodes(report: Report, *, repeats: int) -> None:
     both, alone = times["AgentScope and the math judge"], times["AgentScope alone"]
     report.text(
         f"So an episode costs {us(times['plain, 1 turn'] - more)} µs and each of its model calls {us(more)} µs (which "
-        "includes the agent's own calculator). *AgentScope alone* is the same `ReActAgent` with a model of its own "
+        "includes the agent's own calculator). *AgentScope alone* is the same `Agent` with a model of its own "
         "that answers at once and nothing of ASTuner around it: of a call of the real agent, "
         f"{us(alone / 2)} of {us(both / 2)} µs ({alone / both:.0%}) are AgentScope's."
     )

@@ -76,20 +76,25 @@ class StampedAgent(PlainAgent):
 
 
 def instant_agentscope_model() -> Any:
-    """An AgentScope model of no framework: the same two answers, as AgentScope's own blocks."""
-    from agentscope.message import TextBlock, ToolUseBlock
+    """Return an AgentScope 2 model without ASTuner that gives the same two answers, as AgentScope's own blocks."""
+    from agentscope.credential import CredentialBase
+    from agentscope.formatter import OpenAIChatFormatter
+    from agentscope.message import TextBlock, ToolCallBlock
     from agentscope.model import ChatModelBase, ChatResponse
 
     class InstantModel(ChatModelBase):
         def __init__(self) -> None:
-            super().__init__("instant", False)
-            self._asked = 0
+            super().__init__(CredentialBase(), "instant", self.Parameters(), stream=False, max_retries=0)
+            self.formatter = OpenAIChatFormatter()
+            self._calls = 0
 
-        async def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            self._asked += 1
-            if self._asked > 1:
-                return ChatResponse(content=[TextBlock(type="text", text=ANSWER)])
-            call = ToolUseBlock(type="tool_use", id="1", name="calculator", input={"expression": EXPRESSION})
-            return ChatResponse(content=[call])
+        async def _call_api(self, model_name: str, messages: Any, *args: Any, **kwargs: Any) -> Any:
+            await self.formatter.format(messages)
+            self._calls += 1
+            if self._calls > 1:
+                return ChatResponse(content=[TextBlock(text=ANSWER)], is_last=True)
+            arguments = json.dumps({"expression": EXPRESSION})
+            call = ToolCallBlock(id="1", name="calculator", input=arguments)
+            return ChatResponse(content=[call], is_last=True)
 
     return InstantModel()

@@ -21,7 +21,7 @@ SINGLE_TURN_TOKENS = 48
 TOLERANCE = 0.05
 """By how much sampled token counts of two sides may differ, on average over all steps."""
 _PLAIN = "benchmarks.agents->CalculatorLoop"
-LOCAL, WITH_AGENTSCOPE = "local", "local, AgentScope's ReActAgent and the math judge"
+LOCAL, WITH_AGENTSCOPE = "local", "local, AgentScope's agent and the math judge"
 VARIANTS: dict[str, dict[str, Any]] = {
     "local, every sample trained": {"workflow": _PLAIN, "skip_zero_advantage": False},
     LOCAL: {"workflow": _PLAIN},

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from agentscope.credential import CredentialBase
+from agentscope.formatter import OpenAIChatFormatter
 from agentscope.message import Msg, TextBlock
 from agentscope.model import ChatModelBase, ChatResponse
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -42,6 +43,7 @@ class Parrot(ChatModelBase):
 
     def __init__(self, rng: random.Random, players: int) -> None:
         super().__init__(CredentialBase(), "parrot", self.Parameters(), stream=False, max_retries=0, context_size=10**9)
+        self.formatter = OpenAIChatFormatter()
         self.rng, self.players = rng, players
 
     async def _call_api(

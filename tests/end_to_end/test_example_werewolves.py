@@ -402,12 +402,14 @@ def test_a_player_whose_context_is_full_says_nothing_more_and_the_game_goes_on()
 def test_a_cancelled_game_stays_cancelled():
     """Otherwise AgentScope returns a polite answer, and the game continues with a model that is gone."""
     from agentscope.credential import CredentialBase
+    from agentscope.formatter import OpenAIChatFormatter
     from agentscope.model import ChatModelBase
     from werewolf_player import Player
 
     class Never(ChatModelBase):
         def __init__(self):
             super().__init__(CredentialBase(), "never", self.Parameters(), stream=False, max_retries=0)
+            self.formatter = OpenAIChatFormatter()
 
         async def _call_api(self, *args, **kwargs):
             called.set()
