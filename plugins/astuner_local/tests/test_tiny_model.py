@@ -297,28 +297,41 @@ def test_the_shipped_model_writes_well_and_understands_nothing(model, tokenizer,
 # --- the real agent -------------------------------------------------------------------------------------------------
 
 
-class ScriptedModel:
-    """An AgentScope model that plays the assistant's part of a transcript and keeps what it was sent."""
+def scripted_model(replies):
+    """Return an AgentScope model that plays the assistant's part of a transcript and keeps the requests in `seen`."""
+    from agentscope.credential import CredentialBase
+    from agentscope.formatter import OpenAIChatFormatter
+    from agentscope.message import TextBlock, ToolCallBlock
+    from agentscope.model import ChatModelBase, ChatResponse
 
-    stream = False
-    model_name = "scripted"
+    class ScriptedModel(ChatModelBase):
+        def __init__(self):
+            super().__init__(CredentialBase(), "scripted", self.Parameters(), stream=False, max_retries=0)
+            self.formatter = OpenAIChatFormatter()
+            self.replies = list(replies)
+            self.seen = []
 
-    def __init__(self, replies):
-        self.replies = list(replies)
-        self.seen = []
+        async def _call_api(self, model_name, messages, tools=None, tool_choice=None, **_):
+            sent = await self.formatter.format(messages)
+            self.seen.append(([plain(message) for message in sent], tools, tool_choice))
+            message = self.replies.pop(0)
+            blocks = [TextBlock(text=message["content"])] if message["content"] else []
+            for number, call in enumerate(message.get("tool_calls", [])):
+                function = call["function"]
+                arguments = json.dumps(function["arguments"])
+                blocks.append(ToolCallBlock(id=f"c{number}", name=function["name"], input=arguments))
+            return ChatResponse(content=blocks, is_last=True)
 
-    async def __call__(self, messages, tools=None, tool_choice=None, **_):
-        from agentscope.model import ChatResponse
+    return ScriptedModel()
 
-        self.seen.append((json.loads(json.dumps(messages)), tools, tool_choice))
-        message = self.replies.pop(0)
-        blocks = [{"type": "text", "text": message["content"]}] if message["content"] else []
-        for number, call in enumerate(message.get("tool_calls", [])):
-            function = call["function"]
-            blocks.append(
-                {"type": "tool_use", "id": f"c{number}", "name": function["name"], "input": function["arguments"]}
-            )
-        return ChatResponse(content=blocks)
+
+def plain(message):
+    """Return a message of AgentScope with text and objects where it has text parts and JSON."""
+    parts = message["content"] or []
+    content = parts if isinstance(parts, str) else "".join(part["text"] for part in parts)
+    calls = [call["function"] for call in message.get("tool_calls", [])]
+    functions = [{**function, "arguments": json.loads(function["arguments"])} for function in calls]
+    return {**message, "content": content, "tool_calls": [{"function": function} for function in functions]}
 
 
 def example_workflow():
@@ -335,7 +348,7 @@ def test_the_transcripts_are_what_the_real_agent_sends(tokenizer):
     for _ in range(20):
         problem = draw(rng, held_out=False)
         messages = transcript(problem, rng)
-        scripted = ScriptedModel([m for m in messages if m["role"] == "assistant"])
+        scripted = scripted_model([m for m in messages if m["role"] == "assistant"])
         task = types.SimpleNamespace(task=types.SimpleNamespace(main_query=problem.question))
         output = asyncio.run(module.MathAgentWorkflow().execute(task, scripted))
         assert output.metadata == {"final_answer": messages[-1]["content"]}
