@@ -31,7 +31,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jo
     signal.signal(signal.SIGINT, signal.default_int_handler)
 SLOW_FOLDERS = tuple(f"tests/{name}" for name in ("frameworks", "llama_cpp", "packaging", "trinity", "verl", "vllm"))
 SLOW_FIXTURES = {"appworld_python"}
-SLOW_NEEDS = {"appworld", "chromium"}
+AGENTS = ("frameworks", "agentscope-1.0.7", "agentscope-1.0.21")
+"""The environments ``.venv-NAME`` of tests/frameworks, whose packages exclude one another."""
+SLOW_NEEDS = {"appworld", "chromium", *AGENTS}
 """What needs an environment of its own is slow whatever it takes; the rest says so itself, by ``mark.slow``."""
 REQUIRE = "ASTUNER_TESTS_REQUIRE"
 ROOT = Path(__file__).resolve().parent
@@ -56,6 +58,11 @@ def _chromium() -> str:
     return "the browser is not installed; as root, type: apt-get install --no-install-recommends chromium"
 
 
+def _agents(name: str) -> str:
+    folder = ROOT / f".venv-{name}"
+    return "" if (folder / ".done").is_file() else f"{folder.name} is missing; type: make {folder.name}/.done"
+
+
 def _tracker(name: str) -> str:
     there = all(importlib.util.find_spec(module) for module in (name, *(("alembic",) if name == "mlflow" else ())))
     return "" if there else f"{name} is not installed; type: pip install 'plugins/astuner_trackers[{name}]'"
@@ -65,6 +72,7 @@ NEEDS: dict[str, Callable[[], str]] = {
     "appworld": _appworld,
     "chromium": _chromium,
     "confinement": _confinement,
+    **{name: partial(_agents, name) for name in AGENTS},
     **{name: partial(_tracker, name) for name in ("mlflow", "swanlab", "wandb")},
 }
 """Name -> why it is not there; "" when it is."""

@@ -16,7 +16,9 @@ _LANDLOCK_CREATE_RULESET, _ONLY_ITS_VERSION = 444, 1
 
 
 def names() -> list[str]:
-    found = []
+    found = ["agentscope-1.0.7", "agentscope-1.0.21"]
+    if sys.version_info >= (3, 11):  # what the newest frameworks require
+        found.append("frameworks")
     if (3, 11) <= sys.version_info < (3, 14):  # what the package asks for
         found.append("appworld")
     if _kernel_confines():

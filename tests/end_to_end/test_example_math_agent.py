@@ -5,7 +5,10 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,7 +24,8 @@ from astuner_datasets.reader import HuggingFaceConfig
 from astuner_math.judges import MathAnswerAsJudge
 from tests.table import table
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "math_agent"
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "math_agent"
 CALL = '<tool_call>\n{{"name": "calculator", "arguments": {{"expression": "{}"}}}}\n</tool_call>'
 
 
@@ -108,3 +112,32 @@ def test_the_tasks_can_be_read_and_no_held_out_question_is_trained_on():
     assert all(task.metadata["answer"].rpartition("#### ")[2].isdigit() for task in (*train, *held_out))
     assert not {task.main_query for task in train} & {task.main_query for task in held_out}
     assert len({task.main_query for task in train}) == len(train)
+
+
+@pytest.mark.needs("agentscope-1.0.21")
+def test_the_agents_of_agentscope_1_and_2_make_the_same_requests(tmp_path):
+    """The tiny model learned one prompt. With equal seeds, equal requests lead to equal replies."""
+
+    def episodes(python, *overrides):
+        run_dir = tmp_path / str(len(overrides))
+        command = [str(python), "-m", "astuner", "run", str(EXAMPLE / "math_agent.yaml"), "--backbone", "debug"]
+        arguments = ["--no-resume", "--run-dir", str(run_dir), *overrides]
+        done = subprocess.run([*command, *arguments], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        lines = run_dir.with_name(f"{run_dir.name}.debug").joinpath("episodes/debug.jsonl").read_text().splitlines()
+        return {episode["task_id"]: episode for episode in map(json.loads, lines)}
+
+    old = ROOT / ".venv-agentscope-1.0.21" / "bin" / "python"
+    ours, theirs = (
+        episodes(sys.executable),
+        episodes(old, "astuner.rollout.workflow=agentscope1.py->MathAgentWorkflow"),
+    )
+    assert ours.keys() == theirs.keys()
+    for task, episode in ours.items():
+        assert (episode["stop_reason"], theirs[task]["stop_reason"]) == ("completed", "completed")
+        assert len(episode["turns"]) > 1
+        for key in ("tools", "reward"):
+            assert episode[key] == theirs[task][key]
+        for turn, other in zip(episode["turns"], theirs[task]["turns"], strict=True):
+            assert turn["prompt_tokens"] == other["prompt_tokens"]
+            assert turn["reply"] == other["reply"]
