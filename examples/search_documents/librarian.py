@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from agentscope.agent import Agent, InjectionConfig, ReActConfig
-from agentscope.message import UserMsg
+from agentscope.message import TextBlock, ToolResultBlock, UserMsg
 from agentscope.permission import PermissionBehavior, PermissionDecision
 from agentscope.tool import FunctionTool, Toolkit
 
@@ -58,6 +58,13 @@ def toolkit(folder: Path) -> Toolkit:
     return Toolkit(tools=[FunctionTool(search, permission=ALLOW)])
 
 
+def texts(result: ToolResultBlock) -> list[str]:
+    """Return the texts of a tool's result. AgentScope's own errors are a plain string."""
+    if isinstance(result.output, str):
+        return [result.output]
+    return [block.text for block in result.output if isinstance(block, TextBlock)]
+
+
 class Librarian(Workflow):
     """One episode: a question, searches, an answer."""
 
@@ -73,7 +80,7 @@ class Librarian(Workflow):
         )
         reply = await agent.reply(UserMsg("user", task.main_query))
         results = [block for message in agent.state.context for block in message.get_content_blocks("tool_result")]
-        read = [part.text for result in results for part in result.output]
+        read = [text for result in results for text in texts(result)]
         return WorkflowOutput(metadata={"final_answer": reply.get_text_content() or "", "read": read})
 
 
