@@ -3,14 +3,13 @@
 import re
 from collections.abc import Mapping
 
-from agentscope.agent import ReActAgent
-from agentscope.formatter import DashScopeChatFormatter
-from agentscope.memory import InMemoryMemory
-from agentscope.message import Msg
+from agentscope.agent import Agent, InjectionConfig
+from agentscope.message import UserMsg
 
 from astuner import Judge, JudgeOutput, ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 
 SYSTEM_PROMPT = "You book tables. Note in brackets what you know, then ask for one thing, or book."
+NO_CLOCK = InjectionConfig(inject_runtime_state=False)  # without it, the prompt contains the time
 QUESTIONS = {"people": "How many people?", "day": "Which day?", "hour": "What time?"}
 ASKED = {"people": r"\bhow many\b", "day": r"\b(which|what) day\b", "hour": r"\bwhat time\b"}
 """By which words the guest knows what a question asks for."""
@@ -50,18 +49,15 @@ class Waiter(Workflow):
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         guest = Guest(workflow_task.task.metadata["wish"])
-        agent = ReActAgent(
+        agent = Agent(
             name="waiter",
-            sys_prompt=SYSTEM_PROMPT,
+            system_prompt=SYSTEM_PROMPT,
             model=model_tuner,  # this makes the agent trainable
-            formatter=DashScopeChatFormatter(),
-            memory=InMemoryMemory(),
+            injection_config=NO_CLOCK,
         )
-        agent.set_console_output_enabled(False)
         heard, booked = workflow_task.task.main_query, None
         while booked is None and len(guest.asked) < 4 and not model_tuner.context_overflow:
-            # reply(), not agent(...): the latter turns a cancelled episode into a polite answer
-            said = ((await agent.reply(Msg("guest", heard, role="user"))).get_text_content() or "").strip()
+            said = ((await agent.reply(UserMsg("guest", heard))).get_text_content() or "").strip()
             booked = BOOKING.fullmatch(said)
             heard = guest.answer(said) if booked is None else ""
         return WorkflowOutput(metadata={"booked": booked and booked.groups(), "asked": guest.asked})

@@ -1,4 +1,4 @@
-"""A librarian: an AgentScope ReActAgent that searches a folder of documents, and the judge of its answers."""
+"""A librarian: an AgentScope agent that searches a folder of documents, and the judge of its answers."""
 
 import functools
 import re
@@ -6,16 +6,17 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from agentscope.agent import ReActAgent
-from agentscope.formatter import DashScopeChatFormatter
-from agentscope.memory import InMemoryMemory
-from agentscope.message import Msg, TextBlock
-from agentscope.tool import Toolkit, ToolResponse
+from agentscope.agent import Agent, InjectionConfig, ReActConfig
+from agentscope.message import TextBlock, ToolResultBlock, UserMsg
+from agentscope.permission import PermissionBehavior, PermissionDecision
+from agentscope.tool import FunctionTool, Toolkit
 
 from astuner import Judge, JudgeOutput, ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 
 SYSTEM_PROMPT = "Search the documents. Quote what you go by."
 HERE = Path(__file__).parent
+ALLOW = PermissionDecision(behavior=PermissionBehavior.ALLOW, message="")  # without it, AgentScope asks a person
+NO_CLOCK = InjectionConfig(inject_runtime_state=False)  # without it, the prompt contains the time
 
 
 def sections(folder: Path) -> Iterator[tuple[str, str]]:
@@ -43,20 +44,25 @@ class Index:
 
 @functools.cache
 def toolkit(folder: Path) -> Toolkit:
-    """The librarian's one tool; made once a folder, since it remembers nothing."""
+    """Return the toolkit for a folder. Episodes share it, because the search keeps no state."""
     index = Index(sections(folder))
 
-    def search(query: str) -> ToolResponse:
+    def search(query: str) -> str:
         """Find the document that fits best.
 
         Args:
             query (str): Words that are in it.
         """
-        return ToolResponse(content=[TextBlock(type="text", text=index.best(query) or "nothing found")])
+        return index.best(query) or "nothing found"
 
-    made = Toolkit()
-    made.register_tool_function(search)
-    return made
+    return Toolkit(tools=[FunctionTool(search, permission=ALLOW)])
+
+
+def texts(result: ToolResultBlock) -> list[str]:
+    """Return the texts of a tool's result. AgentScope's own errors are a plain string."""
+    if isinstance(result.output, str):
+        return [result.output]
+    return [block.text for block in result.output if isinstance(block, TextBlock)]
 
 
 class Librarian(Workflow):
@@ -64,21 +70,18 @@ class Librarian(Workflow):
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         task = workflow_task.task
-        memory = InMemoryMemory()
-        agent = ReActAgent(
+        agent = Agent(
             name="librarian",
-            sys_prompt=SYSTEM_PROMPT,
+            system_prompt=SYSTEM_PROMPT,
             model=model_tuner,  # this makes the agent trainable
-            formatter=DashScopeChatFormatter(),
             toolkit=toolkit(HERE / "documents" / task.metadata["documents"]),
-            memory=memory,
-            max_iters=4,
+            react_config=ReActConfig(max_iters=4),
+            injection_config=NO_CLOCK,
         )
-        agent.set_console_output_enabled(False)
-        result = await agent.reply(Msg("user", task.main_query, role="user"))
-        found = [block for said in await memory.get_memory() for block in said.get_content_blocks("tool_result")]
-        read = [part["text"] for block in found for part in block["output"]]
-        return WorkflowOutput(metadata={"final_answer": result.get_text_content() or "", "read": read})
+        reply = await agent.reply(UserMsg("user", task.main_query))
+        results = [block for message in agent.state.context for block in message.get_content_blocks("tool_result")]
+        read = [text for result in results for text in texts(result)]
+        return WorkflowOutput(metadata={"final_answer": reply.get_text_content() or "", "read": read})
 
 
 class RightAndRead(Judge):

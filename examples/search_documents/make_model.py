@@ -6,6 +6,7 @@ and then one that fits the question, else any. So it reads, quotes and follows a
 the training. It is shown villages and people of the training split only, of whom other things are said.
 """
 
+import asyncio
 import itertools
 import json
 import random
@@ -59,7 +60,7 @@ def make_model(folder: Path, steps: int = STEPS, worlds: int = WORLDS) -> float:
     """Make tokenizer and model in ``folder``; returns the last step's loss on what the librarian says."""
     rng = random.Random(0)
     shown = [said for seed in range(1, worlds + 1) for said in conversations(World("train", seed), rng)]
-    return make_talker(folder, shown, toolkit(Path()).get_json_schemas(), steps=steps)
+    return make_talker(folder, shown, asyncio.run(toolkit(Path()).get_tool_schemas()), steps=steps)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ few of the wordings that are trained on, and none that is held out.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import random
 from collections.abc import Iterator
@@ -56,7 +57,7 @@ def demonstration(task: dict[str, Any]) -> dict[str, Any]:
             {"role": "tool", "tool_call_id": "1", "name": "look_up", "content": number},
             {"role": "assistant", "content": answer(number)},
         ],
-        "tools": toolkit({}).get_json_schemas(),
+        "tools": asyncio.run(toolkit({}).get_tool_schemas()),
     }
 
 

@@ -1,18 +1,19 @@
-"""A clerk: an AgentScope ReActAgent that looks a number up with a tool, then says it; and the judge of its answers."""
+"""A clerk: an AgentScope agent that looks a number up with a tool, then says it; and the judge of its answers."""
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from agentscope.agent import ReActAgent
-from agentscope.formatter import DashScopeChatFormatter
-from agentscope.memory import InMemoryMemory
-from agentscope.message import Msg, TextBlock
-from agentscope.tool import Toolkit, ToolResponse
+from agentscope.agent import Agent, InjectionConfig, ReActConfig
+from agentscope.message import UserMsg
+from agentscope.permission import PermissionBehavior, PermissionDecision
+from agentscope.tool import FunctionTool, Toolkit
 
 from astuner import Judge, JudgeOutput, ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 
 SYSTEM_PROMPT = "You are the clerk of a shop. Look up the number that is asked for, then say it."
+ALLOW = PermissionDecision(behavior=PermissionBehavior.ALLOW, message="")  # without it, AgentScope asks a person
+NO_CLOCK = InjectionConfig(inject_runtime_state=False)  # without it, the prompt contains the time
 PROPERTIES = ("price", "stock", "weight")
 
 
@@ -22,9 +23,9 @@ def answer(number: str) -> str:
 
 
 def toolkit(shelves: Mapping[str, Mapping[str, int]]) -> Toolkit:
-    """The clerk's one tool, which reads ``shelves``: thing -> property -> number."""
+    """Return the clerk's toolkit, whose only tool reads ``shelves``: thing -> property -> number."""
 
-    def look_up(thing: str, what: str) -> ToolResponse:
+    def look_up(thing: str, what: str) -> str:
         """Look up a number of a thing in the shop.
 
         Args:
@@ -32,12 +33,9 @@ def toolkit(shelves: Mapping[str, Mapping[str, int]]) -> Toolkit:
             what (str): price, stock or weight.
         """
         number = shelves.get(thing, {}).get(what)
-        text = f"there is no {what} of {thing}" if number is None else str(number)
-        return ToolResponse(content=[TextBlock(type="text", text=text)])
+        return f"there is no {what} of {thing}" if number is None else str(number)
 
-    made = Toolkit()
-    made.register_tool_function(look_up)
-    return made
+    return Toolkit(tools=[FunctionTool(look_up, permission=ALLOW)])
 
 
 class Clerk(Workflow):
@@ -45,18 +43,16 @@ class Clerk(Workflow):
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         task = workflow_task.task
-        agent = ReActAgent(
+        agent = Agent(
             name="clerk",
-            sys_prompt=SYSTEM_PROMPT,
+            system_prompt=SYSTEM_PROMPT,
             model=model_tuner,
-            formatter=DashScopeChatFormatter(),
             toolkit=toolkit({task.metadata["thing"]: task.metadata["shelf"]}),
-            memory=InMemoryMemory(),
-            max_iters=2,
+            react_config=ReActConfig(max_iters=2),
+            injection_config=NO_CLOCK,
         )
-        agent.set_console_output_enabled(False)
-        result = await agent.reply(Msg("user", task.main_query, role="user"))
-        return WorkflowOutput(metadata={"final_answer": result.get_text_content() or ""})
+        reply = await agent.reply(UserMsg("user", task.main_query))
+        return WorkflowOutput(metadata={"final_answer": reply.get_text_content() or ""})
 
 
 class RightNumber(Judge):

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from agentscope.message import TextBlock
-from agentscope.model import ChatResponse
+from agentscope.credential import CredentialBase
+from agentscope.formatter import OpenAIChatFormatter
+from agentscope.message import Msg, TextBlock
+from agentscope.model import ChatModelBase, ChatResponse
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from werewolf_player import Player
 from werewolf_rules import SEVEN, Game
@@ -36,21 +38,25 @@ ANY_NUMBER, UNCLEAR = 0.1, 0.05
 Transcript = list[dict[str, str]]
 
 
-class Parrot:
-    """An AgentScope chat model that says something fitting, drawn at random."""
+class Parrot(ChatModelBase):
+    """An AgentScope chat model that returns a fitting sentence, drawn at random."""
 
     def __init__(self, rng: random.Random, players: int) -> None:
+        super().__init__(CredentialBase(), "parrot", self.Parameters(), stream=False, max_retries=0, context_size=10**9)
+        self.formatter = OpenAIChatFormatter()
         self.rng, self.players = rng, players
 
-    async def __call__(self, messages: Sequence[Any], **options: Any) -> Any:
-        asked = messages[-1]["content"][-1]["text"].rpartition("\n")[2]
+    async def _call_api(
+        self, model_name: str, messages: Sequence[Msg], *arguments: Any, **options: Any
+    ) -> ChatResponse:
+        asked = (messages[-1].get_text_content() or "").rpartition("\n")[2]
         everybody = list(range(1, self.players + 1))
         on_offer = [int(number) for number in asked.rpartition(": ")[2].split()] if "hoose" in asked else []
         number = self.rng.choice(on_offer if on_offer and self.rng.random() >= ANY_NUMBER else everybody)
         text = self.rng.choice((f"I suspect player {number}.", f"Player {number} is a werewolf.", "I am a villager."))
         if on_offer and self.rng.random() >= UNCLEAR:
             text += f" \\boxed{{{number}}}"
-        return ChatResponse(content=[TextBlock(type="text", text=text)])
+        return ChatResponse(content=[TextBlock(text=text)], is_last=True)
 
 
 async def play(rng: random.Random) -> list[Transcript]:
@@ -61,10 +67,12 @@ async def play(rng: random.Random) -> list[Transcript]:
     await Table(game, players, rng.choice(game.living)).play()
     transcripts = []
     for player in players.values():
-        messages = await player.formatter.format([player.rules, *await player.memory.get_memory()])
-        texts = [{"role": m["role"], "content": "".join(part["text"] for part in m["content"])} for m in messages]
-        if len(texts) > 1:  # whoever dies in the first night has said nothing
-            transcripts.append(texts)
+        said = [
+            {"role": message.role, "content": message.get_text_content() or ""}
+            for message in player.agent.state.context
+        ]
+        if said:  # a player who dies in the first night has said nothing
+            transcripts.append([{"role": "system", "content": player.rules}, *said])
     return transcripts
 
 

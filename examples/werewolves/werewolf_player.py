@@ -1,70 +1,56 @@
 """A player: an AgentScope agent whose conversation only ever grows.
 
-What others say at the table arrives by `observe` and is kept until the player is asked; then all of it becomes one
-user message ("Player 2: …"), followed by the player's own answer.  So every request begins with the whole previous
-request and its answer, and a game is one training sequence per player.  AgentScope's multi-agent formatters write
-the history anew at every turn instead, and each turn becomes a sequence of its own: see the README.
+What others say at the table is kept until the player is asked. Then it becomes one user message ("Player 2: …"),
+followed by the player's own answer. So every request begins with the previous request and its answer, and a game is one
+training sequence per player. AgentScope's multi-agent formatters rewrite the history at every turn instead, and each
+turn becomes a sequence of its own: see the README.
 """
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
-from agentscope.agent import AgentBase
-from agentscope.formatter import FormatterBase, OpenAIChatFormatter
-from agentscope.memory import InMemoryMemory
-from agentscope.message import Msg, TextBlock
+from agentscope.agent import Agent, InjectionConfig, ReActConfig
+from agentscope.message import TextBlock, UserMsg
 
 from astuner.contracts.errors import ContextOverflow, TurnLimitReached
 
 MODERATOR = "Moderator"
+NO_CLOCK = InjectionConfig(inject_runtime_state=False)  # without it, the prompt contains the time
+STAY_CANCELLED = ReActConfig(interruption_raise_cancelled_error=True)  # without it, the game continues after its end
 
 
-class Player(AgentBase):
+class Player:
     """One seat at the table.
 
-    :param rules: the system prompt; nobody else sees it.
+    :param rules: the system prompt; no other player sees it.
     :param model: an AgentScope chat model, e.g. ``model_tuner.as_agentscope_model(name, role)``.
     """
 
-    def __init__(self, name: str, rules: str, model: Any, formatter: FormatterBase | None = None) -> None:
-        super().__init__()
+    def __init__(self, name: str, rules: str, model: Any) -> None:
         self.name = name
-        self.model = model
-        self.formatter = formatter or OpenAIChatFormatter()
-        self.rules = Msg("system", rules, "system")
-        self.memory = InMemoryMemory()
+        self.rules = rules
+        self.agent = Agent(name, rules, model=model, react_config=STAY_CANCELLED, injection_config=NO_CLOCK)
         self.heard: list[str] = []
         self.is_silent = False
-        """The context is full, or all model calls are used up: nothing more comes from this player."""
-        self.set_console_output_enabled(False)
+        """The context is full, or all model calls are used up: this player says nothing more."""
 
-    async def observe(self, msg: Msg | list[Msg] | None) -> None:
-        """Hear what somebody said."""
-        for one in [msg] if isinstance(msg, Msg) else msg or []:
-            text = one.get_text_content() or ""
-            self.heard.append(text if one.name == MODERATOR else f"{one.name}: {text}")
+    def hear(self, speaker: str, text: str) -> None:
+        """Keep what someone says until this player is asked."""
+        self.heard.append(text if speaker == MODERATOR else f"{speaker}: {text}")
 
-    async def reply(self, question: Msg) -> Msg:
-        """Answer the moderator, knowing all that was heard."""
-        await self.observe(question)
-        answer = "" if self.is_silent else await self._ask()
-        return Msg(self.name, [TextBlock(type="text", text=answer)], "assistant")
-
-    async def _ask(self) -> str:
-        history = [*await self.memory.get_memory(), Msg("table", "\n".join(self.heard), "user")]
+    async def answer(self, question: str) -> str:
+        """Answer the moderator, given everything heard since the last answer."""
+        self.hear(MODERATOR, question)
+        if self.is_silent:
+            return ""
+        heard, self.heard = "\n".join(self.heard), []
         try:
-            response = await self.model(await self.formatter.format([self.rules, *history]))
-        except (ContextOverflow, TurnLimitReached):  # the game goes on, and the episode's stop reason says it
+            reply = await self.agent.reply(UserMsg("table", heard))
+        except (ContextOverflow, TurnLimitReached):  # the game continues, and the episode's stop reason reports it
             self.is_silent = True
             return ""
-        answer = "".join(block["text"] for block in response.content if block["type"] == "text")
-        self.heard.clear()
-        # Kept as a block even if it is empty: an answer that is missing from the history would begin a new branch.
-        await self.memory.add([history[-1], Msg(self.name, [TextBlock(type="text", text=answer)], "assistant")])
+        answer = reply.get_text_content() or ""
+        if not answer:  # AgentScope omits it from the next request, which then would not continue this one
+            self.agent.state.append_context(self.name, [TextBlock(text="")])
         return answer
-
-    async def handle_interrupt(self, *args: Any, **kwargs: Any) -> Msg:
-        """AgentScope calls this when the task is cancelled, i.e. the episode is over: then it stays cancelled."""
-        raise asyncio.CancelledError

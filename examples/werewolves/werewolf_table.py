@@ -1,18 +1,15 @@
-"""The moderator: asks the players whom the rules let act, reads what they choose, and tells them what they may know.
+"""The moderator: asks the players who may act, reads what they choose, and passes on what each player may hear.
 
-AgentScope's `MsgHub` carries what is said to those who are to hear it.  Invariant: what reaches `Game` is legal; a
-choice that cannot be read, or is not allowed, is an abstention and counted.
+Invariant: `Game` receives legal choices only. A choice that is unreadable or not allowed is an abstention and counted.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import werewolf_words as words
-from agentscope.message import Msg
-from agentscope.pipeline import MsgHub
 from werewolf_player import MODERATOR, Player
 from werewolf_rules import SEER, VILLAGER, WEREWOLF, Game
 
@@ -39,35 +36,46 @@ class Table:
         return self.game.night(prey)
 
     async def hunt(self) -> dict[int, int | None]:
-        """One werewolf after the other names a victim; each hears those before."""
+        """Return the victim that each werewolf names. They speak in turn, and the pack hears every answer."""
         wolves = self.game.alive(WEREWOLF)
-        async with MsgHub([self.players[wolf] for wolf in wolves]):
-            return {wolf: await self.choose(wolf, words.hunt(self.game, wolf)) for wolf in wolves}
+        return {wolf: await self.choose(wolf, words.hunt(self.game, wolf), listeners=wolves) for wolf in wolves}
 
     async def look(self) -> None:
         for seer in self.game.alive(SEER):
             player = await self.choose(seer, words.look(self.game, seer))
             if player is not None:
-                await self.players[seer].observe(moderator(words.seen(player, self.game.sees(seer, player))))
+                self.tell([seer], words.seen(player, self.game.sees(seer, player)))
 
     async def day(self, victim: int | None) -> None:
         """All hear the news, speak in turn, and vote at the same time."""
         living = list(self.game.living)
         first = (self.first_speaker - 1 + self.game.days) % len(self.game.roles) + 1  # or the next one alive
-        announcement = moderator(words.morning(self.game, victim))
-        async with MsgHub([self.players[number] for number in living], announcement) as hub:
-            for number in sorted(living, key=lambda number: (number < first, number)):
-                await self.players[number](moderator(words.speak(number)))
-            hub.set_auto_broadcast(False)  # a vote is secret until it is counted
-            votes = await asyncio.gather(*(self.choose(number, words.ballot(self.game, number)) for number in living))
-            cast = dict(zip(living, votes, strict=True))
-            gone = self.game.vote(cast)
-            await hub.broadcast(moderator(words.count(self.game, cast, gone)))
+        self.tell(living, words.morning(self.game, victim))
+        for number in sorted(living, key=lambda number: (number < first, number)):
+            await self.ask(number, words.speak(number), listeners=living)
+        # without listeners: a vote is secret until it is counted
+        votes = await asyncio.gather(*(self.choose(number, words.ballot(self.game, number)) for number in living))
+        cast = dict(zip(living, votes, strict=True))
+        gone = self.game.vote(cast)
+        self.tell(living, words.count(self.game, cast, gone))
 
-    async def choose(self, number: int, question: str) -> int | None:
-        """Whom a player chooses; None if the answer names nobody, or somebody they may not choose."""
-        answer = await self.players[number](moderator(question))
-        target = words.chosen(answer.get_text_content() or "")
+    def tell(self, listeners: Iterable[int], text: str) -> None:
+        """Let players hear the moderator."""
+        for number in listeners:
+            self.players[number].hear(MODERATOR, text)
+
+    async def ask(self, number: int, question: str, listeners: Iterable[int] = ()) -> str:
+        """Return a player's answer, and let the other listeners hear it."""
+        player = self.players[number]
+        answer = await player.answer(question)
+        for listener in listeners:
+            if listener != number:
+                self.players[listener].hear(player.name, answer)
+        return answer
+
+    async def choose(self, number: int, question: str, listeners: Iterable[int] = ()) -> int | None:
+        """Return whom a player chooses, or None if the answer names no player that they may choose."""
+        target = words.chosen(await self.ask(number, question, listeners))
         legal = target in self.game.targets(number)
         kind = "legal" if legal else "unclear" if target is None else "illegal"
         self.counts[self.game.role(number) == WEREWOLF, kind] += 1
@@ -94,7 +102,3 @@ class Table:
             "silent_players": float(sum(player.is_silent for player in self.players.values())),
             **found,
         }
-
-
-def moderator(text: str) -> Msg:
-    return Msg(MODERATOR, text, "user")

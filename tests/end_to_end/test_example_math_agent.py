@@ -5,7 +5,10 @@ from __future__ import annotations
 import ast
 import functools
 import importlib.util
+import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,7 +24,8 @@ from astuner_datasets.reader import HuggingFaceConfig
 from astuner_math.judges import MathAnswerAsJudge
 from tests.table import table
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "math_agent"
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "math_agent"
 CALL = '<tool_call>\n{{"name": "calculator", "arguments": {{"expression": "{}"}}}}\n</tool_call>'
 
 
@@ -69,22 +73,20 @@ def test_a_wrong_expression_is_answered_and_the_agent_goes_on(example):
 
 @given(expression=st.text(max_size=60) | st.text("0123456789+-*/(). ", max_size=60))
 def test_the_calculator_always_answers_in_one_line_of_text(expression):
-    (block,) = load_example().calculator(expression).content
-    if not block["text"].startswith("error: "):
-        number = ast.literal_eval(block["text"])
+    text = load_example().calculator(expression)
+    if not text.startswith("error: "):
+        number = ast.literal_eval(text)
         assert isinstance(number, int) or math.isfinite(number)  # an exact integer may be beyond a float
 
 
 @table("expression", ["__import__('os').getpid()", "9**9**9**9", "().__class__", "1;2", "f(3)"])
 def test_the_calculator_runs_no_code(example, expression):
-    (block,) = example.calculator(expression).content
-    assert block["text"].startswith("error: ")
+    assert example.calculator(expression).startswith("error: ")
 
 
 @table(("expression", "value"), [("7 * 3", "21"), ("(1 + 2) / 4", "0.75"), ("2 / 3", "0.6667"), ("84 / 12", "7")])
 def test_the_calculator_calculates(example, expression, value):
-    (block,) = example.calculator(expression).content
-    assert block["text"] == value
+    assert example.calculator(expression) == value
 
 
 @table(
@@ -110,3 +112,32 @@ def test_the_tasks_can_be_read_and_no_held_out_question_is_trained_on():
     assert all(task.metadata["answer"].rpartition("#### ")[2].isdigit() for task in (*train, *held_out))
     assert not {task.main_query for task in train} & {task.main_query for task in held_out}
     assert len({task.main_query for task in train}) == len(train)
+
+
+@pytest.mark.needs("agentscope-1.0.21")
+def test_the_agents_of_agentscope_1_and_2_make_the_same_requests(tmp_path):
+    """The tiny model learned one prompt. With equal seeds, equal requests lead to equal replies."""
+
+    def episodes(python, *overrides):
+        run_dir = tmp_path / str(len(overrides))
+        command = [str(python), "-m", "astuner", "run", str(EXAMPLE / "math_agent.yaml"), "--backbone", "debug"]
+        arguments = ["--no-resume", "--run-dir", str(run_dir), *overrides]
+        done = subprocess.run([*command, *arguments], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        lines = run_dir.with_name(f"{run_dir.name}.debug").joinpath("episodes/debug.jsonl").read_text().splitlines()
+        return {episode["task_id"]: episode for episode in map(json.loads, lines)}
+
+    old = ROOT / ".venv-agentscope-1.0.21" / "bin" / "python"
+    ours, theirs = (
+        episodes(sys.executable),
+        episodes(old, "astuner.rollout.workflow=agentscope1.py->MathAgentWorkflow"),
+    )
+    assert ours.keys() == theirs.keys()
+    for task, episode in ours.items():
+        assert (episode["stop_reason"], theirs[task]["stop_reason"]) == ("completed", "completed")
+        assert len(episode["turns"]) > 1
+        for key in ("tools", "reward"):
+            assert episode[key] == theirs[task][key]
+        for turn, other in zip(episode["turns"], theirs[task]["turns"], strict=True):
+            assert turn["prompt_tokens"] == other["prompt_tokens"]
+            assert turn["reply"] == other["reply"]

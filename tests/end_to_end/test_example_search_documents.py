@@ -66,6 +66,7 @@ def play(*replies: str) -> tuple[float, dict[str, Any]]:
         ((search(TWO_SEARCHES["source"]), ANSWER.lower()), 0.0, 0.0, 1.0),
         ((f"# {TWO_SEARCHES['source']}\n{ANSWER}",), 0.0, 1.0, 0.0),  # what the agent says itself is not read
         ((search(""), "Answer: "), 0.0, 0.0, 0.0),
+        ((search("x").replace("query", "words"), ANSWER), 0.0, 1.0, 0.0),  # a call without the argument
     ],
 )
 def test_an_answer_is_worth_what_the_judge_says(

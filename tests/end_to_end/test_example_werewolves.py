@@ -372,26 +372,20 @@ def test_a_village_on_another_server_plays_and_is_in_no_sample(opponent, monkeyp
     assert made.untrained_tokens == 0
 
 
-def test_every_turn_continues_exactly_and_with_a_formatter_that_rewrites_history_none_does(monkeypatch):
+def test_every_turn_continues_and_with_a_formatter_that_rewrites_the_history_no_turn_does(monkeypatch):
     from agentscope.formatter import OpenAIMultiAgentFormatter
-    from agentscope.message import Msg
     from werewolf_player import Player
 
     episode, _ = episode_of(first_allowed)
     assert continued_share([episode]) == 1.0
 
-    async def observe(self, msg):
-        await self.memory.add(msg)
+    made = Player.__init__
 
-    async def ask(self):
-        formatter = OpenAIMultiAgentFormatter()
-        response = await self.model(await formatter.format([self.rules, *await self.memory.get_memory()]))
-        answer = "".join(block["text"] for block in response.content)
-        await self.memory.add(Msg(self.name, answer, "assistant"))
-        return answer
+    def with_another_formatter(self, name, rules, model):
+        model.formatter = OpenAIMultiAgentFormatter()
+        made(self, name, rules, model)
 
-    monkeypatch.setattr(Player, "observe", observe)
-    monkeypatch.setattr(Player, "_ask", ask)
+    monkeypatch.setattr(Player, "__init__", with_another_formatter)
     rewritten, _ = episode_of(lambda prompt: first_allowed(prompt.replace("\n</history>", "")))
     assert rewritten.output.metadata == episode.output.metadata  # the same game ...
     assert continued_share([rewritten]) == 0.0  # ... and every turn a sequence of its own
@@ -406,27 +400,31 @@ def test_a_player_whose_context_is_full_says_nothing_more_and_the_game_goes_on()
 
 
 def test_a_cancelled_game_stays_cancelled():
-    """AgentScope would turn it into a polite answer, and play on against a model that is gone."""
+    """Otherwise AgentScope returns a polite answer, and the game continues with a model that is gone."""
+    from agentscope.credential import CredentialBase
+    from agentscope.formatter import OpenAIChatFormatter
+    from agentscope.model import ChatModelBase
     from werewolf_player import Player
 
-    async def never(messages):
-        await asyncio.Event().wait()
+    class Never(ChatModelBase):
+        def __init__(self):
+            super().__init__(CredentialBase(), "never", self.Parameters(), stream=False, max_retries=0)
+            self.formatter = OpenAIChatFormatter()
+
+        async def _call_api(self, *args, **kwargs):
+            called.set()
+            await asyncio.Event().wait()
+
+    called = asyncio.Event()
 
     async def cancelled():
-        asking = asyncio.ensure_future(Player("Player 1", "rules", never)(words_msg("Player 1, speak.")))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        asking = asyncio.ensure_future(Player("Player 1", "rules", Never()).answer("Player 1, speak."))
+        await called.wait()
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
 
     asyncio.run(cancelled())
-
-
-def words_msg(text):
-    from agentscope.message import Msg
-
-    return Msg("Moderator", text, "user")
 
 
 @table(("roles", "why"), [(["werewolf"] * 6, "6 werewolves"), (["baker"] * 6, "no role 'baker'")])
