@@ -1,4 +1,4 @@
-"""The math agent with the real AgentScope, 1.x or 2.x, and the real `ModelTuner`; only the model's replies are scripted.
+"""The math agent with the real AgentScope, 1.x or 2.x, the real `ModelTuner` and scripted replies.
 
 `make test-agentscope-1` runs these tests with AgentScope 1.x.
 """
