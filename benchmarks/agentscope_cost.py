@@ -39,9 +39,9 @@ def run(*, quick: bool) -> Report:
             stack.callback(side.close)
             sides[str(side.started)] = side
         newer, older = sides
-        _conversations(report, sides, repeats=2 if quick else 8)
-        _profile(report, newer, sides[newer], count=4 if quick else 64)
-        _step(report, newer, older, sides, repeats=2 if quick else 10)
+        _conversations(report, sides, repeats=2 if quick else 5)
+        _profile(report, newer, sides[newer], count=4 if quick else 16)
+        _step(report, newer, older, sides, repeats=2 if quick else 6)
     return report
 
 

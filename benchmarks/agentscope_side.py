@@ -68,8 +68,10 @@ class Conversations:
 
     async def alone(self) -> None:
         """Run AgentScope's agent with a model that only returns prepared replies."""
+        from astuner.support.collector import leave_out_what_is_loaded
         from benchmarks.instant import agentscope_model
 
+        leave_out_what_is_loaded()  # as `Episodes.make` does for the other parts
         number = next(_numbers)
         agent = self._make_agent(agentscope_model(self._replies()), number)
         _check(await agent.reply(_question(number)))

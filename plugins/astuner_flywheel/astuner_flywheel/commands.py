@@ -75,8 +75,8 @@ def collect(
 
     An application sends its spans to http://127.0.0.1:4318/v1/traces, for example with
     OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318, or with AgentScope 1.x
-    agentscope.init(tracing_url="http://127.0.0.1:4318/v1/traces"). It sends feedback about an answer to POST /feedback. The task reader `tracing` and `astuner data import` read the
-    file, also while this runs.
+    agentscope.init(tracing_url="http://127.0.0.1:4318/v1/traces"). It sends feedback about an answer to POST /feedback.
+    The task reader `tracing` and `astuner data import` read the file, also while this runs.
     """
     from astuner_flywheel.receiver.server import FEEDBACK, TRACES
     from astuner_flywheel.receiver.store import Store

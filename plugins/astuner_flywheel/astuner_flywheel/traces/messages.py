@@ -345,7 +345,7 @@ def _literals(node: ast.expr, names: Sequence[str]) -> dict[str, Any]:
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
         raise Unreadable("the text is no call")
     for keyword in node.keywords:
-        if keyword.arg in names:
+        if keyword.arg is not None and keyword.arg in names:
             try:
                 found[keyword.arg] = ast.literal_eval(keyword.value)
             except (ValueError, TypeError, RecursionError, MemoryError, SyntaxError):
