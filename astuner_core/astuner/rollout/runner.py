@@ -257,7 +257,7 @@ class EpisodeRunner:
         if ended is not None:
             return None, *ended
         if tuner.failure is None:
-            waiting = tuner.find_waiting(output)
+            waiting = None if output is None else tuner.find_waiting(output)
             if waiting is None:
                 return output, None, ""
             return output, StopReason.WORKFLOW_FAILED if waiting.is_answer else None, waiting.message
