@@ -25,18 +25,14 @@ def calculator(expression: str) -> ToolResponse:
     return ToolResponse(content=[TextBlock(type="text", text=text)])
 
 
-# All episodes share this toolkit, because the calculator keeps no state. Create the toolkit in `execute` if a tool
-# has state, such as files or a game.
-toolkit = Toolkit()
-toolkit.register_tool_function(calculator)
-
-
 class MathAgentWorkflow(Workflow):
     """Run one episode: ask the agent and pass its answer to the judge."""
 
     name = "math_agent_workflow"
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        toolkit = Toolkit()  # not shared between episodes: in 1.0.7, each agent registers a tool of its own in it
+        toolkit.register_tool_function(calculator)
         agent = ReActAgent(
             name="math_react_agent",
             sys_prompt=SYSTEM_PROMPT,

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from astuner.contracts.errors import MissingDependency
 from astuner.contracts.messages import parse_arguments
-from astuner_agentscope.face import Tool, ToolAgent, wanted
+from astuner_agentscope.face import wanted
+from astuner_agentscope.tool_agent import Tool, ToolAgent
 
 if TYPE_CHECKING:
     from astuner import ModelTuner

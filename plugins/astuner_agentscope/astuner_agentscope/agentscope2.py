@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from astuner.contracts.errors import MissingDependency
 from astuner.contracts.parts import Waiting
-from astuner_agentscope.face import Tool, ToolAgent, wanted
+from astuner_agentscope.face import wanted
+from astuner_agentscope.tool_agent import Tool, ToolAgent
 
 if TYPE_CHECKING:
     from astuner import ModelTuner, WorkflowOutput

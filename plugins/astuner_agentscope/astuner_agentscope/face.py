@@ -11,8 +11,7 @@ refused by name.
 from __future__ import annotations
 
 import functools
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from importlib import metadata
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,8 @@ from astuner.contracts.errors import MissingDependency, UnsupportedRequest
 from astuner.contracts.parts import AgentScopePart
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from astuner import ModelTuner, WorkflowOutput
     from astuner.contracts.parts import Waiting
 
@@ -37,38 +38,11 @@ class AgentScopeModels(AgentScopePart):
     """The part ``agentscope``."""
 
     def make_model(self, tuner: ModelTuner, agent_name: str, role: str | None) -> Any:
-        return _adapter().model_class()(tuner, agent_name, role)
+        return adapter().model_class()(tuner, agent_name, role)
 
     def find_waiting(self, model: Any, output: WorkflowOutput) -> Waiting | None:
         find: Callable[[WorkflowOutput], Waiting | None] | None = getattr(model, "find_waiting", None)  # not in 1.x
         return None if find is None else find(output)
-
-
-Tool = Callable[..., Any]
-"""A function with type hints and a docstring, plain or async, that returns the text which the model reads."""
-
-
-class ToolAgent(ABC):
-    """An agent of the installed AgentScope that calls tools and answers text with text."""
-
-    @abstractmethod
-    async def reply(self, text: str, sender: str = "user") -> str:
-        """Return the answer to a message; the agent remembers the messages before it."""
-
-
-def make_tool_agent(
-    model: Any, *, name: str, system_prompt: str, tools: Sequence[Tool] = (), max_iters: int = 10
-) -> ToolAgent:
-    """Make AgentScope's own ReAct agent: `ReActAgent` of 1.x, `Agent` of 2.x.
-
-    It prints nothing, calls its tools without asking for permission, and sees no clock.
-
-    :param model: the model in training, `ModelTuner`, or any model of the installed AgentScope.
-    :param max_iters: rounds of reasoning and tool calls in a reply; then it is asked for an answer without tools.
-    :raises MissingDependency: AgentScope is not installed, or a package that it needs is missing.
-    """
-    agent: ToolAgent = _adapter().ReActToolAgent(model, name, system_prompt, tools, max_iters)
-    return agent
 
 
 def wanted(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,7 +60,11 @@ def wanted(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @functools.cache
-def _adapter() -> ModuleType:
+def adapter() -> ModuleType:
+    """Return the module that speaks to the installed AgentScope.
+
+    :raises MissingDependency: AgentScope is not installed, or is neither 1.x nor 2.x.
+    """
     try:
         version = metadata.version("agentscope")
     except metadata.PackageNotFoundError:

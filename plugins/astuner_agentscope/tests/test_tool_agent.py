@@ -159,7 +159,7 @@ def test_a_workflow_with_it_shows_the_same_prompts_in_every_episode(capsys: pyte
 
 @pytest.fixture
 def _uncached() -> Iterator[None]:
-    caches = (face._adapter, agentscope1.model_class, agentscope1._response_types, agentscope2.model_class)
+    caches = (face.adapter, agentscope1.model_class, agentscope1._response_types, agentscope2.model_class)
     for cache in caches:
         cache.cache_clear()
     yield
