@@ -93,7 +93,8 @@ def _conversations(report: Report, sides: Mapping[str, Side], *, repeats: int) -
         "*AgentScope* for 1.x, where the agent does it, and in *the rest* for 2.x, where the model does it. It "
         "takes about 1 µs per block of the complete history at each call. The adapter keeps nothing between calls: "
         "2.x collects all turns of a reply in one message and changes its blocks in place, so their identity proves "
-        "nothing."
+        "nothing. Where *the rest* is negative, it is smaller than the error of the three figures that it is computed "
+        "from."
     )
     report.text(
         "Making an agent with one tool takes "
