@@ -123,6 +123,7 @@ METHODS = {
         "count_prompt_tokens": (
             "(self, messages, tools=None, *, agent_name=None, role=None, tool_choice=None, response_schema=None)"
         ),
+        "find_waiting": "(self, output)",
         "gym_step": "(self, action)",
         "gym_step_async": "(self, action)",
         "leave_out": "(self, turn_indices)",
