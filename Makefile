@@ -83,7 +83,7 @@ $(FRAMEWORKS)/.done: requirements/frameworks.txt $(call projects,agentscope $(AN
 # The oldest and the newest AgentScope 1.x, with everything that README's steps need; .venv has 2.x.
 $(AGENTSCOPE_1:=/.done): .venv-agentscope-%/.done: $(call projects,$(USED) appworld) requirements/constraints.txt
 	$(call environment,$(@D))
-	sed '/^agentscope==/d' requirements/constraints.txt > $(@D)/constraints.txt
+	sed '/^agentscope==/d; /^openai==/d' requirements/constraints.txt > $(@D)/constraints.txt
 	$(@D)/bin/python -m pip install --quiet --constraint $(@D)/constraints.txt torch
 	$(call install,$(@D)) --constraint $(@D)/constraints.txt -e . $(call packages,$(ON_AGENTSCOPE_1) appworld) agentscope==$* pytest pytest-rerunfailures pytest-timeout pytest-xdist
 	touch $@

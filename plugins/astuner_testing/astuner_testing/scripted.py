@@ -76,7 +76,8 @@ class ScriptedModel:
 
     def answer(self, path: str, headers: Mapping[str, str], body: Body) -> tuple[int, Any, Mapping[str, str]]:
         """Status, body and headers for one request."""
-        if self._api_key is not None and headers.get("Authorization") != f"Bearer {self._api_key}":
+        keys = [value for name, value in headers.items() if name.lower() == "authorization"]  # openai 3 writes it small
+        if self._api_key is not None and keys != [f"Bearer {self._api_key}"]:
             return 401, _error("a key is wanted"), {}
         with self._lock:
             self._requests.append(body)
