@@ -85,7 +85,8 @@ $(AGENTSCOPE_1:=/.done): .venv-agentscope-%/.done: $(call projects,$(USED) appwo
 	$(call environment,$(@D))
 	sed '/^agentscope==/d; /^openai==/d' requirements/constraints.txt > $(@D)/constraints.txt
 	$(@D)/bin/python -m pip install --quiet --constraint $(@D)/constraints.txt torch
-	$(call install,$(@D)) --constraint $(@D)/constraints.txt -e . $(call packages,$(ON_AGENTSCOPE_1) appworld) agentscope==$* pytest pytest-rerunfailures pytest-timeout pytest-xdist
+	$(call install,$(@D)) --constraint $(@D)/constraints.txt -e . $(call packages,$(ON_AGENTSCOPE_1) appworld view) agentscope==$* pytest pytest-rerunfailures pytest-timeout pytest-xdist
+	$(call install,$(@D)) --no-deps $(call packages,$(LIGHT))  # README's commands name them
 	touch $@
 
 # AppWorld cannot live beside ASTuner (pydantic 1, Python 3.11 to 3.13). Its apps are unpacked into that environment, on

@@ -335,7 +335,7 @@ def test_what_a_user_says_makes_no_control_token(template: str, data: st.DataObj
 def test_the_bytes_of_all_tokens_are_the_text(template: str, text: str) -> None:
     known = codec(template).template
     ids = known.encode(text)
-    if "\ufffd" in known.decode(ids) and "\ufffd" not in text:  # a character of `LOST`
+    if known.decode(ids).count("\ufffd") > text.count("\ufffd"):  # a character of `LOST`
         return
     parts = known.token_bytes(ids)
     assert None not in parts

@@ -107,7 +107,7 @@ def model_class() -> Any:
             A call of an external tool may itself be the answer; it counts only if the workflow returned the notice.
             """
             returned = (output.response, *output.metadata.values())
-            is_answer = any(WAITING_NOTICE in str(value) for value in returned)
+            is_answer = any(isinstance(value, str) and WAITING_NOTICE in value for value in returned)
             for call in self._calls:
                 if call.state == ToolCallState.ASKING:
                     return Waiting(_ask_permission(self.agent_name, call.name), is_answer)
