@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from astuner.contracts.errors import MissingDependency
+from astuner.contracts.errors import MissingDependency, safe_text
 from astuner.contracts.parts import Waiting
 from astuner_agentscope.face import wanted
 from astuner_agentscope.tool_agent import Tool, ToolAgent
@@ -106,12 +106,15 @@ def model_class() -> Any:
 
             A call of an external tool may itself be the answer; it counts only if the workflow returned the notice.
             """
+            waiting = [call for call in self._calls if call.state in (ToolCallState.ASKING, ToolCallState.SUBMITTED)]
+            if not waiting:
+                return None
             returned = (output.response, *output.metadata.values())
-            is_answer = any(isinstance(value, str) and WAITING_NOTICE in value for value in returned)
-            for call in self._calls:
+            is_answer = any(WAITING_NOTICE in safe_text(value) for value in returned)
+            for call in waiting:
                 if call.state == ToolCallState.ASKING:
                     return Waiting(_ask_permission(self.agent_name, call.name), is_answer)
-                if call.state == ToolCallState.SUBMITTED and is_answer:
+                if is_answer:
                     return Waiting(_ask_result(self.agent_name, call.name), is_answer)
             return None
 

@@ -152,8 +152,8 @@ async def _ask_by_tool_2(model: Any, messages: Any, structure: type[BaseModel], 
     try:
         response = await model.generate_structured_output(messages, structure, tool_choice=choice, **fields)
     except StructuredOutputError as e:
-        told = f"its answer does not have the required form: {e}"
-        raise NoReply(told, again=True, billed=True, about_question=True) from None
+        message = f"its answer does not have the required form: {e}"
+        raise NoReply(message, again=True, billed=True, about_question=True) from None
     return _reply(json.dumps(response.content, ensure_ascii=False), response)
 
 

@@ -13,8 +13,8 @@ from agentscope.message import UserMsg
 from agentscope.permission import PermissionContext, PermissionMode
 from agentscope.state import AgentState
 from agentscope.tool import FunctionTool, ToolChoice, Toolkit
+from agentscope_2x_parts import SUMMARY, Answer, multiply
 from harness import call, play, story, tell, thinking_template
-from pydantic import BaseModel
 
 from astuner import WorkflowOutput
 from astuner.testing import FakeEngine
@@ -23,20 +23,6 @@ logging.getLogger("as").setLevel(logging.CRITICAL)
 
 
 ROLES = "  agents:\n    wolf: {}\n    villager:\n      train: false"
-
-
-class Answer(BaseModel):
-    result: int
-
-
-async def multiply(a: int, b: int) -> str:
-    """Multiply two numbers.
-
-    Args:
-        a (int): one
-        b (int): the other
-    """
-    return str(a * b)
 
 
 def build(model: Any, *, tools: bool = True, max_iters: int = 10, injected: bool = False, **options: Any) -> Agent:
@@ -154,11 +140,7 @@ async def responses(tuner: Any) -> WorkflowOutput:
 
 
 FINISH = call('{"result": 42}', "GenerateStructuredOutput")
-SUMMARY = call(
-    '{"task_overview": "t", "current_state": "c", "important_discoveries": "i", "next_steps": "n", '
-    '"context_to_preserve": "p"}',
-    "generate_structured_output",
-)
+SUMMARY_CALL = call(SUMMARY, "generate_structured_output")
 
 tell(
     {
@@ -233,7 +215,7 @@ tell(
                 conversation(
                     "x" * 400, "y" * 400, tools=False, context_size=200, context_config=ContextConfig(reserve_ratio=0.1)
                 ),
-                lambda prompt: SUMMARY if "generate_structured_output" in prompt else "fine",
+                lambda prompt: SUMMARY_CALL if "generate_structured_output" in prompt else "fine",
             )
         ),
         "responses": story(play(responses, [call(), call()])),

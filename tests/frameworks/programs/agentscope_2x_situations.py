@@ -25,8 +25,8 @@ from agentscope.middleware import MiddlewareBase
 from agentscope.permission import PermissionBehavior, PermissionContext, PermissionDecision, PermissionMode
 from agentscope.state import AgentState
 from agentscope.tool import FunctionTool, ToolBase, Toolkit
+from agentscope_2x_parts import SUMMARY, Answer, multiply
 from harness import account, call, play, story, tell, thinking_template
-from pydantic import BaseModel
 
 from astuner import WorkflowOutput
 from astuner.contracts.errors import ModelFailed
@@ -37,26 +37,8 @@ logging.getLogger("as").setLevel(logging.CRITICAL)
 ALLOW = PermissionDecision(behavior=PermissionBehavior.ALLOW, message="")
 DENY = PermissionDecision(behavior=PermissionBehavior.DENY, message="Multiplying is forbidden.")
 QUESTION = UserMsg(name="user", content="6 times 7?")
-SUMMARY = (
-    '{"task_overview": "t", "current_state": "c", "important_discoveries": "i", "next_steps": "n", '
-    '"context_to_preserve": "p"}'
-)
 SUMMARISE = "generate_structured_output"
 Work = Callable[[Any], Awaitable[WorkflowOutput]]
-
-
-class Answer(BaseModel):
-    result: int
-
-
-async def multiply(a: int, b: int) -> str:
-    """Multiply two numbers.
-
-    Args:
-        a (int): one
-        b (int): the other
-    """
-    return str(a * b)
 
 
 async def fail(a: int, b: int) -> str:
