@@ -1,11 +1,7 @@
 """A skater: an AgentScope agent that crosses the lake, one move per answer."""
 
-from agentscope.agent import Agent, InjectionConfig
-from agentscope.message import UserMsg
-
 from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
-
-NO_CLOCK = InjectionConfig(inject_runtime_state=False)  # without it, the prompt contains the time
+from astuner_agentscope import make_tool_agent
 
 
 class FrozenLakeWorkflow(Workflow):
@@ -15,15 +11,10 @@ class FrozenLakeWorkflow(Workflow):
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         rules, first = workflow_task.task.init_messages  # the environment has been reset: this is what it said
-        agent = Agent(
-            name="skater",
-            system_prompt=rules["content"],
-            model=model_tuner,  # this makes the agent trainable
-            injection_config=NO_CLOCK,
-        )
+        agent = make_tool_agent(model_tuner, name="skater", system_prompt=rules["content"])
         seen, over, info, unreadable = first["content"], False, {}, 0
         while not over and not model_tuner.context_overflow:
-            move = (await agent.reply(UserMsg("lake", seen))).get_text_content() or ""
+            move = await agent.reply(seen, "lake")
             seen, _, over, info = await model_tuner.gym_step_async({"role": "assistant", "content": move})
             unreadable += seen.startswith("No move found")
         moves = info.get("steps", 0)

@@ -3,13 +3,10 @@
 import re
 from collections.abc import Mapping
 
-from agentscope.agent import Agent, InjectionConfig
-from agentscope.message import UserMsg
-
 from astuner import Judge, JudgeOutput, ModelTuner, Workflow, WorkflowOutput, WorkflowTask
+from astuner_agentscope import make_tool_agent
 
 SYSTEM_PROMPT = "You book tables. Note in brackets what you know, then ask for one thing, or book."
-NO_CLOCK = InjectionConfig(inject_runtime_state=False)  # without it, the prompt contains the time
 QUESTIONS = {"people": "How many people?", "day": "Which day?", "hour": "What time?"}
 ASKED = {"people": r"\bhow many\b", "day": r"\b(which|what) day\b", "hour": r"\bwhat time\b"}
 """By which words the guest knows what a question asks for."""
@@ -49,15 +46,10 @@ class Waiter(Workflow):
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         guest = Guest(workflow_task.task.metadata["wish"])
-        agent = Agent(
-            name="waiter",
-            system_prompt=SYSTEM_PROMPT,
-            model=model_tuner,  # this makes the agent trainable
-            injection_config=NO_CLOCK,
-        )
+        agent = make_tool_agent(model_tuner, name="waiter", system_prompt=SYSTEM_PROMPT)
         heard, booked = workflow_task.task.main_query, None
         while booked is None and len(guest.asked) < 4 and not model_tuner.context_overflow:
-            said = ((await agent.reply(UserMsg("guest", heard))).get_text_content() or "").strip()
+            said = (await agent.reply(heard, "guest")).strip()
             booked = BOOKING.fullmatch(said)
             heard = guest.answer(said) if booked is None else ""
         return WorkflowOutput(metadata={"booked": booked and booked.groups(), "asked": guest.asked})

@@ -3,20 +3,14 @@
 import functools
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from agentscope.agent import Agent, InjectionConfig, ReActConfig
-from agentscope.message import TextBlock, ToolResultBlock, UserMsg
-from agentscope.permission import PermissionBehavior, PermissionDecision
-from agentscope.tool import FunctionTool, Toolkit
-
 from astuner import Judge, JudgeOutput, ModelTuner, Workflow, WorkflowOutput, WorkflowTask
+from astuner_agentscope import make_tool_agent
 
 SYSTEM_PROMPT = "Search the documents. Quote what you go by."
 HERE = Path(__file__).parent
-ALLOW = PermissionDecision(behavior=PermissionBehavior.ALLOW, message="")  # without it, AgentScope asks a person
-NO_CLOCK = InjectionConfig(inject_runtime_state=False)  # without it, the prompt contains the time
 
 
 def sections(folder: Path) -> Iterator[tuple[str, str]]:
@@ -43,9 +37,13 @@ class Index:
 
 
 @functools.cache
-def toolkit(folder: Path) -> Toolkit:
-    """Return the toolkit for a folder. Episodes share it, because the search keeps no state."""
-    index = Index(sections(folder))
+def open_index(folder: Path) -> Index:
+    """Return the index of a folder. Episodes share it, because a search changes nothing."""
+    return Index(sections(folder))
+
+
+def make_tool(index: Index, read: list[str]) -> Callable[[str], str]:
+    """Return the librarian's tool. It adds each text that it returns to ``read``."""
 
     def search(query: str) -> str:
         """Find the document that fits best.
@@ -53,35 +51,21 @@ def toolkit(folder: Path) -> Toolkit:
         Args:
             query (str): Words that are in it.
         """
-        return index.best(query) or "nothing found"
+        read.append(index.best(query) or "nothing found")
+        return read[-1]
 
-    return Toolkit(tools=[FunctionTool(search, permission=ALLOW)])
-
-
-def texts(result: ToolResultBlock) -> list[str]:
-    """Return the texts of a tool's result. AgentScope's own errors are a plain string."""
-    if isinstance(result.output, str):
-        return [result.output]
-    return [block.text for block in result.output if isinstance(block, TextBlock)]
+    return search
 
 
 class Librarian(Workflow):
     """One episode: a question, searches, an answer."""
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
-        task = workflow_task.task
-        agent = Agent(
-            name="librarian",
-            system_prompt=SYSTEM_PROMPT,
-            model=model_tuner,  # this makes the agent trainable
-            toolkit=toolkit(HERE / "documents" / task.metadata["documents"]),
-            react_config=ReActConfig(max_iters=4),
-            injection_config=NO_CLOCK,
-        )
-        reply = await agent.reply(UserMsg("user", task.main_query))
-        results = [block for message in agent.state.context for block in message.get_content_blocks("tool_result")]
-        read = [text for result in results for text in texts(result)]
-        return WorkflowOutput(metadata={"final_answer": reply.get_text_content() or "", "read": read})
+        task, read = workflow_task.task, list[str]()
+        search = make_tool(open_index(HERE / "documents" / task.metadata["documents"]), read)
+        agent = make_tool_agent(model_tuner, name="librarian", system_prompt=SYSTEM_PROMPT, tools=[search], max_iters=4)
+        answer = await agent.reply(task.main_query)
+        return WorkflowOutput(metadata={"final_answer": answer, "read": read})
 
 
 class RightAndRead(Judge):

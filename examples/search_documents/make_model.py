@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from librarian import SYSTEM_PROMPT, Index, toolkit
+from agentscope.tool import FunctionTool, Toolkit  # 2.x
+from librarian import SYSTEM_PROMPT, Index, make_tool
 from make_tasks import FACTS, HERE, World
 
 from astuner_local.tiny.make import make_talker
@@ -60,7 +61,8 @@ def make_model(folder: Path, steps: int = STEPS, worlds: int = WORLDS) -> float:
     """Make tokenizer and model in ``folder``; returns the last step's loss on what the librarian says."""
     rng = random.Random(0)
     shown = [said for seed in range(1, worlds + 1) for said in conversations(World("train", seed), rng)]
-    return make_talker(folder, shown, asyncio.run(toolkit(Path()).get_tool_schemas()), steps=steps)
+    toolkit = Toolkit(tools=[FunctionTool(make_tool(Index([]), []))])
+    return make_talker(folder, shown, asyncio.run(toolkit.get_tool_schemas()), steps=steps)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from shop import PROPERTIES, SYSTEM_PROMPT, answer, toolkit
+from agentscope.tool import FunctionTool, Toolkit  # 2.x
+from shop import PROPERTIES, SYSTEM_PROMPT, answer, make_tool
 
 HERE = Path(__file__).parent
 WORDINGS = yaml.safe_load((HERE / "wordings.yaml").read_text(encoding="utf-8"))
@@ -57,7 +58,7 @@ def demonstration(task: dict[str, Any]) -> dict[str, Any]:
             {"role": "tool", "tool_call_id": "1", "name": "look_up", "content": number},
             {"role": "assistant", "content": answer(number)},
         ],
-        "tools": asyncio.run(toolkit({}).get_tool_schemas()),
+        "tools": asyncio.run(Toolkit(tools=[FunctionTool(make_tool({}))]).get_tool_schemas()),
     }
 
 

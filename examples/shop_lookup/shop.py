@@ -1,19 +1,13 @@
 """A clerk: an AgentScope agent that looks a number up with a tool, then says it; and the judge of its answers."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from agentscope.agent import Agent, InjectionConfig, ReActConfig
-from agentscope.message import UserMsg
-from agentscope.permission import PermissionBehavior, PermissionDecision
-from agentscope.tool import FunctionTool, Toolkit
-
 from astuner import Judge, JudgeOutput, ModelTuner, Workflow, WorkflowOutput, WorkflowTask
+from astuner_agentscope import make_tool_agent
 
 SYSTEM_PROMPT = "You are the clerk of a shop. Look up the number that is asked for, then say it."
-ALLOW = PermissionDecision(behavior=PermissionBehavior.ALLOW, message="")  # without it, AgentScope asks a person
-NO_CLOCK = InjectionConfig(inject_runtime_state=False)  # without it, the prompt contains the time
 PROPERTIES = ("price", "stock", "weight")
 
 
@@ -22,8 +16,8 @@ def answer(number: str) -> str:
     return f"It is {number}."
 
 
-def toolkit(shelves: Mapping[str, Mapping[str, int]]) -> Toolkit:
-    """Return the clerk's toolkit, whose only tool reads ``shelves``: thing -> property -> number."""
+def make_tool(shelves: Mapping[str, Mapping[str, int]]) -> Callable[[str, str], str]:
+    """Return the clerk's tool, which reads ``shelves``: thing -> property -> number."""
 
     def look_up(thing: str, what: str) -> str:
         """Look up a number of a thing in the shop.
@@ -35,7 +29,7 @@ def toolkit(shelves: Mapping[str, Mapping[str, int]]) -> Toolkit:
         number = shelves.get(thing, {}).get(what)
         return f"there is no {what} of {thing}" if number is None else str(number)
 
-    return Toolkit(tools=[FunctionTool(look_up, permission=ALLOW)])
+    return look_up
 
 
 class Clerk(Workflow):
@@ -43,16 +37,9 @@ class Clerk(Workflow):
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         task = workflow_task.task
-        agent = Agent(
-            name="clerk",
-            system_prompt=SYSTEM_PROMPT,
-            model=model_tuner,
-            toolkit=toolkit({task.metadata["thing"]: task.metadata["shelf"]}),
-            react_config=ReActConfig(max_iters=2),
-            injection_config=NO_CLOCK,
-        )
-        reply = await agent.reply(UserMsg("user", task.main_query))
-        return WorkflowOutput(metadata={"final_answer": reply.get_text_content() or ""})
+        look_up = make_tool({task.metadata["thing"]: task.metadata["shelf"]})
+        agent = make_tool_agent(model_tuner, name="clerk", system_prompt=SYSTEM_PROMPT, tools=[look_up], max_iters=2)
+        return WorkflowOutput(metadata={"final_answer": await agent.reply(task.main_query)})
 
 
 class RightNumber(Judge):

@@ -2,7 +2,7 @@
 
 It is shown games in which everybody speaks and chooses at random, and nothing else.  So it knows how the words and
 the boxes of this game look, and nothing about whom to choose: that is left to the training.  The games come from
-the example's own workflow, played by scripted models, so what is shown is exactly what is asked.
+the example's own table, played by scripted players, so what is shown is exactly what is asked.
 
 Drawn from the seed with one thread; on another kind of CPU the weights may differ in their last bits.
 """
@@ -17,12 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from agentscope.credential import CredentialBase
-from agentscope.formatter import OpenAIChatFormatter
-from agentscope.message import Msg, TextBlock
-from agentscope.model import ChatModelBase, ChatResponse
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
-from werewolf_player import Player
+from werewolf_player import MODERATOR, Player
 from werewolf_rules import SEVEN, Game
 from werewolf_table import Table
 from werewolf_words import rules_for
@@ -38,42 +34,40 @@ ANY_NUMBER, UNCLEAR = 0.1, 0.05
 Transcript = list[dict[str, str]]
 
 
-class Parrot(ChatModelBase):
-    """An AgentScope chat model that returns a fitting sentence, drawn at random."""
+class ScriptedPlayer(Player):
+    """A player that says something fitting, drawn at random, and keeps its conversation."""
 
-    def __init__(self, rng: random.Random, players: int) -> None:
-        super().__init__(CredentialBase(), "parrot", self.Parameters(), stream=False, max_retries=0, context_size=10**9)
-        self.formatter = OpenAIChatFormatter()
-        self.rng, self.players = rng, players
+    def __init__(self, name: str, rules: str, rng: random.Random) -> None:
+        super().__init__(name, rules, model=None)
+        self.rng = rng
+        self.transcript: Transcript = []
 
-    async def _call_api(
-        self, model_name: str, messages: Sequence[Msg], *arguments: Any, **options: Any
-    ) -> ChatResponse:
-        asked = (messages[-1].get_text_content() or "").rpartition("\n")[2]
-        everybody = list(range(1, self.players + 1))
-        on_offer = [int(number) for number in asked.rpartition(": ")[2].split()] if "hoose" in asked else []
-        number = self.rng.choice(on_offer if on_offer and self.rng.random() >= ANY_NUMBER else everybody)
+    async def answer(self, question: str) -> str:
+        """Draw an answer, and record it with everything heard since the last one."""
+        self.hear(MODERATOR, question)
+        offered = [int(number) for number in question.rpartition(": ")[2].split()] if "hoose" in question else []
+        number = self.rng.choice(offered if offered and self.rng.random() >= ANY_NUMBER else range(1, len(SEVEN) + 1))
         text = self.rng.choice((f"I suspect player {number}.", f"Player {number} is a werewolf.", "I am a villager."))
-        if on_offer and self.rng.random() >= UNCLEAR:
+        if offered and self.rng.random() >= UNCLEAR:
             text += f" \\boxed{{{number}}}"
-        return ChatResponse(content=[TextBlock(text=text)], is_last=True)
+        self.transcript += [
+            {"role": "user", "content": "\n".join(self.heard)},
+            {"role": "assistant", "content": text},
+        ]
+        self.heard = []
+        return text
 
 
 async def play(rng: random.Random) -> list[Transcript]:
-    """What every player of one game read and said."""
+    """Return what every player of one game read and said."""
     game = Game(rng.sample(SEVEN, len(SEVEN)))
-    parrot = Parrot(rng, len(SEVEN))
-    players = {n: Player(f"Player {n}", rules_for(game, n), parrot) for n in game.living}
+    players = {n: ScriptedPlayer(f"Player {n}", rules_for(game, n), rng) for n in game.living}
     await Table(game, players, rng.choice(game.living)).play()
-    transcripts = []
-    for player in players.values():
-        said = [
-            {"role": message.role, "content": message.get_text_content() or ""}
-            for message in player.agent.state.context
-        ]
-        if said:  # a player who dies in the first night has said nothing
-            transcripts.append([{"role": "system", "content": player.rules}, *said])
-    return transcripts
+    return [
+        [{"role": "system", "content": player.rules}, *player.transcript]
+        for player in players.values()
+        if player.transcript  # a player who dies in the first night has said nothing
+    ]
 
 
 def games(rng: random.Random, count: int) -> list[Transcript]:

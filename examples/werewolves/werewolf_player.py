@@ -10,14 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentscope.agent import Agent, InjectionConfig, ReActConfig
-from agentscope.message import TextBlock, UserMsg
-
 from astuner.contracts.errors import ContextOverflow, TurnLimitReached
+from astuner_agentscope import make_tool_agent
 
 MODERATOR = "Moderator"
-NO_CLOCK = InjectionConfig(inject_runtime_state=False)  # without it, the prompt contains the time
-STAY_CANCELLED = ReActConfig(interruption_raise_cancelled_error=True)  # without it, the game continues after its end
 
 
 class Player:
@@ -30,7 +26,7 @@ class Player:
     def __init__(self, name: str, rules: str, model: Any) -> None:
         self.name = name
         self.rules = rules
-        self.agent = Agent(name, rules, model=model, react_config=STAY_CANCELLED, injection_config=NO_CLOCK)
+        self.agent = make_tool_agent(model, name=name, system_prompt=rules)
         self.heard: list[str] = []
         self.is_silent = False
         """The context is full, or all model calls are used up: this player says nothing more."""
@@ -46,11 +42,7 @@ class Player:
             return ""
         heard, self.heard = "\n".join(self.heard), []
         try:
-            reply = await self.agent.reply(UserMsg("table", heard))
+            return await self.agent.reply(heard, "table")
         except (ContextOverflow, TurnLimitReached):  # the game continues, and the episode's stop reason reports it
             self.is_silent = True
             return ""
-        answer = reply.get_text_content() or ""
-        if not answer:  # AgentScope omits it from the next request, which then would not continue this one
-            self.agent.state.append_context(self.name, [TextBlock(text="")])
-        return answer

@@ -139,10 +139,13 @@ class ReActToolAgent(ToolAgent):
         )
 
     async def reply(self, text: str, sender: str = "user") -> str:
-        from agentscope.message import UserMsg
+        from agentscope.message import TextBlock, UserMsg
 
         reply = await self.agent.reply(UserMsg(name=sender, content=text))
-        return reply.get_text_content() or ""
+        answer = reply.get_text_content() or ""
+        if not answer:  # AgentScope omits an empty reply, and then the next request would not continue this one
+            self.agent.state.append_context(self.agent.name, [TextBlock(text="")])
+        return answer
 
 
 def _make_toolkit(*tools: Tool) -> Any:
