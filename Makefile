@@ -51,7 +51,8 @@ TESTED := env[gymnasium,reasoning-gym] export[check,gguf] trackers[mlflow,otel,t
 LIGHT := ray trinity verl
 ANY_FRAMEWORK := checks compat debug env families gateway helpers http models record report sandbox testing trackers
 ON_AGENTSCOPE_1 := $(USED:agentscope=agentscope[agentscope1])
-ON_BOTH_AGENTSCOPES := $(addprefix plugins/astuner_,agentscope/tests appworld/tests/test_appworld_plugin.py helpers/tests/test_helper_models_agentscope.py math/tests/test_math_workflow.py sandbox/tests/test_sandbox_tool.py trackers/tests/test_studio.py)
+ON_BOTH_AGENTSCOPES := $(addprefix plugins/astuner_,agentscope/tests appworld/tests/test_appworld_plugin.py helpers/tests/test_helper_models_agentscope.py math/tests/test_math_workflow.py sandbox/tests/test_sandbox_tool.py trackers/tests/test_studio.py env/tests/worlds/test_example.py)
+ON_BOTH_AGENTSCOPES += $(addprefix tests/end_to_end/test_example_,learning_to_ask.py search_documents.py werewolves.py)
 ON_VERL := $(USED) ray ray/cpu verl verl/cpu
 ON_TRINITY := $(USED) ray ray/cpu trinity trinity/cpu
 ON_LLAMA_CPP := export[check,gguf] local models objectives record
@@ -85,7 +86,7 @@ $(AGENTSCOPE_1:=/.done): .venv-agentscope-%/.done: $(call projects,$(USED) appwo
 	$(call environment,$(@D))
 	sed '/^agentscope==/d; /^openai==/d' requirements/constraints.txt > $(@D)/constraints.txt
 	$(@D)/bin/python -m pip install --quiet --constraint $(@D)/constraints.txt torch
-	$(call install,$(@D)) --constraint $(@D)/constraints.txt -e . $(call packages,$(ON_AGENTSCOPE_1) appworld view) agentscope==$* pytest pytest-rerunfailures pytest-timeout pytest-xdist
+	$(call install,$(@D)) --constraint $(@D)/constraints.txt -e . $(call packages,$(ON_AGENTSCOPE_1) appworld view) agentscope==$* hypothesis pytest pytest-rerunfailures pytest-timeout pytest-xdist
 	$(call install,$(@D)) --no-deps $(call packages,$(LIGHT))  # README's commands name them
 	touch $@
 

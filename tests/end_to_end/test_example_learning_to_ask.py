@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -46,6 +47,7 @@ def play(*replies: str) -> tuple[float, bool, dict[str, Any]]:
 PEOPLE, DAY, HOUR = WAITER.QUESTIONS.values()
 
 
+@pytest.mark.skipif(version("agentscope") == "1.0.7", reason="its agent repeats an empty reply")
 @table(
     ("replies", "reward", "success"),
     [

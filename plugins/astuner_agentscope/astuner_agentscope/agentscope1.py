@@ -97,11 +97,14 @@ class ReActToolAgent(ToolAgent):
         self.agent.set_console_output_enabled(False)
 
     async def reply(self, text: str, sender: str = "user") -> str:
-        from agentscope.message import Msg
+        from agentscope.message import Msg, TextBlock
 
         # reply(), not agent(...), which turns a cancelled episode into a polite answer
         reply = await self.agent.reply(Msg(sender, text, role="user"))
-        return reply.get_text_content() or ""
+        answer = reply.get_text_content() or ""
+        if not answer:  # AgentScope omits an empty reply, and then the next request would not continue this one
+            await self.agent.memory.add(Msg(self.agent.name, [TextBlock(type="text", text="")], "assistant"))
+        return answer
 
 
 def _returns_response(tool: Tool) -> Callable[..., Any]:

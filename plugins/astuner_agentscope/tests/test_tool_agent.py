@@ -106,6 +106,18 @@ def test_it_remembers_the_messages_before() -> None:
     assert not any(tools_of(turn) for turn in bench.recorder.turns)
 
 
+@pytest.mark.skipif(VERSION == "1.0.7", reason="its agent repeats an empty reply")
+def test_the_message_after_an_empty_reply_continues_the_conversation() -> None:
+    bench = Bench("four", "", "five")
+    agent = agent_of(bench)
+
+    async def work() -> list[str]:
+        return [await agent.reply(text) for text in ("2 + 2?", "Sure?", "2 + 3?")]
+
+    assert asyncio.run(work()) == ["four", "", "five"]
+    assert bench.continued == [None, 0, 1]
+
+
 def test_after_max_iters_it_answers() -> None:
     bench = Bench(call(), "It is 42.")
     assert asyncio.run(agent_of(bench, multiply, max_iters=1).reply("6 times 7?")) == "It is 42."
