@@ -60,7 +60,7 @@ def run(folder: Path, workflow: str, tasks: list[dict[str, Any]], **keys: Any) -
                     "rollout": {
                         "workflow": workflow,
                         "num_repeat": 2,
-                        "temperature": 2.0,  # in about a third of the replies the tokens differ from encoding their text again
+                        "temperature": 2.0,  # for about a third of replies, encoding the text gives other tokens
                         "max_response_length_in_one_turn": 24,
                         "max_model_len": 800,
                         "max_retries": 0,
