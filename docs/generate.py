@@ -52,12 +52,13 @@ def commands() -> str:
     import typer
 
     from astuner.cli import COMMANDS, app
+    from astuner.contracts.hookspecs import is_hidden
 
     without = [word for dist in others() for word in ("-p", f"no:{dist}")]
     context = _context(typer.main.get_command(app), "astuner", None, without)
     texts = [_help(context)]
-    brought = [name for _, name, _ in manager().offers("command")]
-    for name in [*COMMANDS, *brought]:
+    provided = [name for _, name, provider in manager().offers("command") if not is_hidden(provider)]
+    for name in [*COMMANDS, *provided]:
         command = _context(context.command.get_command(context, name), name, context)
         texts.append(_help(command))
         for sub in command.command.list_commands(command) if hasattr(command.command, "list_commands") else ():
