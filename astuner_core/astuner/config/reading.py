@@ -54,9 +54,7 @@ def read_file(path: Path, report: Report) -> Tree:
         if node is None:
             raise ConfigError(f"{source}: file is empty; create an experiment with `astuner new experiment NAME`")
         if not isinstance(node, yaml.MappingNode):
-            raise ConfigError(
-                f"{source}:{node.start_mark.line + 1}:1: expected the section `astuner:` with keys below it"
-            )
+            raise ConfigError(f"{source}:{node.start_mark.line + 1}:1: expected `astuner:` with keys below it")
         places = _Places(report)
         places.walk(node, ())
         report.raise_problems()
@@ -121,9 +119,7 @@ def read_overrides(overrides: Sequence[str], roots: Sequence[str], report: Repor
         if not sep or not all(parts) or len(parts) > MAX_DEPTH:
             report.problem(place, f"{text!r} is not an override; write KEY=VALUE, e.g. astuner.rollout.num_repeat=8")
         elif parts[0] not in roots:
-            report.problem(
-                place, f"{text!r} does not start with a root section; {_instead(key.strip(), value, report)}"
-            )
+            report.problem(place, f"{text!r} does not start with a section; {_instead(key.strip(), value, report)}")
         elif len(parts) == 1:
             report.problem(place, f"{text!r} would replace a complete root section; set one key: {key}.KEY=VALUE")
         else:
@@ -140,7 +136,7 @@ def read_overrides(overrides: Sequence[str], roots: Sequence[str], report: Repor
 
 
 def _instead(key: str, value: str, report: Report) -> str:
-    """Return what to write instead of a ``key`` that does not start with a root section."""
+    """Return what to write instead of a ``key`` that does not start with a section."""
     if meant := report.whole_keys(key):
         whole = value.lstrip().startswith("{")  # a mapping with all keys of a section
         below = [f"{name}.KEY=VALUE" if inner and not whole else f"{name}={value}" for name, inner in meant.items()]

@@ -123,7 +123,7 @@ class Sections:
             self.report.problem(self.tree.place(key), f"{dotted(key)}: {e}")
             return None
         if reference not in (found.full_name, f"{found.plugin.name}/{found.name}"):
-            self.report.note(f"{dotted(key)}: {reference!r} was renamed to {found.full_name!r}", self.tree.place(key))
+            self.report.note(f"{dotted(key)}: {reference!r} is now {found.full_name!r}", self.tree.place(key))
         self.tree.put(key, found.full_name)
         return found
 
@@ -167,7 +167,7 @@ class Sections:
             tree.remove(key)
             return
         if key != settled:
-            self.report.note(f"{dotted(key)} was renamed to {dotted(settled)}", tree.place(key))
+            self.report.note(f"{dotted(key)} is now {dotted(settled)}", tree.place(key))
             tree.move(key, settled)
         seen[settled] = found
 

@@ -134,7 +134,7 @@ def safe_text(value: Any, spell: Callable[[Any], str] = str) -> str:
         text = without_secrets(str.__str__(spell(value)))
     except BaseException as e:
         let_the_person_stop(e)
-        return f"<{type(value).__name__} (converting it to text raised {type(e).__name__})>"
+        return f"<{type(value).__name__}, whose text cannot be made: {type(e).__name__}>"
     return text if len(text) <= 2 * LONGEST_TEXT else f"{text[:LONGEST_TEXT]}… ({len(text):,} characters)"
 
 

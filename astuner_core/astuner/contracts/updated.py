@@ -23,7 +23,7 @@ def missed(row: Row) -> str:
     nothing = [value == 1 for name, value in row.items() if _is(name, "nothing_learnable")]
     if not nothing or not all(nothing):
         skipped = total(row, "skipped_steps") and total(row, "optimizer_steps") == 0
-        return "all updates were skipped because the loss or gradient was not finite" if skipped else ""
+        return "every update was left out, since loss or gradient was not finite" if skipped else ""
     return _reason(row)
 
 

@@ -71,7 +71,7 @@ def _version_note(module: ModuleType, error: BaseException) -> str:
     installed = distribution_of(_file_of(module) or "")
     if not installed or distribution_of(_asking_file(error)) == installed:  # a package's own import
         return ""
-    return f" ({installed} is installed; the file may require a different version)"
+    return f" ({installed} is installed; the file may be written for another version)"
 
 
 def _asking_file(error: BaseException) -> str:

@@ -93,7 +93,7 @@ def find_offer(manager: PluginManager, kind: str, reference: str) -> Offer:
     matches = matches or [o for o in everything if _colon(reference) in map(_colon, o.provider.aliases)]
     if len(matches) > 1:
         choices = " or ".join(f"{o.plugin.name}/{o.name}" for o in matches)
-        raise AmbiguousName(f"{len(matches)} plugins register the {kind} {reference!r}; use {choices}")
+        raise AmbiguousName(f"{len(matches)} plugins register the {kind} {reference!r}; write {choices}")
     if not matches:
         raise UnknownName(_unknown(manager, kind, reference))
     return matches[0]

@@ -129,7 +129,7 @@ def _from_file(where: str, folders: list[Path], reference: str) -> ModuleType:
     if path is None:
         beside = [file.name for folder in tried for file in folder.parent.glob("*.py")]
         looked = " or ".join(map(str, tried))
-        raise UnknownName(f"{reference!r}: file not found: {looked}{close_name(Path(where).name, beside)}")
+        raise UnknownName(f"{reference!r}: no such file: {looked}{close_name(Path(where).name, beside)}")
     name = user_module(path)
     if (loaded := sys.modules.get(name)) is not None:
         return loaded

@@ -176,7 +176,7 @@ def test_fields_can_be_named(tmp_path):
 
 def test_a_bad_row_stops_with_its_place_or_is_skipped_and_counted_once(tmp_path):
     rows(question=["a", None, "", "d"], answer=["1"] * 4).save_to_disk(tmp_path / "one")
-    with pytest.raises(DataError, match=r"^one\[train\] row 1: it has no field"):
+    with pytest.raises(DataError, match=r"^one\[train\] row 1: field .* is missing"):
         read(tmp_path, "one")
     source = reader(tmp_path, "one", on_bad_line="skip")
     for _ in range(2):
