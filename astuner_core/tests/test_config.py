@@ -92,8 +92,8 @@ def test_all_mistakes_at_once_in_file_order(write):
         "exp.yaml:22:1: unknown section rolout; did you mean rollout? It belongs below astuner:",
         "command line: 'rollout.num_repeat=3' does not start with a section; write astuner.rollout.num_repeat=3",
         "command line: 'oops' is not an override; write KEY=VALUE, e.g. astuner.rollout.num_repeat=8",
-        "command line: 'astuner.seed=[': the value is not valid YAML: while parsing a flow node expected the node content, "
-        "but found '<stream end>' in \"<unicode string>\", line 1, column 2: [ ^",
+        "command line: 'astuner.seed=[': the value is not valid YAML: while parsing a flow node expected the node "
+        "content, but found '<stream end>' in \"<unicode string>\", line 1, column 2: [ ^",
         "command line: unknown key astuner.rolout; did you mean rollout?",
     ]
 
