@@ -206,9 +206,7 @@ def _installed(name: str, folders: list[Path], reference: str) -> ModuleType:
         attribute = reference.replace("->", ":").rpartition(":")[2]
         hint = f"; did you mean {beside[0].name}->{attribute}?" if beside else ""
         looked = ", ".join(map(str, folders))
-        raise UnknownName(
-            f"{reference!r}: module {name} not found in {looked} or among installed packages{hint}"
-        ) from None
+        raise UnknownName(f"{reference!r}: no module {name} in {looked} or among installed packages{hint}") from None
     except (Exception, SystemExit) as e:  # third-party code may raise anything
         raise _failed(reference, None, e) from e
 

@@ -73,7 +73,7 @@ def test_check_prints_notes_and_refuses_what_cannot_work():
     said = run("check", "e.yaml", *overrides, "--backbone", "local", code=1)
     for mistake in (
         "e.yaml:3:13: astuner.rollout.workflow: 'a->B': no module a",
-        "command line: astuner.trainer_common.nnodes: 2 is not possible",
+        "command line: astuner.trainer_common.nnodes: the backbone",
         "command line: unknown key astuner.rollout.x",
         "command line: astuner.model.path is ./m, but there is no such folder",
         "cannot read the train tasks in data # not a comment.jsonl",
