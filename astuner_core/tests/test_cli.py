@@ -18,6 +18,7 @@ from astuner import Provider
 from astuner.cli import COMMANDS, main, normalise
 from astuner.contracts.commands import only_data_on_stdout
 from astuner.contracts.errors import CheckpointError, ConfigError, Interrupted, RunError
+from astuner.contracts.hookspecs import CommandProvider
 from astuner.plugins.loader import Plugin, PluginStatus
 from astuner.runs.launch import RunResult
 from tests.table import table
@@ -330,6 +331,10 @@ def test_a_plugins_command_is_listed_without_import_and_runs(astuner_command, pl
     assert "Commands from plugins" in shown
     assert "say hello" in shown
     assert astuner_command("greet", "Ada").out == "hello Ada\n"
+    legacy = CommandProvider(target="greeting_for_tests:app", summary="say hello", hidden=True)
+    plugins_are(plugin("x", command={"hail": legacy}))
+    assert "hail" not in astuner_command("--help").out
+    assert astuner_command("hail", "Ada").out == "hello Ada\n"
 
 
 BROKEN = plugin("bad", PluginStatus.BROKEN, "ImportError: no acme")
