@@ -46,8 +46,8 @@ def broken(settings: AstunerSection) -> Iterator[tuple[tuple[str, ...], str, boo
     if (least := rollout.min_group_size) > (size := rollout.num_repeat):
         yield (
             ("rollout.min_group_size", "rollout.num_repeat"),
-            f"is {least}, but a group has only {size} episodes (astuner.rollout.num_repeat), so every group would be "
-            f"dropped; set it to at most {size}",
+            f"is {least}, but astuner.rollout.num_repeat is {size}, so every group would be dropped; set it to at most "
+            f"{size}",
             False,
         )
     if common.algorithm.use_kl_in_reward and common.use_kl_loss:
