@@ -153,7 +153,7 @@ def test_a_name_of_two_plugins_must_be_qualified(load):
 
 
 def test_a_model_that_cannot_be_imported_is_named(load):
-    assert "acme_models does not define 'NoSuchModel'" in problems(load, "  task_judge: {judge: gone}\n")[0]
+    assert "acme_models has no 'NoSuchModel'" in problems(load, "  task_judge: {judge: gone}\n")[0]
 
 
 def test_a_class_of_the_users_own_is_left_alone_and_not_imported(load, tmp_path: Path):

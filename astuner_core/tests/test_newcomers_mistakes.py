@@ -277,7 +277,7 @@ FILES = (
     Mistake(
         "a misspelt class",
         {"my.yaml": ("->MyAgent", "->MyAgnet")},
-        ("does not define 'MyAgnet'", "did you mean MyAgent?"),
+        ("has no 'MyAgnet'", "did you mean MyAgent?"),
         ("my.yaml", "->MyAgnet"),
     ),
     Mistake(

@@ -143,7 +143,7 @@ def test_a_target_is_imported_and_is_of_its_kind(manager: PluginManager):
     import json
 
     assert registry.resolve(manager, "judge", "acme/loads") is json.loads
-    with pytest.raises(errors.UnknownName, match="json does not define 'exact'"):
+    with pytest.raises(errors.UnknownName, match="json has no 'exact'"):
         registry.resolve(manager, "judge", "exact")
     with pytest.raises(errors.PluginError, match="must be a subclass of TaskReader"):
         registry.resolve(manager, "task reader", "json->loads")

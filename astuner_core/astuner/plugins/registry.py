@@ -210,7 +210,7 @@ def import_target(target: str) -> Any:
         return getattr(module, attribute)
     except AttributeError:
         hint = close_name(attribute, vars(module))
-        raise UnknownName(f"{module_name} does not define {attribute!r}{hint}") from None
+        raise UnknownName(f"{module_name} has no {attribute!r}{hint}") from None
 
 
 @functools.cache

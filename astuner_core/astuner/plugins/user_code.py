@@ -71,7 +71,7 @@ def import_user_code(reference: str, base_dir: Path | None = None) -> Any:
         file = getattr(module, "__file__", None) or where
         own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
         known = close_name(attribute, own) or (f"; it defines {', '.join(own)}" if own else "")
-        raise UnknownName(f"{file} does not define {attribute!r}{known}") from None
+        raise UnknownName(f"{file} has no {attribute!r}{known}") from None
 
 
 def find_user_file(reference: str, base_dir: Path | None = None) -> Path | None:

@@ -45,7 +45,7 @@ def test_findings_of_plugins_are_shown_whatever_becomes_of_another():
     ]  # fmt: skip
     assert found[0].detail == "the diagnosis of astuner-acme failed: ZeroDivisionError: of mine"
     assert found[0].fix == "pip install --upgrade astuner-acme"
-    assert "does not define 'no_such'" in found[1].detail
+    assert "has no 'no_such'" in found[1].detail
 
 
 @table(("script", "answer"), [("echo $1", "--query\n"), ("echo no devices; exit 9", None), (None, None)])
