@@ -1,4 +1,4 @@
-"""The table of chat templates in docs/model_families.md: what the tests hold true of real ones."""
+"""Generate the tables of chat templates in docs/model_families.md from the data of the tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 FACTS = Path(__file__).resolve().parent.parent / "plugins/astuner_families/tests/templates/families.json"
 TEMPLATES = {
     "qwen2.5": "Qwen2.5",
-    "hermes": "`hermes`, ours for ChatML",
+    "hermes": "`hermes`, ASTuner's ChatML template",
     "qwen3": "Qwen3",
     "qwen3.5": "Qwen3.5",
     "glm-4.5": "GLM-4.5",
@@ -22,14 +22,14 @@ TEMPLATES = {
     "r1-distill": "DeepSeek R1 distilled",
     "gemma-3": "Gemma 3",
 }
-"""What people call the templates that are test data, in the order of the page."""
+"""Names of the templates in the test data, in the order of the page."""
 VOCABULARIES = FACTS.parents[4] / "tests/vocabularies/vocabularies.json"
 OLDER = {f"mistral-{version}": f"Mistral {version}" for version in ("v1", "v2", "v3", "v7")}
-"""Templates that are tested with their vocabularies alone."""
+"""Templates that are tested with their vocabularies only."""
 
 
 def families() -> str:
-    """What the tests hold true of real chat templates."""
+    """Return the table of tested properties of chat templates."""
     from astuner.chat.reply import NO_CALLS, known_families
 
     styles = [style.name for style in (NO_CALLS, *(style for family in known_families() for style in family.styles))]
@@ -49,13 +49,13 @@ def families() -> str:
 
 
 def vocabularies() -> str:
-    """The vocabulary that each template is tested with, and which beginnings of a reply merge with the prompt there."""
+    """Return the vocabularies that templates are tested with, and the reply starts that merge with the prompt."""
     rows = []
     for name, known in json.loads(VOCABULARIES.read_text(encoding="utf-8")).items():
         for template, merging in known["templates"].items():
             title = {**TEMPLATES, **OLDER}[template]
             begins = ", ".join(f"`{json.dumps(begin)[1:-1]}`" for begin in merging) or "never"
             rows.append(f"| {title} | {name} | {known['package']} {known['version']} | {begins} |")
-    head = "| chat template of | vocabulary | out of the package | merges with a reply that begins with |\n"
+    head = "| chat template of | vocabulary | from package | prompt merges with a reply that starts with |\n"
     head += "|---|---|---|---|\n"
     return head + "\n".join(rows) + "\n"

@@ -1,8 +1,8 @@
-"""Writes the generated parts of the pages: command help, keys, hooks, the Python API, fields, families.
+"""Write the generated parts of pages: command help, keys, hooks, Python API, fields, chat families.
 
-A part stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``; everything else in a page is written by hand.
-``python docs/generate.py`` rewrites the parts in place, ``--check`` only says which are out of date.  Only the
-distributions of this repository are asked, so the pages are the same whatever else is installed.
+A part is the text between ``<!-- generated: NAME -->`` and ``<!-- end -->``. ``python docs/generate.py`` rewrites all
+parts in place; ``--check`` lists outdated parts. Third-party plugins are disabled, so the result does not depend on
+them.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def pages() -> list[Path]:
 
 
 def manager() -> Any:
-    """The plugins of this repository; those that somebody else installed beside them are turned off."""
+    """Return the plugins of this repository, with third-party plugins disabled."""
     from astuner.plugins.loader import load_plugins
 
     return load_plugins(others())
 
 
 def others() -> list[str]:
-    """The distributions of other people's plugins that are installed here."""
+    """Return the installed distributions of third-party plugins."""
     from astuner.plugins.loader import load_plugins
 
     return sorted({plugin.dist for plugin in load_plugins().plugins} - OURS)
@@ -48,16 +48,17 @@ def others() -> list[str]:
 
 
 def commands() -> str:
-    """``--help`` of every command, those of our plugins last."""
+    """Return the help texts of all commands, except hidden ones."""
     import typer
 
     from astuner.cli import COMMANDS, app
+    from astuner.contracts.hookspecs import is_hidden
 
     without = [word for dist in others() for word in ("-p", f"no:{dist}")]
     context = _context(typer.main.get_command(app), "astuner", None, without)
     texts = [_help(context)]
-    brought = [name for _, name, _ in manager().offers("command")]
-    for name in [*COMMANDS, *brought]:
+    provided = [name for _, name, provider in manager().offers("command") if not is_hidden(provider)]
+    for name in [*COMMANDS, *provided]:
         command = _context(context.command.get_command(context, name), name, context)
         texts.append(_help(command))
         for sub in command.command.list_commands(command) if hasattr(command.command, "list_commands") else ():
@@ -77,7 +78,7 @@ def _help(context: Any) -> str:
 
 
 def keys() -> str:
-    """One table per section, in the schema's order."""
+    """Return one table per section, in the order of the schema."""
     from astuner.config.checking import describe_field
     from astuner_debug.explain_command import reference
 
@@ -89,7 +90,7 @@ def keys() -> str:
                 doc = " ".join((field.description or "").split())
                 row = _row(inner, describe_field(field), field.default, doc, required=field.is_required())
                 tables.setdefault(f"{info.key}.NAME", []).append(row)
-        elif not info.keys and info.type != "section":  # such a one has plugins' sections only
+        elif not info.keys and info.type != "section":  # a section without keys has subsections of plugins only
             row = _row(name, info.type, info.default, info.doc, required=info.required)
             tables.setdefault(section, []).append(row)
     head = "| key | value | default | meaning |\n|---|---|---|---|\n"
@@ -97,7 +98,7 @@ def keys() -> str:
 
 
 def _named_sections() -> dict[str, Any]:
-    """Keys that hold one section for each name that somebody chooses: the key, and the section's model."""
+    """Return the keys that map user-defined names to sections -> the section's model."""
     from astuner.config.schema import Section, with_packages
 
     found = {}
@@ -114,19 +115,19 @@ def _row(name: str, kind: str, default: Any, doc: str, *, required: bool = False
 
 
 def losses() -> str:
-    """What ``algorithm.loss`` sets where nothing is written."""
+    """Return the table of keys that ``algorithm.loss`` implies."""
     from astuner.config.loading import by_loss
 
     rows = [
-        f"| `{loss}` | {', '.join(f'`{key}: {_yaml(value)}`' for key, value in implied.items()) or 'nothing'} |"
+        f"| `{loss}` | {', '.join(f'`{key}: {_yaml(value)}`' for key, value in implied.items()) or 'none'} |"
         for _, loss, _ in manager().offers("loss")
         for implied in [by_loss(loss, manager())]
     ]
-    return "| `loss` | sets, unless written |\n|---|---|\n" + "\n".join(rows) + "\n"
+    return "| `loss` | implied values |\n|---|---|\n" + "\n".join(rows) + "\n"
 
 
 def refused() -> str:
-    """Keys that the `local` backbone takes with certain values only."""
+    """Return the keys that the `local` backbone restricts to certain values."""
     from astuner.plugins import registry
 
     backbone = registry.resolve(manager(), "backbone", "local")
@@ -134,11 +135,11 @@ def refused() -> str:
         f"| `astuner.{key}` | {' or '.join(f'`{_yaml(value)}`' for value in allowed)} |"
         for key, allowed in backbone.capabilities.only.items()
     ]
-    return "| key | possible here |\n|---|---|\n" + "\n".join(rows) + "\n"
+    return "| key | supported values |\n|---|---|\n" + "\n".join(rows) + "\n"
 
 
 def engine_keys(package: str, engine: str) -> str:
-    """What a backbone tells its engine: what is converted, what is always the same, what may not be written."""
+    """Return tables of the engine's keys: converted keys, constant keys, and keys that users cannot set."""
     section, converted, fixed = package.removeprefix("astuner_"), [], []
     table = import_module(f"{package}.table").TABLE
     for row in table.rows:
@@ -150,44 +151,44 @@ def engine_keys(package: str, engine: str) -> str:
             fixed.append(f"| {name} | `{row.says}` | {_cell(row.why)} |")
     locked = [f"| `{key}` | {_cell(why)} |" for key, why in table.locked.items()]
     parts = (
-        f"● may not be written below `{section}:`.",
-        f"| `astuner.` | {engine}'s key | its value |\n|---|---|---|\n" + "\n".join(converted),
-        "The same in every experiment:",
-        f"| {engine}'s key | its value | why |\n|---|---|---|\n" + "\n".join(fixed),
-        f"Further keys and sections that may not be written below `{section}:`:",
-        f"| {engine}'s key or section | why, or what instead |\n|---|---|\n" + "\n".join(locked),
+        f"Keys with ● cannot be set below `{section}:`.",
+        f"| `astuner.` key | {engine} key | value |\n|---|---|---|\n" + "\n".join(converted),
+        "These keys are the same in every experiment:",
+        f"| {engine} key | value | reason |\n|---|---|---|\n" + "\n".join(fixed),
+        f"These keys and sections also cannot be set below `{section}:`:",
+        f"| {engine} key or section | reason or alternative |\n|---|---|\n" + "\n".join(locked),
     )
     return "\n\n".join(parts) + "\n"
 
 
 def engine_refused(package: str) -> str:
-    """Keys that a backbone takes with certain values only, or not at all."""
+    """Return the keys that a backbone restricts to certain values or rejects."""
     capabilities = import_module(f"{package}.table").TABLE.capabilities
     rows = []
     for key in sorted({*capabilities.only, *capabilities.instead}):
         allowed = capabilities.only.get(key)
-        possible = " or ".join(f"`{_yaml(value)}`" for value in allowed) if allowed is not None else "not at all"
+        possible = " or ".join(f"`{_yaml(value)}`" for value in allowed) if allowed is not None else "none"
         rows.append(f"| `astuner.{key}` | {possible} | {_cell(capabilities.instead[key])} |")
-    return "| key | possible here | why, or what instead |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+    return "| key | supported values | reason or alternative |\n|---|---|---|\n" + "\n".join(rows) + "\n"
 
 
 def renamed() -> str:
-    """Older keys, and what they are now."""
+    """Return the table of legacy keys and their current names."""
     from astuner_compat.spellings import RENAMED, RETIRED
 
-    rows = [f"| `{old}` | now `{new}` |" for old, new in RENAMED.items()]
-    rows += [f"| `{old}` | gone: {_cell(retired.reason)} |" for old, retired in RETIRED.items()]
-    return "| older key | today |\n|---|---|\n" + "\n".join(sorted(rows)) + "\n"
+    rows = [f"| `{old}` | `{new}` |" for old, new in RENAMED.items()]
+    rows += [f"| `{old}` | removed: {_cell(retired.reason)} |" for old, retired in RETIRED.items()]
+    return "| legacy key | current key |\n|---|---|\n" + "\n".join(sorted(rows)) + "\n"
 
 
 # ------------------------------------------------------------------------------------------------------------- metrics
 
-WHEN = {"step": "every step", "update": "every update", "validation": "every validation", "sometimes": "at times"}
-"""`astuner_testing.metrics.Metric.when`, in words."""
+WHEN = {"step": "every step", "update": "every update", "validation": "every validation", "sometimes": "sometimes"}
+"""`astuner_testing.metrics.Metric.when` -> text."""
 
 
 def metrics(table: str) -> str:
-    """The names of one table."""
+    """Return one table of metrics."""
     from astuner_testing.metrics import metrics as known
 
     rows = []
@@ -204,7 +205,7 @@ def metrics(table: str) -> str:
 
 
 def hooks() -> str:
-    """Every hook with its signature and what its documentation says."""
+    """Return all hooks with signature and documentation."""
     texts = []
     for name, (hook, text) in all_hooks().items():
         signature = str(inspect.signature(hook)).replace("'", "")  # annotations are kept as text
@@ -213,7 +214,7 @@ def hooks() -> str:
 
 
 def all_hooks() -> dict[str, tuple[Callable[..., Any], str]]:
-    """Hook -> the function, and what is said of it: in ``hooks.yaml``, or where it answers a question, by itself."""
+    """Return the name of each hook -> function and documentation, from ``hooks.yaml`` or its docstring."""
     from astuner.contracts import hookspecs
 
     listings = yaml.safe_load(Path(hookspecs.__file__).with_name("hooks.yaml").read_text(encoding="utf-8"))
@@ -224,21 +225,21 @@ def all_hooks() -> dict[str, tuple[Callable[..., Any], str]]:
 
 
 def provider() -> str:
-    """The fields of `Provider`."""
+    """Return the fields of `Provider`."""
     from astuner.contracts import hookspecs
 
     return _fields_of_class(hookspecs.Provider)
 
 
 def environment_provider() -> str:
-    """The fields that `EnvironmentProvider` has besides."""
+    """Return the additional fields of `EnvironmentProvider`."""
     from astuner.contracts import hookspecs
 
     return _fields_of_class(hookspecs.EnvironmentProvider)
 
 
 def _fields_of_class(described: type) -> str:
-    """The fields that a dataclass declares itself, each with the sentence under it, or else the field before it has."""
+    """Return a table of the fields that a dataclass declares, with the docstrings under them."""
     import ast
 
     tree = ast.parse(inspect.getsource(described)).body[0]
@@ -259,7 +260,7 @@ DIALECTS = ("openai_chat", "openai_responses", "anthropic_messages")
 
 
 def fields() -> str:
-    """What becomes of every field of a request, route by route."""
+    """Return how the endpoint treats every request field, by route."""
     return "\n".join(_fields_of(import_module(f"astuner_gateway.endpoint.{name}")) for name in DIALECTS)
 
 
@@ -276,14 +277,14 @@ def _fields_of(module: Any) -> str:
             refused.setdefault(field.why, []).append(f"`{path}`" + (f" ({passes})" if passes else ""))
     rows = [f"| {', '.join(names)} | {_cell(why)} |" for why, names in refused.items()]
     return (
-        f"### `POST {module.DIALECT.route}`\n\nHonoured: {', '.join(honoured)}.\n\n"
-        f"Taken, though it changes nothing here: {', '.join(labels)}.\n\n"
-        "| refused (but for the values in brackets) | which … |\n|---|---|\n" + "\n".join(rows) + "\n"
+        f"### `POST {module.DIALECT.route}`\n\nSupported: {', '.join(honoured)}.\n\n"
+        f"Accepted without effect: {', '.join(labels)}.\n\n"
+        "| rejected, except the values in parentheses | reason |\n|---|---|\n" + "\n".join(rows) + "\n"
     )
 
 
 def _every_field(module: Any) -> Iterator[tuple[str, Any]]:
-    """Path and entry of every field; one that has fields of its own is these."""
+    """Yield path and entry of every field, with nested fields instead of their parent."""
     for name, field in module.FIELDS.fields.items():
         inner = getattr(field.read, "fields", {})
         yield from ((f"{name}.{below}", entry) for below, entry in inner.items()) if inner else [(name, field)]
@@ -293,22 +294,22 @@ def _every_field(module: Any) -> Iterator[tuple[str, Any]]:
 
 
 def api(module: str) -> str:
-    """The public names of a module that are not in `astuner.contracts`: where each is, and its first sentence."""
+    """Return the public names of a module outside of `astuner.contracts`, with links and first sentences."""
     home, _ = import_module("astuner").public_names(module, str(import_module(module).__file__))
     rows = [
         f"| [`{name}`]({_file_of(place)}) | {_first_sentence(getattr(import_module(place), name))} |"
         for name, place in sorted(home.items())
         if not place.startswith("astuner.contracts.") and name.upper() != name
     ]
-    return "| name | what it is |\n|---|---|\n" + "\n".join(rows) + "\n"
+    return "| name | description |\n|---|---|\n" + "\n".join(rows) + "\n"
 
 
 def contracts() -> str:
-    """The modules of `astuner.contracts`."""
+    """Return the modules of `astuner.contracts`."""
     package = import_module("astuner.contracts")
     found = [import_module(f"{package.__name__}.{module.name}") for module in pkgutil.iter_modules(package.__path__)]
     rows = [f"| [`{m.__name__}`]({_file_of(m.__name__)}) | {_first_sentence(m)} |" for m in found]
-    return "| module | what it is |\n|---|---|\n" + "\n".join(rows) + "\n"
+    return "| module | description |\n|---|---|\n" + "\n".join(rows) + "\n"
 
 
 def _file_of(module: str) -> str:
@@ -320,7 +321,7 @@ def _first_sentence(described: object) -> str:
         return _code(re.sub(r"(\w+\.)+", "", str(described)))
     written = vars(described)["__doc__"] if isinstance(described, type) else described.__doc__
     if not written:
-        return "keys of an experiment's file, see [configuration](configuration.md)"
+        return "keys of an experiment file; see [configuration](configuration.md)"
     paragraph = _markdown(inspect.cleandoc(written)).partition("\n\n")[0]
     return _cell(re.split(r"(?<=[.:]) (?=[A-Z])", paragraph.replace("\n", " "))[0])
 
@@ -329,11 +330,11 @@ def _first_sentence(described: object) -> str:
 
 
 def gallery() -> str:
-    """Every example with its curve, in the order and words of `examples/README.md`; then those that have none."""
+    """Return all examples as listed in `examples/README.md`, with their curves; examples without a curve last."""
     table = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
     proves = dict(re.findall(r"^\| \[(\w+)\]\(\w+/README.md\) \| (.+?) \|", table, re.MULTILINE))
     if left := {page.parent.name for page in (ROOT / "examples").glob("*/README.md")} - proves.keys():
-        raise SystemExit(f"examples/README.md: the table has no row for {', '.join(sorted(left))}; write one")
+        raise SystemExit(f"examples/README.md: add a row to the table for {', '.join(sorted(left))}")
     texts, without = [], []
     for name, said in proves.items():
         line = f"[{name}](../examples/{name}/README.md): {_from_docs(said)}"
@@ -346,7 +347,7 @@ def gallery() -> str:
 
 
 def _from_docs(markdown: str) -> str:
-    """A text of a page in examples/, with its links as a page in docs/ writes them."""
+    """Convert the links of a text in examples/ for a page in docs/."""
     return re.sub(r"\]\((?!\.\./|https?:)", "](../examples/", markdown).replace("](../docs/", "](")
 
 
@@ -354,18 +355,18 @@ def _from_docs(markdown: str) -> str:
 
 
 def approximations() -> str:
-    """What ``merge_level: text`` overlooks."""
+    """Return the differences that ``merge_level: text`` ignores."""
     from astuner.contracts.types import APPROXIMATIONS
 
     rows = [f"| `{name}` | {_cell(text)} |" for name, text in APPROXIMATIONS.items()]
-    return "| counted as | what differs |\n|---|---|\n" + "\n".join(rows) + "\n"
+    return "| counted as | difference |\n|---|---|\n" + "\n".join(rows) + "\n"
 
 
 # ---------------------------------------------------------------------------------------------------------------- text
 
 
 def _markdown(text: str) -> str:
-    """A docstring of this repository as Markdown: roles to code, double backticks to single, no example, no fields."""
+    """Convert a docstring to Markdown: roles and double backticks to code, parameters to text, without the example."""
     text = text.partition("\nExample::")[0].rstrip()
     text = re.sub(r":class:`~?(?:\w+\.)*(\w+)`", r"`\1`", text).replace("``", "`")
     return re.sub(r"^:param (\w+): ", r"`\1`: ", text, flags=re.MULTILINE)
@@ -384,12 +385,14 @@ def _yaml(value: Any) -> str:
 
 
 def explanations() -> str:
-    """Which rules of the sentinel explain which."""
+    """Return the table of sentinel rules that explain other rules."""
     from astuner_report.sentinel.rules import EXPLAINS
 
     told = {f"`{name}`": ", ".join(f"`{other}`" for other in others) for name, others in EXPLAINS.items() if others}
     rows = [f"| {name} | {others} |" for name, others in told.items()]
-    return "\n".join(["", "| while this holds | these are no alarms of their own |", "|---|---|", *rows, ""])
+    return "\n".join(
+        ["", "| while this alarm is active | these rules raise no separate alarm |", "|---|---|", *rows, ""]
+    )
 
 
 PARTS: dict[str, Callable[[], str]] = {
@@ -420,9 +423,9 @@ PARTS: dict[str, Callable[[], str]] = {
 
 
 def rewritten(text: str) -> str:
-    """``text`` with all of its generated parts as they should be.
+    """Return ``text`` with up-to-date generated parts.
 
-    :raises KeyError: a part that nothing here writes.
+    :raises KeyError: A part is unknown.
     """
     return PART.sub(lambda match: f"{match[1]}\n{PARTS[match[2]]()}\n{match[3]}", text)
 
@@ -436,9 +439,9 @@ def main(arguments: list[str]) -> int:
             if "--check" not in arguments:
                 page.write_text(new, encoding="utf-8")
     for page in stale:
-        print(f"{page.relative_to(ROOT)}: {'out of date' if '--check' in arguments else 'written again'}")
+        print(f"{page.relative_to(ROOT)}: {'outdated' if '--check' in arguments else 'updated'}")
     if stale and "--check" in arguments:
-        print("type: make docs")
+        print("Update the pages with: make docs")
     return int(bool(stale) and "--check" in arguments)
 
 

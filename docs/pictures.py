@@ -1,8 +1,8 @@
-"""Draws the pages' pictures again, each with the program that it shows.
+"""Redraw the pictures of the documentation.
 
-``python docs/pictures.py [RUNS]`` takes the runs that are in the folder RUNS (``launcher_record``), trains the math
-agent if it is not there, and draws the curve of every example that was run, a plan, and in Chromium, where that is
-installed, the report and the viewer.  A picture whose run is not there stays as it is.
+``python docs/pictures.py [RUNS]`` reads the runs in the folder RUNS (``launcher_record``) and trains the math agent if
+its run is missing. It draws the curve of every example with a run, a plan, and (if Chromium is installed) the report
+and the viewer. Pictures without a run stay unchanged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from astuner_report.curve import draw_reward_curve
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
 NAME = "math_agent"
-"""The example that all pictures but the others' curves are of."""
+"""Example shown in all pictures except the curves of other examples."""
 RUN = ("run", f"examples/{NAME}/{NAME}.yaml", "--backbone", "local")
 
 
@@ -32,7 +32,7 @@ def main(runs: Path) -> None:
     if not (runs / NAME / "report.html").is_file():
         astuner(*RUN, f"astuner.experiment_dir={runs}")
     ended = {report.parent.name: report.parent for report in runs.glob("*/report.html")}
-    # where the examples of several runs put the one that the others are compared with
+    # the main run of examples with several runs
     ended["rubrics"] = runs.parent / "rubrics_runs" / "seed-0" / "learned"
     ended["flywheel"] = runs.parent / "flywheel_runs" / "seed-0" / "again"
     for name, run in ended.items():
@@ -54,7 +54,7 @@ def astuner(*arguments: str) -> str:
 
 
 def draw_terminal(text: str, path: Path) -> None:
-    """``text`` as a terminal shows it, in the reader's own typeface: rich's is fetched from elsewhere."""
+    """Draw ``text`` as in a terminal, in the reader's monospace font: rich's font would be downloaded."""
     with open(os.devnull, "w") as nowhere:
         console = Console(record=True, width=118, file=nowhere)
         console.print(text, markup=False, highlight=False)
@@ -64,10 +64,10 @@ def draw_terminal(text: str, path: Path) -> None:
 
 def draw_pages(pages: dict[str, Path]) -> None:
     if (chromium := shutil.which("chromium")) is None:
-        print(f"{', '.join(pages)}: not drawn, Chromium is not installed; type: apt-get install chromium")
+        print(f"{', '.join(pages)}: not drawn because Chromium is not installed; install it: apt-get install chromium")
         return
     with sync_playwright() as playwright:
-        # Chromium refuses to run as root with its sandbox; the pages are our own.
+        # Chromium's sandbox does not work for root. The pages are trusted.
         browser = playwright.chromium.launch(
             executable_path=chromium, args=["--no-sandbox"] if os.geteuid() == 0 else []
         )

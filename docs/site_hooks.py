@@ -1,8 +1,8 @@
-"""What `mkdocs build` asks while it makes the site: which pages there are, in which order, and where links lead.
+"""Hooks of `mkdocs build`: pages, navigation and links of the documentation site.
 
-The pages are the repository's own, at their own places, so that a link works in the repository and in the site. The
-navigation is read from ``docs/README.md``: its headings and tables.  A file that a page links to and that is no page
-(a workflow, an experiment) is shown as one; a folder is its README, or only its name.
+Pages keep their paths in the repository, so links work in the repository and on the site. The navigation comes from the
+headings and tables of ``docs/README.md``. Linked source files (a workflow, an experiment) are shown as pages. A link to
+a folder leads to its README, if it has one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mkdocs.utils import get_relative_url
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-OUTSIDE = {  # sections of the reference whose pages stand beside what they tell of
+OUTSIDE = {  # sections of the reference with pages outside of docs/
     "Examples": ("examples/**/README.md",),
     "Benchmarks": ("benchmarks/*.md",),
     "Packages": ("plugins/*/README.md", "plugins/*/cpu/README.md"),
@@ -33,7 +33,7 @@ API_ROW = re.compile(r"^\| \[`([\w.]+)`\]\(\.\./(?:plugins/)?\w+/([\w/]+)\.py\) 
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """The repository's pages in place of what lies in docs/, and the navigation through them."""
+    """Replace the files of docs/ by all pages of the repository, and set the navigation."""
     found: dict[str, File] = {}
     outside = [page for patterns in OUTSIDE.values() for page in _outside(patterns)]
     for page in [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md")), *outside]:
@@ -66,12 +66,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """A pipe in a table's code is written with a backslash, which forges take away and Python-Markdown shows."""
+    """Remove the backslash before a pipe in table cells, which Python-Markdown, unlike GitHub, would show."""
     return re.sub(r"<td.*?</td>", lambda cell: cell[0].replace("\\|", "|"), html, flags=re.DOTALL)
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Older paths lead to today's pages."""
+    """Redirect old paths to current pages."""
     older = DOCS / "older_pages.yaml"
     for old, new in yaml.safe_load(older.read_text(encoding="utf-8")).items() if older.is_file() else ():
         there, here = (File(path, str(ROOT), config.site_dir, config.use_directory_urls) for path in (new, old))
@@ -84,7 +84,7 @@ def on_post_build(config: MkDocsConfig) -> None:
 
 
 def linked(page: Path) -> Iterator[Path]:
-    """What ``page`` links to on this machine."""
+    """Yield the existing files and folders that ``page`` links to."""
     for _, target, _ in LINK.findall(page.read_text(encoding="utf-8")):
         if (path := Path(os.path.normpath(page.parent / target))).exists():
             yield path
@@ -99,7 +99,7 @@ def _is_source(path: Path) -> bool:
 
 
 def _source(path: Path, config: MkDocsConfig) -> File:
-    """A page that shows a file; neither in the navigation nor in the search."""
+    """Return a page that shows a source file, excluded from navigation and search."""
     text = path.read_text(encoding="utf-8")
     code = f"````{SHOWN_AS.get(path.suffix, 'text')}\n{text}\n````"
     shown = f"---\nsearch: {{exclude: true}}\n---\n# {path.name}\n\n`{name(path)}`\n\n{code}\n"
@@ -107,7 +107,7 @@ def _source(path: Path, config: MkDocsConfig) -> File:
 
 
 def _described(row: re.Match[str]) -> str:
-    """A row of the Python API as what mkdocstrings puts there: the signature and all that the code says of it."""
+    """Replace a row of the Python API by a mkdocstrings directive, which shows signature and docstring."""
     module = row[2].removesuffix("/__init__").replace("/", ".")
     return f"::: {row[1] if '.' in row[1] else f'{module}.{row[1]}'}\n"
 
@@ -127,7 +127,7 @@ def _navigation() -> list[Any]:
 
 
 def _section(nav: list[Any], titles: list[str]) -> list[Any]:
-    """The list below these headings, made where it is not there yet."""
+    """Return the navigation list below these headings; create it if necessary."""
     for title in titles:
         found = next((item[title] for item in nav if isinstance(item, dict) and title in item), None)
         if found is None:
@@ -137,6 +137,6 @@ def _section(nav: list[Any], titles: list[str]) -> list[Any]:
 
 
 def _outside(patterns: tuple[str, ...]) -> list[Path]:
-    """In the order of their folders; a README of several comes first."""
+    """Return the matching pages, sorted by folder, README first."""
     found = [page for pattern in patterns for page in ROOT.glob(pattern)]
     return sorted(found, key=lambda page: (page.parent, page.name != "README.md", page.name))

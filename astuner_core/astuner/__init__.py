@@ -1,6 +1,6 @@
-"""ASTuner tunes AgentScope agents with reinforcement learning.
+"""Train the model inside an agent with reinforcement learning.
 
-The public names stand in ``__init__.pyi``; each is imported when first touched, so ``import astuner`` costs nothing.
+``__init__.pyi`` lists the public names. Each is imported on first use, so ``import astuner`` is cheap.
 """
 
 from __future__ import annotations
@@ -14,15 +14,20 @@ from typing import Any
 
 __version__ = "0.1.0"
 API_VERSION = "0.1"
-"""What plugins are written for; one states it as its own requirement, ``astuner-core>=0.1,<0.2``, which is read before
-the plugin is imported."""
+"""Version of the plugin API.
+
+A plugin declares the versions it supports as a requirement, ``astuner-core>=0.1,<0.2``. The loader checks it before it
+imports the plugin.
+"""
 
 
 def public_names(module: str, file: str) -> tuple[dict[str, str], Callable[[str], object]]:
-    """The public names of a package and where each is, by the stub beside ``file``; and its ``__getattr__``, which
-    imports one when it is first touched.
+    """Return a package's public names and its lazy ``__getattr__``, both read from the stub next to ``file``.
 
-    That raises `ImportError` where the name is of a package that is not installed; it says how to have it.
+    ``__getattr__`` imports a name on first use. It raises `ImportError` with the install command if the name belongs to
+    a package that is not installed.
+
+    :returns: Name -> module that defines it, and the ``__getattr__``.
     """
     stub = Path(file).with_suffix(".pyi").read_text(encoding="utf-8")
     home = {name: place for place, name in re.findall(r"^from ([\w.]+) import (\w+) as", stub, re.MULTILINE)}
@@ -37,7 +42,7 @@ def public_names(module: str, file: str) -> tuple[dict[str, str], Callable[[str]
             if e.name != package:
                 raise
             install = f"pip install {package.replace('_', '-')}"
-            raise ImportError(f"{module}.{name} comes with a package of its own: {install}", name=package) from None
+            raise ImportError(f"{module}.{name} needs a separate package: {install}", name=package) from None
         return value
 
     return home, find
@@ -55,10 +60,10 @@ def __getattr__(name: str) -> object:
 
 
 def older_modules() -> Iterator[Any]:
-    """What knows the older names of modules: a package that is installed names it by an entry point.
+    """Yield the installed finders of legacy module names, from the entry points ``astuner.older_modules``.
 
-    It is a finder of modules (`importlib.abc.MetaPathFinder`), and its ``find_name(module, name)`` gives what a name in
-    a module was before, or None.
+    Each is a module finder (`importlib.abc.MetaPathFinder`) with a method ``find_name(module, name)``, which returns
+    the object that a legacy name in a module refers to, or None.
     """
     from astuner.contracts.installed import readable
 
@@ -67,7 +72,7 @@ def older_modules() -> Iterator[Any]:
 
 
 def older_names(module: str) -> Callable[[str], object]:
-    """The ``__getattr__`` of a module some of whose names were others before, as what is in `older_modules` knows."""
+    """Return a ``__getattr__`` that resolves legacy names of ``module`` with the finders in `older_modules`."""
 
     def find(name: str) -> object:
         if not name.startswith("_"):
@@ -80,7 +85,7 @@ def older_names(module: str) -> Callable[[str], object]:
 
 
 class _Moved:
-    """Asked for a module that nobody finds: it may have had this name before."""
+    """Module finder for legacy module names, consulted after all other finders."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> Any:

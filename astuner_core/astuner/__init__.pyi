@@ -1,6 +1,6 @@
-"""The public names of `astuner`, and where each is.
+"""Public names of `astuner` and the modules that define them.
 
-Type checkers read this file, and so does `astuner` itself, which imports a name when it is first touched.
+Type checkers read this file. `astuner` also reads it at run time to import a name on first use.
 """
 
 from collections.abc import Callable, Iterator

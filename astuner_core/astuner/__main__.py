@@ -1,4 +1,4 @@
-"""``python -m astuner`` is the ``astuner`` command."""
+"""Run the ``astuner`` command with ``python -m astuner``."""
 
 from astuner.cli import main
 

@@ -411,7 +411,7 @@ def test_a_reward_for_nobody_moves_no_mean(tmp_path: Path) -> None:
     [
         ("critic: {polcy: b}", "unknown key astuner.agents.critic.polcy; did you mean policy?"),
         ("critic: {train: maybe}", "astuner.agents.critic.train should be true or false, got 'maybe'"),
-        ("critic: {policy: true}", "astuner.agents.critic.policy should be text"),
+        ("critic: {policy: true}", "astuner.agents.critic.policy should be string"),
         ("critic: b", "astuner.agents.critic should be a section (keys below it), got 'b'"),
     ],
 )

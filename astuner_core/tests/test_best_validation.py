@@ -173,7 +173,7 @@ def test_it_says_on_how_many_tasks_the_best_was_compared(tmp_path: Path) -> None
     run = ARun(tmp_path)
     run.validate(1, "1 1 1 1 0 0 0 0")
     run.validate(2, "1 1 1 0 x x x x")
-    assert "on the 4 tasks that all of them scored" in finish(run.run, trains=True).summary()
+    assert "on the 4 tasks scored by all" in finish(run.run, trains=True).summary()
     run.validate(3, "1 1 1 x x x x x")
     summary = finish(run.run, trains=True).summary()
     assert "not comparable" in summary

@@ -144,7 +144,7 @@ def test_other_commands_work_beside_them_and_a_broken_one_can_be_turned_off(site
     )
     checked = astuner(site, "run", str(file), "--dry-run")
     assert (checked.returncode, "Traceback" in checked.stderr) == (2, False), checked.stderr
-    assert "no workflow is called 'nobody'" in checked.stderr
+    assert "unknown workflow 'nobody'" in checked.stderr
 
 
 def test_a_name_that_moved_is_found_beside_them(site: Path):

@@ -96,14 +96,14 @@ def test_only_written_keys_are_asked_about_and_all_refusals_come_at_once(load, m
     with pytest.raises(ConfigError) as e:
         check_capabilities(load(text, "astuner.trainer_common.ppo_epochs=2"), LITTLE)
     assert list(e.value.problems) == [
-        "e.yaml:3:13: astuner.rollout.name: 'sglang' is not possible with the backbone 'debug', only null or vllm; "
-        "honoured by rich",
-        "e.yaml:5:5: astuner.trainer_common.nnodes: 2 is not possible with the backbone 'debug', only 1; "
-        "use --backbone verl; honoured by rich",
-        "e.yaml:6:13: astuner.trainer_common.optim.momentum would be ignored by the backbone 'debug'; remove it; "
-        "use betas; honoured by rich",
-        "command line: astuner.trainer_common.ppo_epochs would be ignored by the backbone 'debug'; remove it; "
-        "honoured by rich",
+        "e.yaml:3:13: astuner.rollout.name: the backbone 'debug' supports only null or vllm, not 'sglang'; "
+        "supported by rich",
+        "e.yaml:5:5: astuner.trainer_common.nnodes: the backbone 'debug' supports only 1, not 2; "
+        "use --backbone verl; supported by rich",
+        "e.yaml:6:13: astuner.trainer_common.optim.momentum is not supported by the backbone 'debug'; remove it; "
+        "use betas; supported by rich",
+        "command line: astuner.trainer_common.ppo_epochs is not supported by the backbone 'debug'; remove it; "
+        "supported by rich",
     ]
 
 
@@ -114,11 +114,10 @@ def test_groups_of_one_cannot_be_compared(load, manager, estimator: str):
     advantage = f"astuner.trainer_common.algorithm.adv_estimator={estimator}"
     with pytest.raises(ConfigError) as e:
         check_capabilities(load(text, advantage), everything)
-    assert list(e.value.problems) == [
-        f"e.yaml:3:13: astuner.rollout.num_repeat is 1, but the advantage {estimator} compares the episodes of a group "
-        "with each other, so it would always be 0; write 2 or more, or "
-        "astuner.trainer_common.algorithm.adv_estimator: reinforce_plus_plus"
-    ]
+    (problem,) = e.value.problems
+    assert problem.startswith("e.yaml:3:13: astuner.rollout.num_repeat is 1,")
+    assert estimator in problem
+    assert problem.endswith("astuner.trainer_common.algorithm.adv_estimator: reinforce_plus_plus")
     check_capabilities(load(text, advantage), Capabilities(trains=False))
     check_capabilities(load(text, advantage, "astuner.rollout.num_repeat=2"), everything)
     check_capabilities(load(text, "astuner.trainer_common.algorithm.loss=reinforce_plus_plus"), everything)
@@ -128,10 +127,9 @@ def test_greedy_rollouts_leave_nothing_to_learn_from(load, manager):
     everything = Capabilities(honours=frozenset(AstunerSection.model_fields))
     with pytest.raises(ConfigError) as e:
         check_capabilities(load("  rollout: {temperature: 0}\n"), everything)
-    assert list(e.value.problems) == [
-        "e.yaml:3:13: astuner.rollout.temperature is 0, and greedy decoding leaves nothing to learn from; write a "
-        "value above 0, e.g. 1.0"
-    ]
+    (problem,) = e.value.problems
+    assert problem.startswith("e.yaml:3:13: astuner.rollout.temperature is 0")
+    assert "above 0" in problem
     check_capabilities(load("  rollout: {temperature: 0}\n"), Capabilities(trains=False))
 
 
@@ -154,8 +152,8 @@ def test_a_backbone_that_does_not_train_says_so_once(load, manager):
     config = load(text, "astuner.model.lora.rank=2")
     notes = check_capabilities(config, Capabilities(trains=False))
     assert notes == (
-        "astuner.debug is for the debug backbone and is not used by 'debug'",
-        "the backbone 'debug' does not train, so training keys are not used",
+        "astuner.debug applies to the debug backbone only; the backbone 'debug' ignores it",
+        "the backbone 'debug' does not train and ignores training keys",
     )
 
 
@@ -205,10 +203,10 @@ def test_several_policies_need_a_backbone_that_has_them(load, manager, monkeypat
     monkeypatch.setattr(Everything, "capabilities", SEVERAL)
     with pytest.raises(ConfigError) as e:
         check_capabilities(load(f"  seed: 1\n{TWO}"), ONE_POLICY)
-    assert list(e.value.problems) == [
-        "e.yaml:4:19: astuner.agents speak with 2 policies (a, b), and the backbone 'debug' has one; give all of them "
-        "the same policy, or use --backbone rich"
-    ]
+    (problem,) = e.value.problems
+    assert problem.startswith("e.yaml:4:19: astuner.agents uses 2 policies (a, b)")
+    assert "'debug' supports one" in problem
+    assert problem.endswith("--backbone rich")
     check_capabilities(load(TWO), SEVERAL)
     check_capabilities(load(TWO), Capabilities(trains=False))  # it only lets them speak
     check_capabilities(load(TWO, "astuner.agents.villager.policy=a"), ONE_POLICY)
@@ -216,7 +214,7 @@ def test_several_policies_need_a_backbone_that_has_them(load, manager, monkeypat
 
 def test_somebody_must_train_where_the_backbone_does(load, manager):
     nobody = "  agents: {wolf: {train: false}, judge: {model: external, base_url: 'http://h/v1', name: n}}\n"
-    with pytest.raises(ConfigError, match=r"e.yaml:3:\d+: astuner.agents has no agent that trains; write train: true"):
+    with pytest.raises(ConfigError, match=r"e.yaml:3:\d+: astuner.agents trains no agent; set train: true"):
         check_capabilities(load(nobody), SEVERAL)
     check_capabilities(load(nobody), Capabilities(trains=False))
     check_capabilities(load(nobody, "astuner.agents.wolf.train=true"), SEVERAL)
@@ -224,7 +222,7 @@ def test_somebody_must_train_where_the_backbone_does(load, manager):
 
 def test_adapters_for_a_policy_that_nobody_trains_would_be_ignored(load, manager):
     text = "  agents: {wolf: {policy: a}, villager: {policy: b, train: false}}\n  policies:\n    b: {lora: {rank: 4}}\n"
-    with pytest.raises(ConfigError, match=r"e.yaml:5:\d+: astuner.policies.b.lora would be ignored"):
+    with pytest.raises(ConfigError, match=r"e.yaml:5:\d+: astuner.policies.b.lora has no effect"):
         check_capabilities(load(text), SEVERAL)
     check_capabilities(load(text, "astuner.agents.villager.train=true"), SEVERAL)
 
@@ -235,18 +233,30 @@ def test_adapters_for_a_policy_that_nobody_trains_would_be_ignored(load, manager
         (
             "  policies:\n    b: {path: n}\n",
             "4:5",
-            "astuner.policies.b is the policy of no agent in astuner.agents (there",
+            "astuner.policies.b is not used by any agent in astuner.agents (without",
         ),
-        (f"{TWO}  policies:\n    aa: {{path: n}}\n", "5:5", "(they name a, b); did you mean a?"),
-        ("  agents:\n    w: {base_url: 'http://h/v1'}\n", "4:9", "astuner.agents.w.base_url is for an external model"),
-        ("  agents:\n    w: {name: gpt}\n", "4:9", "astuner.agents.w.name is for an external model"),
-        ("  agents:\n    w: {api_key_env: K}\n", "4:9", "astuner.agents.w.api_key_env is for an external model"),
-        ("  agents:\n    w: {temperature: 0}\n", "4:9", "astuner.agents.w.temperature is for an external model"),
-        ("  agents:\n    w: {timeout: 5}\n", "4:9", "astuner.agents.w.timeout is for an external model"),
-        ("  agents:\n    w: {model: external, policy: a}\n", "4:26", "astuner.agents.w.policy would be ignored"),
-        ("  agents:\n    w: {model: external, train: true}\n", "4:26", "astuner.agents.w.train would be ignored"),
-        ("  agents:\n    w: {policy: ../up}\n", "4:9", "astuner.agents.w.policy is '../up'; it names a folder"),
-        ("  agents:\n    w: {policy: resume}\n", "4:9", "astuner.agents.w.policy is 'resume'; it names a folder"),
+        (f"{TWO}  policies:\n    aa: {{path: n}}\n", "5:5", "(used: a, b); did you mean a?"),
+        (
+            "  agents:\n    w: {base_url: 'http://h/v1'}\n",
+            "4:9",
+            "astuner.agents.w.base_url applies to external models",
+        ),
+        ("  agents:\n    w: {name: gpt}\n", "4:9", "astuner.agents.w.name applies to external models"),
+        ("  agents:\n    w: {api_key_env: K}\n", "4:9", "astuner.agents.w.api_key_env applies to external models"),
+        ("  agents:\n    w: {temperature: 0}\n", "4:9", "astuner.agents.w.temperature applies to external models"),
+        ("  agents:\n    w: {timeout: 5}\n", "4:9", "astuner.agents.w.timeout applies to external models"),
+        ("  agents:\n    w: {model: external, policy: a}\n", "4:26", "astuner.agents.w.policy has no effect"),
+        ("  agents:\n    w: {model: external, train: true}\n", "4:26", "astuner.agents.w.train has no effect"),
+        (
+            "  agents:\n    w: {policy: ../up}\n",
+            "4:9",
+            "astuner.agents.w.policy is '../up', but a policy name is used for folders",
+        ),
+        (
+            "  agents:\n    w: {policy: resume}\n",
+            "4:9",
+            "astuner.agents.w.policy is 'resume', but a policy name is used for folders",
+        ),
     ],
 )
 def test_what_makes_no_sense_together_is_told_at_its_place(load, text: str, place: str, says: str):

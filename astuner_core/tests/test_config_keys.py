@@ -109,7 +109,7 @@ def test_of_a_package_that_is_off_they_are_unknown_and_it_is_named(tmp_path: Pat
     nothing = PluginManager().load([])
     with pytest.raises(ConfigError) as e:
         load(tmp_path, "  trainer_common: {sentinel: {enabled: false}}\n", nothing)
-    assert "unknown key astuner.trainer_common.sentinel; it comes with astuner-report: pip install" in str(e)
+    assert "unknown key astuner.trainer_common.sentinel; install it: pip install" in str(e)
 
 
 def test_a_written_out_config_is_read_without_the_package_as_long_as_nobody_wrote_its_keys(tmp_path: Path) -> None:

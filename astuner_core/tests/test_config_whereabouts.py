@@ -39,11 +39,11 @@ def test_the_whole_key_is_found(manager, key, meant):
         ),
         (
             "nothing.like=it",
-            "'nothing.like=it' does not start with a section; keys begin with `astuner.`, and no key of this name is "
-            "known; `astuner config explain astuner` lists them",
+            "'nothing.like=it' does not start with a section; keys start with `astuner.`, and this key is unknown; "
+            "list all keys: astuner config explain astuner",
         ),
-        ("batch_size=4", "'batch_size=4' does not start with a section; keys begin with `astuner.`, and no key"),
-        ("actor.optim.lr=1", "'actor.optim.lr=1' does not start with a section; keys begin with `astuner.`, and no"),
+        ("batch_size=4", "'batch_size=4' does not start with a section; keys start with `astuner.`, and this key"),
+        ("actor.optim.lr=1", "'actor.optim.lr=1' does not start with a section; keys start with `astuner.`"),
         ("model=abc", "'model=abc' does not start with a section; write astuner.model.KEY=VALUE"),
         ("model={path: m}", "'model={path: m}' does not start with a section; write astuner.model={path: m}"),
         ("optim=1", "'optim=1' does not start with a section; write astuner.trainer_common.optim.KEY=VALUE"),
@@ -53,7 +53,7 @@ def test_the_whole_key_is_found(manager, key, meant):
             "unknown key astuner.data_generation; did you mean astuner.task_reader.data_generation?",
         ),
         ("astuner.rollout.kl_loss_coef=1", "did you mean astuner.trainer_common.kl_loss_coef?"),
-        ("astuner.rollout.nothing_like_it=1", "unknown key astuner.rollout.nothing_like_it; known here: "),
+        ("astuner.rollout.nothing_like_it=1", "unknown key astuner.rollout.nothing_like_it; known keys: "),
     ],
 )
 def test_an_override_that_is_wrong_is_answered_with_it(tmp_path, override, says):

@@ -123,7 +123,7 @@ def test_an_environment_that_is_stuck_does_not_hold_up_the_run(tmp_path: Path, m
     [
         ("{'content': 'break'}", "mine.py->Count", StopReason.ENVIRONMENT_FAILED, "in step: RuntimeError: broken"),
         ("{'content': 'x'}", "", StopReason.ENVIRONMENT_FAILED, "has no env_type"),
-        ("{'content': 'x'}", "nowhere", StopReason.ENVIRONMENT_FAILED, "no environment is called 'nowhere'"),
+        ("{'content': 'x'}", "nowhere", StopReason.ENVIRONMENT_FAILED, "unknown environment 'nowhere'"),
         ("'left'", "mine.py->Count", StopReason.WORKFLOW_FAILED, "gym_step takes an assistant message"),
     ],
 )

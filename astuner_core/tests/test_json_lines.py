@@ -22,5 +22,5 @@ def test_what_was_cut_off_is_left_out_and_what_is_damaged_is_named(tmp_path: Pat
     with pytest.raises(DataError, match=r"rows\.jsonl:2: not JSON .*; remove the line"):
         read_jsonl(path)
     path.write_text("[1]\n")
-    with pytest.raises(DataError, match=r"rows\.jsonl:1: list where an object is expected"):
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: expected a JSON object, got list"):
         read_jsonl(path)

@@ -111,24 +111,24 @@ BAD = {
     "latin-1": (b'{"query": "caf\xe9"}', r"byte 15 of the line \(0xe9\) is not UTF-8"),
     "utf-16": ('{"query": "a"}'.encode("utf-16"), "not UTF-8"),
     "nul bytes": (b"\0" * 50, "not JSON"),
-    "NaN": (b'{"query": "a", "x": NaN}', "NaN is not JSON"),
+    "NaN": (b'{"query": "a", "x": NaN}', "NaN is not valid JSON"),
     "nested": (b'{"query": ' + b"[" * 100_000, "nested too deeply"),
-    "nested in another": (b'{"query": "a", "x": ' + b'{"a":' * 600 + b"1" + b"}" * 601, "nested more than 64 levels"),
-    "1e400": (b'{"query": "a", "x": [1e400]}', "too large a number"),
+    "nested in another": (b'{"query": "a", "x": ' + b'{"a":' * 600 + b"1" + b"}" * 601, "more than 64 nested levels"),
+    "1e400": (b'{"query": "a", "x": [1e400]}', "too large"),
     "half a pair": (b'{"query": "\\ud83d"}', "surrogates not allowed"),
-    "role": (b'{"init_messages": [{"role": 5}]}', "field 'role' holds a number; it must be text"),
-    "digits": (b'{"query": "a", "x": ' + b"1" * 5000 + b"}", "not JSON that can be read"),
+    "role": (b'{"init_messages": [{"role": 5}]}', "field 'role' is a number; it must be text"),
+    "digits": (b'{"query": "a", "x": ' + b"1" * 5000 + b"}", "the JSON cannot be read"),
     "huge": (b'{"query": "' + b"x" * 200_000 + b'"}', r"longer than 150,000 bytes"),
     "list": (b'["a"]', "this is a list"),
     "text": (b'"a"', "this is text"),
     "null": (b"null", "this is null"),
-    "no query": (b'{"text": "a"}', r"no field main_query or question.*its fields: text.*query_field"),
-    "no fields": (b"{}", "its fields: none"),
+    "no query": (b'{"text": "a"}', r"field main_query or question.*fields: text.*query_field"),
+    "no fields": (b"{}", "fields: none"),
     "empty query": (b'{"query": "  "}', "'query' is empty"),
-    "null query": (b'{"query": null}', "no field"),
-    "query is a number": (b'{"query": 5}', "holds a number; a query is text"),
-    "query is a list": (b'{"query": ["a"]}', "holds a list"),
-    "id is a list": (b'{"query": "a", "id": []}', "its id is a list"),
+    "null query": (b'{"query": null}', "is missing"),
+    "query is a number": (b'{"query": 5}', "is a number; a query must be text"),
+    "query is a list": (b'{"query": ["a"]}', "is a list"),
+    "id is a list": (b'{"query": "a", "id": []}', "the id is a list"),
     "messages": (b'{"query": "a", "init_messages": "hi"}', "init_messages"),
     "messages without role": (b'{"query": "a", "init_messages": [{}]}', "init_messages"),
     "env_type": (b'{"query": "a", "env_type": 5}', "env_type"),
@@ -177,13 +177,13 @@ def test_reading_is_lazy(tmp_path):
 
 def test_an_empty_file_says_so(tmp_path):
     write(tmp_path)
-    with pytest.raises(DataError, match=r"train\.jsonl has no task: it is empty"):
+    with pytest.raises(DataError, match=r"train\.jsonl contains no tasks: .*empty"):
         read(tmp_path)
 
 
 def test_a_file_of_bad_lines_says_so(tmp_path):
     write(tmp_path, "x", "y")
-    with pytest.raises(DataError, match=r"all of its 2 lines are bad, the first because not JSON"):
+    with pytest.raises(DataError, match=r"all 2 lines are bad; .*not JSON"):
         read(tmp_path, on_bad_line="skip")
 
 
@@ -191,7 +191,7 @@ def test_a_missing_file_a_folder_and_a_locked_file_are_named(tmp_path, monkeypat
     with pytest.raises(DataError, match=r"cannot read the train tasks in .*train\.jsonl.*correct file_path"):
         read(tmp_path)
     (tmp_path / "train.jsonl").mkdir()
-    with pytest.raises(DataError, match="this is a folder"):
+    with pytest.raises(DataError, match="not a folder"):
         read(tmp_path)
     (tmp_path / "train.jsonl").rmdir()
     write(tmp_path, {"query": "a"}).chmod(0)

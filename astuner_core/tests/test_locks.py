@@ -47,17 +47,17 @@ def test_what_the_system_says_of_a_lock_that_is_held(tmp_path, monkeypatch, numb
 @table(
     ("number", "says"),
     [
-        (errno.ENOLCK, "its filesystem has no file locks"),
-        (errno.ENOSYS, "its filesystem has no file locks"),
-        (errno.EOPNOTSUPP, "its filesystem has no file locks"),
-        (errno.EIO, "the system refuses"),
+        (errno.ENOLCK, "its file system does not support locks"),
+        (errno.ENOSYS, "its file system does not support locks"),
+        (errno.EOPNOTSUPP, "its file system does not support locks"),
+        (errno.EIO, "the system refused"),
     ],
 )
 def test_a_file_that_cannot_be_locked_is_nobodys(tmp_path, monkeypatch, number, says):
     path = tmp_path / "x.lock"
     path.write_text("17")
     refuse(monkeypatch, number)
-    why = rf"x.lock cannot be locked: {says} \({os.strerror(number)}\).*choose a folder on another filesystem"
+    why = rf"x.lock cannot be locked: {says} \({os.strerror(number)}\).*choose a folder on another file system"
     with pytest.raises(RunError, match=why):
         check_unlocked(path)
     with pytest.raises(RunError, match=why), lock_file(path):

@@ -106,13 +106,13 @@ FILES = (
     Mistake(
         "everything one level too high",
         {"my.yaml": YAML.replace("astuner:\n", "").replace("\n  ", "\n").removeprefix("  ")},
-        ("no astuner: section", "stand below astuner:"),
+        ("section astuner: is missing", "below astuner:"),
         ("my.yaml", ""),
     ),
     Mistake(
         "a word for a number",
         {"my.yaml": ("num_repeat: 4", "num_repeat: four")},
-        ("astuner.rollout.num_repeat should be a whole number, got 'four'",),
+        ("astuner.rollout.num_repeat should be an integer, got 'four'",),
         ("my.yaml", "four"),
     ),
     Mistake(
@@ -137,7 +137,7 @@ FILES = (
     Mistake(
         "a colon without a space",
         {"my.yaml": ("num_repeat: 4", "num_repeat:4")},
-        ("not YAML", "with a space behind the colon"),
+        ("not YAML", "with a space after the colon"),
         ("my.yaml", "num_repeat:4"),
     ),
     Mistake(
@@ -146,29 +146,29 @@ FILES = (
         ("num_repeat", "twice"),
         ("my.yaml", "num_repeat: 8"),
     ),
-    Mistake("an empty file", {"my.yaml": ""}, ("the file is empty", "astuner new experiment NAME")),
+    Mistake("an empty file", {"my.yaml": ""}, ("file is empty", "astuner new experiment NAME")),
     Mistake(
         "a file that is not there",
         {},
-        ("mine.yaml", "no such file", ". holds my.yaml"),
+        ("mine.yaml", "no such file", "files in .: my.yaml"),
         arguments=("config", "check", "mine.yaml"),
     ),
     Mistake(
         "a misspelt backbone",
         {},
-        ("no backbone is called 'locl'", "did you mean local?"),
+        ("unknown backbone 'locl'", "did you mean local?"),
         arguments=("config", "check", "my.yaml", "--backbone", "locl"),
     ),
     Mistake(
         "a misspelt judge",
         {"my.yaml": ("judge: null", "judge: weigthed")},
-        ("no judge is called 'weigthed'", "did you mean weighted?"),
+        ("unknown judge 'weigthed'", "did you mean weighted?"),
         ("my.yaml", "weigthed"),
     ),
     Mistake(
         "a misspelt reader",
         {"my.yaml": ("type: jsonl", "type: jsnl")},
-        ("no task reader is called 'jsnl'", "did you mean jsonl?"),
+        ("unknown task reader 'jsnl'", "did you mean jsonl?"),
         ("my.yaml", "jsnl"),
     ),
     Mistake(
@@ -198,7 +198,7 @@ FILES = (
     Mistake(
         "nothing to compare in a group",
         {"my.yaml": ("num_repeat: 4", "num_repeat: 1")},
-        ("astuner.rollout.num_repeat is 1", "write 2 or more"),
+        ("astuner.rollout.num_repeat is 1", "set 2 or more"),
         ("my.yaml", "num_repeat: 1"),
         LOCAL,
     ),
@@ -217,25 +217,25 @@ FILES = (
     Mistake(
         "a folder for data",
         {"my.yaml": ("data/train.jsonl", "data")},
-        ("file_path names a file, this is a folder",),
+        ("set file_path to a file, not a folder",),
         ("my.yaml", "path: data"),
     ),
     Mistake(
         "data without a line",
         {"data/train.jsonl": ""},
-        ("data/train.jsonl has no task: it is empty",),
+        ("data/train.jsonl contains no tasks", "empty"),
         ("my.yaml", "data/train"),
     ),
     Mistake(
         "a broken line",
         {"data/train.jsonl": ('"4"}', '"4"')},
-        ("not JSON at column", "one JSON object in UTF-8; correct this one, or set astuner.data.on_bad_line: skip"),
+        ("not JSON at column", "one JSON object in UTF-8", "astuner.data.on_bad_line: skip"),
         ("data/train.jsonl", '"4"'),
     ),
     Mistake(
         "an empty line",
         {"data/train.jsonl": ('"4"}', '"4"}\n')},
-        ("the line is empty", "correct this one"),
+        ("the line is empty", "on_bad_line: skip"),
         ("data/train.jsonl", "\n"),
     ),
     Mistake(
@@ -253,7 +253,7 @@ FILES = (
     Mistake(
         "NaN in the data",
         {"data/train.jsonl": ('"answer": "4"', '"answer": NaN')},
-        ("NaN is not JSON", "write null or a number"),
+        ("NaN is not valid JSON", "write null"),
         ("data/train.jsonl", "NaN"),
     ),
     Mistake(

@@ -64,9 +64,9 @@ def experiment(folder: Path, **algorithm: str) -> Path:
 @table(
     ("algorithm", "says"),
     [
-        ({"loss": "grpoo"}, "e.yaml:6:7: astuner.trainer_common.algorithm.loss: no loss is called 'grpoo'; did you"),
-        ({"adv_estimator": "rlo"}, "adv_estimator: no advantage estimator is called 'rlo'; did you mean rloo?"),
-        ({"loss": "nobody/grpo"}, "no loss is called 'nobody/grpo'"),
+        ({"loss": "grpoo"}, "e.yaml:6:7: astuner.trainer_common.algorithm.loss: unknown loss 'grpoo'; did you"),
+        ({"adv_estimator": "rlo"}, "adv_estimator: unknown advantage estimator 'rlo'; did you mean rloo?"),
+        ({"loss": "nobody/grpo"}, "unknown loss 'nobody/grpo'"),
     ],
 )
 def test_an_unknown_name_is_said_with_its_place(algorithm: dict[str, str], says: str, tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_a_part_that_is_missing_names_its_package(name: str) -> None:
     with pytest.raises(MissingDependency) as e:
         registry.find_part(PluginManager(), name, wanted_by="this")
     dist = f"astuner-{PLUGINS[name]}"
-    assert str(e.value) == f"this needs the part {name!r}; it comes with {dist}: pip install {dist}"
+    assert str(e.value) == f"this needs the part {name!r}; install it: pip install {dist}"
     assert registry.find_optional_part(PluginManager(), name) is None
 
 
@@ -119,7 +119,7 @@ def test_a_part_that_is_turned_off_says_so(name: str) -> None:
 
 def test_two_that_bring_one_part_are_told_apart_by_turning_one_off() -> None:
     both = [plugin("a", endpoint="x:Y"), plugin("b", endpoint="x:Y")]
-    with pytest.raises(AmbiguousName, match="2 plugins register the part 'endpoint'; turn one off with -p no:a or"):
+    with pytest.raises(AmbiguousName, match="2 plugins register the part 'endpoint'; disable one with -p no:a or"):
         registry.find_optional_part(PluginManager().load(both), "endpoint")
 
 
@@ -247,7 +247,7 @@ def test_without_helper_models_who_takes_them_cannot_be_made(tmp_path: Path) -> 
     (tmp_path / "judge.py").write_text(JUDGE)
     config = fake_config(tmp_path, "", ["astuner.task_judge.judge=judge.py->J"])
     assert build_judge(config) is not None
-    with pytest.raises(MissingDependency, match=r"^the judge 'judge.py->J' takes helper_models and needs the part 'he"):
+    with pytest.raises(MissingDependency, match=r"^the judge 'judge.py->J' uses helper_models and needs the part 'he"):
         build_judge(replace(config, plugins=load_plugins(["helpers"])))
 
 
@@ -328,7 +328,7 @@ def test_a_class_for_the_older_service_says_what_runs_it(tmp_path: Path, importi
     names = ("get_init_state", "step", "evaluate", "get_query_list")
     methods = "".join(f"    def {name}(self): pass\n" for name in names)
     (tmp_path / "old.py").write_text(f"{importing}class Old:\n{methods}")
-    with pytest.raises(PluginError, match="runs where astuner-env is: pip install astuner-env"):
+    with pytest.raises(PluginError, match="pip install astuner-env"):
         fake_config(tmp_path, disabled_plugins=["env"]).resolve("environment", "old.py->Old")
     assert issubclass(fake_config(tmp_path).resolve("environment", "old.py->Old"), Environment)
 

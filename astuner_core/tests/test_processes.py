@@ -120,7 +120,7 @@ def test_the_folder_is_private(own_home):
 def test_a_damaged_record_is_named(own_home):
     processes.recorded_processes()
     (own_home / "processes" / "1.json").write_text("{")
-    with pytest.raises(RunError, match=r"1\.json is not a process record"):
+    with pytest.raises(RunError, match=r"1\.json is not a valid process record"):
         processes.recorded_processes()
 
 

@@ -393,7 +393,7 @@ def test_a_name_whose_package_is_not_installed_says_how_to_have_it(tmp_path: Pat
     (tmp_path / "acme.pyi").write_text("from acme_models.serving import serve as serve\n")
     names, find = astuner.public_names("acme", str(tmp_path / "acme.py"))
     assert names == {"serve": "acme_models.serving"}
-    with pytest.raises(ImportError, match=r"^acme\.serve comes with a package of its own: pip install acme-models$"):
+    with pytest.raises(ImportError, match=r"^acme\.serve needs a separate package: pip install acme-models$"):
         find("serve")
     with pytest.raises(AttributeError, match=r"^module 'acme' has no attribute 'other'$"):
         find("other")

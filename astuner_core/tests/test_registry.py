@@ -93,16 +93,16 @@ def test_a_real_name_wins_over_an_older_spelling_of_another():
 @table(
     ("kind", "name", "message"),
     [
-        ("judge", "exct", "no judge is called 'exct'; did you mean exact?"),
+        ("judge", "exct", "unknown judge 'exct'; did you mean exact?"),
         (
             "backbone",
             "trinity",
-            "no backbone is called 'trinity'; it comes with astuner-trinity: pip install astuner-trinity",
+            "unknown backbone 'trinity'; install it: pip install astuner-trinity",
         ),
-        ("backbone", "verl", "no backbone is called 'verl'; it comes with astuner-verl: pip install astuner-verl"),
-        ("backbone", "nope", "no backbone is called 'nope'; installed: none"),
-        ("workflow", "exact", "no workflow is called 'exact'; that is a judge"),
-        ("judge", "acme/nope", "no judge is called 'acme/nope'; installed: exact, loads"),
+        ("backbone", "verl", "unknown backbone 'verl'; install it: pip install astuner-verl"),
+        ("backbone", "nope", "unknown backbone 'nope'; installed: none"),
+        ("workflow", "exact", "unknown workflow 'exact'; this is the name of a judge"),
+        ("judge", "acme/nope", "unknown judge 'acme/nope'; installed: exact, loads"),
     ],
 )
 def test_an_unknown_name_says_what_to_type(manager: PluginManager, kind: str, name: str, message: str):
@@ -130,7 +130,7 @@ def test_what_a_provider_needs_and_cannot_live_with():
     needs = Provider(target="a:b", requires=("no_such_module_here",), install="pip install acme")
     with pytest.raises(errors.MissingDependency) as e:
         registry.check_installed("judge", "x", needs)
-    assert str(e.value).endswith("needs no_such_module_here, which is not installed; install it with: pip install acme")
+    assert str(e.value).endswith("needs no_such_module_here, which is not installed; install it: pip install acme")
     alone = Provider(target="a:b", conflicts=("pluggy",), requires=("no_such_module_here",), install="pip install acme")
     with pytest.raises(errors.PluginError, match="cannot share an environment with pluggy") as e:
         registry.check_installed("judge", "x", alone)  # said first: what is missing belongs into another environment

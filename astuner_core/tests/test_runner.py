@@ -566,7 +566,7 @@ def test_a_runner_survives_pickling_and_finds_its_parts_again(tmp_path: Path) ->
 def test_what_cannot_be_found_shows_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(PluginError, match="Nope"):
         make_runner(tmp_path, "pass", workflow="Nope").prepare()
-    with pytest.raises(ConfigError, match="no output check is called"):
+    with pytest.raises(ConfigError, match="unknown output check"):
         make_runner(tmp_path, "pass", settings=_yaml("rollout: {compute_madness_checklist: [gibberish]}")).prepare()
 
 

@@ -40,7 +40,7 @@ BY_DESIGN = "by design: each summary starts a new training sample"
         ("compression_tool", "history_rewritten", "replaces the messages before it", BY_DESIGN),
         ("structured_and_plain", "tools_changed", "only while the agent is asked for a structured reply", "by another"),
         ("one_model_for_two", "history_retold", "as another's words", "as_agentscope_model('critic')"),
-        ("hints", "messages_removed", "such as a one-shot hint", "keep the message in the agent's memory"),
+        ("hints", "messages_removed", "such as a one-time hint", "keep the message in the agent's memory"),
     ],
 )
 def test_a_branch_has_its_cause_and_its_cure(name: str, reason: str, why: str, cure: str) -> None:

@@ -88,7 +88,7 @@ def author(tmp_path_factory, fresh, wheels):
 
 def test_what_only_authors_use_is_a_package_of_its_own(fresh):
     shown = run(fresh.python, "-c", "from astuner.testing import check_judge", code=1)
-    assert "astuner.testing.check_judge comes with a package of its own: pip install astuner-testing" in shown
+    assert "astuner.testing.check_judge needs a separate package: pip install astuner-testing" in shown
     assert "pip install astuner-testing" in fresh.astuner("new", "experiment", "sums", code=2)
 
 

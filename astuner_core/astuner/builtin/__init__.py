@@ -1,1 +1,1 @@
-"""What comes in the box. The core registers it through the same hooks as anybody; nothing may import it by name."""
+"""Providers built into the core. They are registered through the same hooks as plugins and never imported by name."""

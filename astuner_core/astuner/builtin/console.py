@@ -1,7 +1,7 @@
-"""Progress for a person, and the run folder's own books.
+"""Log sinks for the console and for the files of the run folder.
 
-For a person there is one line per step and, on a terminal, a live line below with what is going on; all of it
-goes to stderr, so that stdout stays for results.
+The console shows one line per step and, on a terminal, a live status line. All progress goes to stderr; stdout is for
+results.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from rich.status import Status
 
 LINE_SECONDS = 2.0
-"""Without a terminal, steps that follow faster than this share a line."""
+"""Minimum interval between two lines without a terminal."""
 RECENT = 8
-"""Steps that tell how long the others will take; those of a warm start, or of short answers, were another kind."""
+"""Number of recent steps used to estimate the remaining time. Earlier steps, such as a warm start, may differ."""
 _SHOWN = {"loss": "warm_start/loss", "reward": "reward/mean", "success": "success/mean"}
 
 
 class ConsoleSink(LogSink):
-    """Writes to stderr."""
+    """Prints progress to stderr."""
 
     direct = True
 
@@ -40,12 +40,12 @@ class ConsoleSink(LogSink):
         self._last_line = time.monotonic()
         self._first_step: int | None = None
         self._recent: deque[tuple[int, float]] = deque(maxlen=RECENT + 1)
-        """Steps, and when they ended."""
+        """Steps and their end times."""
         self._steps_left = ""
         self._missed = False
         self._total = 0
         self._live: Status | None = None
-        if sys.stderr.isatty() and not debugging():  # it would write into pdb's lines
+        if sys.stderr.isatty() and not debugging():  # a status line would overwrite pdb's output
             from rich.console import Console
 
             self._live = Console(stderr=True, highlight=False).status("starting")
@@ -79,7 +79,7 @@ class ConsoleSink(LogSink):
             return
         self._last_line = now
         parts = [
-            f"step {step:>4}/{self._total}" if self._total else f"step {step:>4}",  # before any episode of this run
+            f"step {step:>4}/{self._total}" if self._total else f"step {step:>4}",  # unknown before the first episode
             *(f"{name} {metrics[key]:.3f}" for name, key in _SHOWN.items() if key in metrics),
         ]
         if "throughput/tokens_per_s" in metrics:  # a warm start generates nothing
@@ -111,7 +111,7 @@ def _duration(seconds: float) -> str:
 
 
 class JsonlSink(LogSink):
-    """Appends; each row is written whole and flushed, so a crash loses at most the row being written."""
+    """Appends to the files of the run folder. Each row is flushed, so a crash loses at most one row."""
 
     essential = True
 
@@ -120,7 +120,7 @@ class JsonlSink(LogSink):
         self._log = run_dir / "run.log"
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        # Nine significant digits: more than float32 holds, and no 0.30000000000000004.
+        # Nine significant digits: more than float32 has, without artifacts such as 0.30000000000000004.
         numbers = {name: float(f"{value:.9g}") for name, value in metrics.items()}
         append_jsonl(self._metrics, {"step": step, "time": round(time.time(), 3), **numbers})
 
@@ -132,6 +132,6 @@ class JsonlSink(LogSink):
         return isinstance(event, RunEnded) or super().wants(event)
 
     def handle(self, event: Event) -> None:
-        if isinstance(event, RunEnded) and event.error is not None:  # on the terminal it is the last line anyway
+        if isinstance(event, RunEnded) and event.error is not None:  # the terminal shows it as the last line
             self.note(f"the run stopped: {told(event.error)}")
         super().handle(event)

@@ -1,7 +1,7 @@
-"""Tasks from JSON Lines files: one JSON object per line, UTF-8.
+"""Read tasks from JSON Lines files: one JSON object per line, in UTF-8.
 
-Read lazily, one line in memory at a time, and never more of it than ``max_line_bytes``.  A line that is no task
-is named with its number and its fault: it stops the run, or is left out and counted in `JsonlTaskReader.skipped`.
+Files are read lazily, with at most one line of ``max_line_bytes`` in memory. A line that is not a task either stops the
+run, with its number and problem, or is skipped and recorded in `JsonlTaskReader.skipped`.
 """
 
 from __future__ import annotations
@@ -24,28 +24,32 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class JsonlSplit(Section):
+    """The file of one split."""
+
     file_path: str = Field(min_length=1)
-    """A JSON Lines file; relative to the experiment file's folder."""
+    """JSON Lines file, relative to the folder of the experiment file."""
 
 
 class JsonlConfig(Section):
+    """Options of the task reader `jsonl`."""
+
     training: JsonlSplit
-    """The tasks to train on."""
+    """Training tasks."""
     validation: JsonlSplit | None = None
-    """The tasks to validate on; None for an experiment that does not validate."""
+    """Validation tasks; null disables validation."""
     query_field: str | None = None
-    """The field with the query; None takes the first of main_query, question, problem, query, prompt."""
+    """Field with the query; null uses the first of main_query, question, problem, query, prompt."""
     id_field: str | None = None
-    """The field with the task's label; None takes task_id or id, else file name and line number."""
+    """Field with the task's label; null uses task_id or id, otherwise file name and line number."""
     max_line_bytes: int = Field(4 << 20, ge=2)
-    """A longer line is no task but a broken file."""
+    """Maximum length of a line; a longer line is an error."""
 
 
 class JsonlTaskReader(TaskReader):
-    """Reads ``training.file_path`` and ``validation.file_path``.
+    """Task reader for the JSON Lines files ``training.file_path`` and ``validation.file_path``.
 
-    :param base_dir: what relative paths start from; None is the working directory.
-    :param on_bad_line: ``stop`` raises `DataError` at a bad line; ``skip`` leaves it out and writes it down.
+    :param base_dir: Folder of relative paths; None is the working directory.
+    :param on_bad_line: ``stop`` raises `DataError` at a bad line; ``skip`` skips and records it.
     """
 
     config: JsonlConfig
@@ -57,16 +61,16 @@ class JsonlTaskReader(TaskReader):
         self._base_dir = base_dir or Path()
         self._on_bad_line = on_bad_line
         self.skipped: dict[str, str] = {}
-        """Place (``path:line``) and fault of every line left out so far."""
+        """Place (``path:line``) -> problem of every line skipped so far."""
 
     @classmethod
     def from_config(cls, section: Any, context: BuildContext) -> JsonlTaskReader:
         return cls(section, context.base_dir, context.config.astuner.data.on_bad_line)
 
     def read(self, split: Split) -> Iterator[Task]:
-        """Yield the tasks of ``split`` in file order; none when there is no validation file.
+        """Yield the tasks of ``split`` in file order; none without a validation file.
 
-        :raises DataError: the file cannot be read, has no task, or (on_bad_line: stop) has a bad line.
+        :raises DataError: The file cannot be read, has no tasks, or (with on_bad_line: stop) has a bad line.
         """
         section = self.config.training if split is Split.TRAIN else self.config.validation
         if section is None:
@@ -84,27 +88,27 @@ class JsonlTaskReader(TaskReader):
                         continue
                     tasks += 1
                     yield task
-        except (OSError, ValueError) as e:  # a path may hold what no path can
+        except (OSError, ValueError) as e:  # ValueError: the path contains a null byte
             why = f"{getattr(e, 'strerror', None) or e}; {_advice(e, path)}"
             raise DataError(f"cannot read the {split.value} tasks in {path}: {why}") from e
         if not tasks:
-            raise DataError(f"{path} has no task: {self._why_empty(path)}")
+            raise DataError(f"{path} contains no tasks: {self._why_empty(path)}")
 
     def _refuse(self, place: str, fault: str) -> None:
         if self._on_bad_line == "stop":
             raise DataError(
-                f"{place}: {fault}. Each line is one JSON object in UTF-8; correct this one, or set "
+                f"{place}: {fault}. Fix the line (one JSON object in UTF-8), or skip bad lines with "
                 "astuner.data.on_bad_line: skip"
             )
         self.skipped[place] = fault
 
     def _why_empty(self, path: Path) -> str:
         bad = [fault for place, fault in self.skipped.items() if place.startswith(f"{path}:")]
-        return f"all of its {len(bad)} lines are bad, the first because {bad[0]}" if bad else "it is empty"
+        return f"all {len(bad)} lines are bad; the first: {bad[0]}" if bad else "the file is empty"
 
 
 def _lines(file: BinaryIO, limit: int) -> Iterator[bytes]:
-    """The lines without their ends; of a line over the limit only ``limit + 1`` bytes, the rest is passed over."""
+    """Yield the lines without line ends; only the first ``limit + 1`` bytes of a line over the limit."""
     first = True
     while line := file.readline(limit + 2):
         if len(line) == limit + 2 and not line.endswith(b"\n"):
@@ -127,7 +131,7 @@ def _object(line: bytes, limit: int) -> object:
 def _advice(e: Exception, path: Path) -> str:
     if isinstance(e, FileNotFoundError):
         close = close_name(path.name, (file.name for file in path.parent.glob("*")))
-        return f"correct file_path (relative paths start at the experiment file){close}"
+        return f"correct file_path (relative to the folder of the experiment file){close}"
     if isinstance(e, IsADirectoryError):
-        return "file_path names a file, this is a folder"
+        return "set file_path to a file, not a folder"
     return "check the file and its permissions"

@@ -1,10 +1,10 @@
 """The ``astuner`` command.
 
-Invariant: ``astuner --help`` and ``astuner plugins`` import nothing heavy.  Every command is a line in `COMMANDS`, or a
-provider of a plugin; its module is imported when the command is run, not when it is listed.
+Invariant: ``astuner --help`` and ``astuner plugins`` import no heavy packages. Every command is an entry in `COMMANDS`
+or a provider of a plugin. Its module is imported when the command runs, not when it is listed.
 
-``-p no:NAME`` may stand anywhere.  A command line as the first documents of ASTuner write it (``astuner --conf X
---with-ray``) is read by the part ``older_spellings``; nothing else is guessed.
+``-p no:NAME`` is accepted anywhere on the command line. The part ``older_spellings`` translates legacy command lines
+(``astuner --conf X --with-ray``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import cached_property
@@ -24,39 +24,41 @@ from typer.core import TyperGroup
 
 from astuner.contracts.commands import new_app
 from astuner.contracts.errors import AstunerError, ConfigError, Interrupted, PluginError, UnknownName
+from astuner.contracts.hookspecs import is_hidden
 from astuner.support.collector import collect_rarely
 from astuner.support.limits import describe_limit
 
 if TYPE_CHECKING:
+    from astuner.contracts.hookspecs import Provider
     from astuner.plugins.loader import PluginManager
 
 COMMANDS = {
-    "run": "Train, or debug, as an experiment file says.",
+    "run": "Train or debug the agent of an experiment file.",
     "plugins": "List installed plugins and what they provide.",
 }
-"""The core's commands: each is ``astuner.cli.<name>:<name>``."""
+"""Commands of the core and their help lines; each is ``astuner.cli.<name>:<name>``."""
 
 EXIT_USAGE = 2
 EXIT_FAILED = 1
-EXIT_INTERRUPTED = 130  # as shells report a program ended by Ctrl-C
+EXIT_INTERRUPTED = 130  # the code that shells report for Ctrl-C
 
 
 class PluginSwitches:
-    """What ``-p no:NAME`` makes of the installed plugins; an `astuner.contracts.commands.CommandLine`.
+    """The plugins that ``-p no:NAME`` leaves enabled; an `astuner.contracts.commands.CommandLine`.
 
-    :raises ConfigError: ``-p`` with something else.
-    :raises UnknownName: no plugin or distribution has such a name; raised when the plugins are loaded.
+    :raises ConfigError: A value of ``-p`` does not start with ``no:``.
+    :raises UnknownName: No plugin or distribution has this name. Raised when the plugins are loaded.
     """
 
     def __init__(self, given: Sequence[str]) -> None:
         wrong = next((text for text in given if not text.startswith("no:") or text == "no:"), None)
         if wrong is not None:
-            raise ConfigError(f"-p {wrong}: plugins are installed with pip and turned off with -p no:NAME")
+            raise ConfigError(f"-p {wrong}: -p only disables plugins, as -p no:NAME. Install plugins with pip.")
         self._names = tuple(text.removeprefix("no:") for text in given)
 
     @classmethod
     def of(cls, ctx: Any) -> PluginSwitches:
-        """Those of a command line, given any `typer.Context` of it."""
+        """Return the switches of a command line, given any of its `typer.Context` objects."""
         return cls(ctx.find_root().params.get("plugin") or ())
 
     @cached_property
@@ -70,7 +72,7 @@ class PluginSwitches:
     @property
     def disabled_plugins(self) -> tuple[str, ...]:
         if self._names:
-            _ = self.plugins  # whose names are checked
+            _ = self.plugins  # checks the names
         return self._names
 
     def check_services(self, names: Sequence[str]) -> None:
@@ -81,9 +83,9 @@ class PluginSwitches:
 
 
 class LazyGroup(TyperGroup):
-    """Lists commands without importing them.
+    """Command group that lists commands without importing them.
 
-    click's own ``format_commands`` asks for every command object to print its help line, so it is replaced too.
+    click's ``format_commands`` loads every command to print its help line, so this class replaces it.
     """
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -97,25 +99,33 @@ class LazyGroup(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
-        if provided := _commands_of_plugins(ctx):
+        if listed := _listed(_commands_of_plugins(ctx)):
             with formatter.section("Commands from plugins"):
-                formatter.write_dl(sorted(provided.items()))
+                formatter.write_dl(sorted(listed.items()))
 
 
-def _commands_of_plugins(ctx: Any) -> dict[str, str]:
-    """The commands that plugins bring, and what they do."""
-    return {name: provider.summary for _, name, provider in PluginSwitches.of(ctx).plugins.offers("command")}
+def _commands_of_plugins(ctx: Any) -> dict[str, Provider]:
+    """Return the commands of enabled plugins: name -> provider."""
+    return {name: provider for _, name, provider in PluginSwitches.of(ctx).plugins.offers("command")}
+
+
+def _listed(commands: Mapping[str, Provider]) -> dict[str, str]:
+    """Return the help lines of all commands that are not hidden."""
+    return {name: provider.summary for name, provider in commands.items() if not is_hidden(provider)}
 
 
 def _command_of_plugin(ctx: Any, name: str) -> Any:
-    """:raises PluginError: no plugin that is on brings it; says which package does, or what is close."""
+    """Import a plugin's command.
+
+    :raises PluginError: No enabled plugin provides it. The message names the package to install or a similar command.
+    """
     from astuner.plugins import registry
 
     provided = _commands_of_plugins(ctx)
     if name not in provided and "/" not in name and registry.hint_for("command", name) is None:
-        close = get_close_matches(name, [*COMMANDS, *provided], n=1)
+        close = get_close_matches(name, [*COMMANDS, *_listed(provided)], n=1)
         raise UnknownName(
-            f"no command is called {name!r}; {f'did you mean {close[0]}?' if close else 'see astuner --help'}"
+            f"unknown command {name!r}; {f'did you mean {close[0]}?' if close else 'list all commands: astuner --help'}"
         )
     provider = registry.find_provider(PluginSwitches.of(ctx).plugins, "command", name)
     registry.check_installed("command", name, provider)
@@ -123,7 +133,7 @@ def _command_of_plugin(ctx: Any, name: str) -> Any:
 
 
 def _command(target: str, name: str) -> Any:
-    """What ``target`` is, a `typer.Typer` or a function, as a command of this name."""
+    """Import ``target``, a `typer.Typer` or a function, and return it as a command with this name."""
     from astuner.plugins import registry
 
     found = registry.import_target(target)
@@ -156,20 +166,20 @@ def root(
     ctx: typer.Context,
     plugin: Annotated[
         list[str] | None,
-        typer.Option("-p", metavar="no:NAME", help="Turn a plugin off, by plugin or package name.", is_eager=True),
+        typer.Option("-p", metavar="no:NAME", help="Disable a plugin, by plugin or package name.", is_eager=True),
     ] = None,
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Tune the model inside an agent with reinforcement learning."""
+    """Train the model inside an agent with reinforcement learning."""
     ctx.obj = PluginSwitches.of(ctx)
 
 
 def normalise(arguments: Sequence[str]) -> list[str]:
-    """The arguments in today's spelling, ``-p`` in front.
+    """Return the arguments with legacy spellings translated and ``-p`` moved to the front.
 
-    :raises ConfigError: an option that no longer exists, or ``--backbone`` and the like without an experiment file.
+    :raises ConfigError: A legacy option was removed, or an option such as ``--backbone`` has no experiment file.
     """
     at = [i for i, (flag, name) in enumerate(pairwise(arguments)) if flag == "-p" and name.startswith("no:")]
     taken = [n for i in at for n in (i, i + 1)]
@@ -185,19 +195,22 @@ def normalise(arguments: Sequence[str]) -> list[str]:
 
 
 def _replace_closed_streams() -> None:
-    """Discard what is printed where the caller closed stdout or stderr (``>&-``)."""
+    """Discard output if the caller closed stdout or stderr (``>&-``)."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line; raises `SystemExit` with 0, 1 (it failed), 2 (asked wrongly) or 130 (Ctrl-C)."""
+    """Run the command line.
+
+    :raises SystemExit: With 0 (success), 1 (failure), 2 (wrong usage or configuration) or 130 (Ctrl-C).
+    """
     collect_rarely()
     _replace_closed_streams()
     if not faulthandler.is_enabled():
         with suppress(OSError):  # stderr is closed
-            faulthandler.enable(2)  # a crash in C says which line of an agent led to it
+            faulthandler.enable(2)  # for a crash in C, print the Python line that led to it
     try:
         app(args=normalise(sys.argv[1:] if arguments is None else arguments), prog_name="astuner")
     except AstunerError as e:
@@ -206,11 +219,11 @@ def main(arguments: list[str] | None = None) -> None:
             sys.exit(EXIT_INTERRUPTED)
         sys.exit(EXIT_USAGE if isinstance(e, (ConfigError, PluginError)) else EXIT_FAILED)
     except SystemExit as e:
-        if e.code == EXIT_INTERRUPTED:  # click turns Ctrl-C into this, and says nothing
+        if e.code == EXIT_INTERRUPTED:  # click exits with this code on Ctrl-C, without a message
             print("astuner: interrupted", file=sys.stderr)
         raise
     except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output went away (`| head`); nothing is left to say
+        sys.stderr.close()  # the reader of the output is gone (`| head`), so there is nothing to report
         sys.exit(EXIT_FAILED)
     except Exception as e:
         if not (message := describe_limit(e)):

@@ -1,4 +1,4 @@
-"""``astuner plugins``: every installed plugin, loaded or not, and why not."""
+"""``astuner plugins``: list every installed plugin, and why a plugin was not loaded."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 def plugins(
     ctx: typer.Context,
     verbose: Annotated[
-        bool, typer.Option("-v", "--verbose", help="With summaries, targets and what is missing.")
+        bool, typer.Option("-v", "--verbose", help="Show summaries, targets and missing packages.")
     ] = False,
-    hook: Annotated[str | None, typer.Option(metavar="KIND", help="Only one kind, e.g. judge.")] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 when a plugin could not be loaded.")] = False,
+    hook: Annotated[str | None, typer.Option(metavar="KIND", help="Show only one kind, e.g. judge.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 if a plugin could not be loaded.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List installed plugins and what they provide."""
@@ -39,12 +39,12 @@ def plugins(
 
 
 def _kind(text: str) -> str:
-    """``judge``, ``judges``, ``task-reader`` or ``register_judges`` -> the kind."""
+    """Return the kind for ``judge``, ``judges``, ``task-reader`` or ``register_judges``."""
     bare = text.removeprefix("register_").replace("-", " ").replace("_", " ")
     for kind in KINDS:
         if bare in (kind, f"{kind}s"):
             return kind
-    raise ConfigError(f"--hook {text}: there are {', '.join(KINDS)}")
+    raise ConfigError(f"--hook {text}: unknown kind; use one of {', '.join(KINDS)}")
 
 
 def _as_data(plugin: Plugin, kinds: list[str]) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def _models(plugin: Plugin) -> list[str]:
 
 def _table(shown: list[Plugin], kinds: list[str], verbose: bool) -> None:
     if not shown:
-        typer.echo("no plugin provides that")
+        typer.echo("No enabled plugin provides this kind.")
         return
     name_width = max(len(p.name) for p in shown)
     dist_width = max(len(f"{p.dist} {p.version}") for p in shown)

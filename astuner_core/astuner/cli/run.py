@@ -1,4 +1,4 @@
-"""``astuner run FILE``: trains, debugs, or shows the plan."""
+"""``astuner run FILE``: train, debug, or show the plan."""
 
 from __future__ import annotations
 
@@ -27,26 +27,24 @@ def run(
     backbone: BackboneOption = None,
     resume: Annotated[
         bool | None,
-        typer.Option(
-            "--resume/--no-resume", help="Insist on going on, or on starting over. Default: go on if possible."
-        ),
+        typer.Option("--resume/--no-resume", help="Require resuming, or start over. Default: resume if possible."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would happen, and stop.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and exit.")] = False,
     services: WithOption = None,
-    seed: Annotated[int | None, typer.Option(help="Short for astuner.seed=N.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Short for astuner.trainer_common.total_steps=N.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Set astuner.seed.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Set astuner.trainer_common.total_steps.")] = None,
     run_dir: RunDirOption = None,
     debug_tags: DebugTagsOption = None,
     debug_listen: Annotated[
-        bool, typer.Option("--db-listen", help="Wait there for a debugger, though there is a terminal.")
+        bool, typer.Option("--db-listen", help="At a breakpoint, wait for a debugger instead of using the terminal.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Train, or debug, as an experiment file says."""
+    """Train or debug the agent of an experiment file."""
     from astuner.runs import launch
 
     short = {"seed": seed, "trainer_common.total_steps": steps}
-    given = [f"astuner.{key}={number}" for key, number in short.items() if number is not None]  # later ones win
+    given = [f"astuner.{key}={number}" for key, number in short.items() if number is not None]  # the last override wins
     with only_data_on_stdout(as_json):
         result = launch.run(
             **asked(ctx, file, [*(overrides or ()), *given], run_dir, services, backbone=backbone),

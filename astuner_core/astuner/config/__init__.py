@@ -1,4 +1,4 @@
-"""Experiment files: YAML read by OmegaConf, checked by pydantic, every mistake at once with its place."""
+"""Load experiment files: YAML read by OmegaConf and checked by pydantic. All errors are reported together."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One section against its schema, every mistake at once, each at its place.
+"""Check a section against its schema and report all errors with their places.
 
-Unknown keys are found here rather than by pydantic, so that they are errors with a suggestion in every section, also
-where a plugin's model would ignore them.  What a field expects is said in a person's words (`describe_field`).
+This module reports unknown keys itself, with a suggestion, instead of leaving them to pydantic. So they are errors even
+if a plugin's model would ignore them. `describe_field` describes the expected value of a field.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from astuner.contracts.places import Key, Report, Tree, did_you_mean, dotted
 from astuner.contracts.secrets import is_secret, without_user
 
 _WORDS = {
-    str: "text",
-    int: "whole number",
+    str: "string",
+    int: "integer",
     float: "number",
     bool: "true or false",
     type(None): "null",
@@ -41,7 +41,7 @@ _BOUNDS = {
 
 
 def key_spellings(model: type[BaseModel]) -> dict[str, str]:
-    """Every key a section accepts -> the name of its field."""
+    """Return every key that a section accepts -> the name of its field."""
     found: dict[str, str] = {}
     for name, info in model.model_fields.items():
         found[name] = name
@@ -55,18 +55,18 @@ def key_spellings(model: type[BaseModel]) -> dict[str, str]:
 
 
 def section_of(info: FieldInfo) -> type[BaseModel] | None:
-    """The model of a field that is a section, else None."""
+    """Return the model of a field that is a section, or None."""
     models = [a for a in _members(info.annotation) if isinstance(a, type) and issubclass(a, BaseModel)]
     return models[0] if len(models) == 1 else None
 
 
 def field_at(model: type[BaseModel], key: Key) -> FieldInfo | None:
-    """The field that ``key`` (below ``model``) names, or None."""
+    """Return the field for ``key`` (below ``model``), or None."""
     info: FieldInfo | None = None
     at: type[BaseModel] | None = model
     entry: type[BaseModel] | None = None
     for part in key:
-        if entry is not None:  # a name of the person's own, such as an agent's
+        if entry is not None:  # a user-defined name, such as an agent's
             at, entry = entry, None
             continue
         if at is None or (name := key_spellings(at).get(part)) is None:
@@ -77,14 +77,14 @@ def field_at(model: type[BaseModel], key: Key) -> FieldInfo | None:
 
 
 def entry_of(info: FieldInfo) -> type[BaseModel] | None:
-    """The model of each entry of a field that is a section of named sections, else None."""
+    """Return the model of the entries if the field maps names to sections, or None."""
     arguments = get_args(info.annotation) if get_origin(info.annotation) is dict else ()
     found = arguments[1] if len(arguments) == 2 else None
     return found if isinstance(found, type) and issubclass(found, BaseModel) else None
 
 
 def walk_fields(model: type[BaseModel], prefix: Key = ()) -> Iterator[tuple[Key, FieldInfo]]:
-    """Every field, sections before what is in them."""
+    """Yield every field with its key; a section comes before its fields."""
     for name, info in model.model_fields.items():
         yield (*prefix, name), info
         if (section := section_of(info)) is not None:
@@ -92,12 +92,13 @@ def walk_fields(model: type[BaseModel], prefix: Key = ()) -> Iterator[tuple[Key,
 
 
 def accepts_bool(info: FieldInfo) -> bool:
+    """Return whether true and false are valid values of the field."""
     members = _members(info.annotation)
     return bool in members or Any in members or any(isinstance(v, bool) for a in members for v in get_args(a))
 
 
 def describe_field(info: FieldInfo) -> str:
-    """``"whole number ≥ 1"``, ``"one of: stop, skip"``, ``"section"``."""
+    """Return a description such as ``"integer ≥ 1"``, ``"one of: stop, skip"`` or ``"section"``."""
     if section_of(info) is not None:
         return "section"
     return _bounded(" or ".join(_word(member) for member in _members(info.annotation)), info.metadata)
@@ -133,18 +134,18 @@ def _word(annotation: Any) -> str:
 
 Model = TypeVar("Model", bound=BaseModel)
 _FEW = 2
-"""Keys elsewhere that are suggested; of a name that is everywhere none is likelier than what is known here."""
+"""Maximum number of keys in other sections to suggest. If more match, the known keys of this section help more."""
 
 TABLES: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("tables.yaml").read_text(encoding="utf-8"))
-"""Keys by what holds for them, and pydantic's complaints in a person's words."""
+"""Contents of ``tables.yaml``: properties of keys, and messages for pydantic's errors."""
 
 
 def check_section(
     model: type[Model], tree: Tree, prefix: Key, report: Report, *, elsewhere: Collection[Key] = ()
 ) -> Model | None:
-    """The section ``prefix`` of ``tree`` as an instance of ``model``; None when there were problems.
+    """Return the section ``prefix`` of ``tree`` as an instance of ``model``, or None if it has errors.
 
-    :param elsewhere: keys that are checked by somebody else.
+    :param elsewhere: Keys to skip, because other code checks them.
     """
     before = len(report.problems)
     data = _known(model, tree.get(prefix) or {}, prefix, tree, report, elsewhere)
@@ -157,14 +158,14 @@ def check_section(
 
 
 def what_is_right(model: type[Model], tree: Tree, prefix: Key, *, elsewhere: Collection[Key] = ()) -> Model | None:
-    """The section as if the keys that `check_section` refuses were not there; None where one of them is required."""
+    """Return the section without the keys that `check_section` rejects, or None if one of them is required."""
     data = Tree(_known(model, tree.get(prefix) or {}, prefix, tree, Report(""), elsewhere))
     while True:
         try:
             return model.model_validate(data.data)
         except ValidationError as e:
             places = [tuple(map(str, entry["loc"])) for entry in e.errors(include_url=False)]
-            # What is wrong in a list, or as some member of a union, is wrong as a whole.
+            # An error inside a list or in a member of a union invalidates the complete value.
             wrong = {next((at[:n] for n in range(len(at), 0, -1) if data.has(at[:n])), ()) for at in places}
             if () in wrong:
                 return None
@@ -174,15 +175,15 @@ def what_is_right(model: type[Model], tree: Tree, prefix: Key, *, elsewhere: Col
 
 
 def unknown_key(key: Key, known: list[str], tree: Tree, report: Report) -> None:
-    """Report a key that nothing reads, with the nearest one that something does."""
+    """Report an unknown key, with the most similar known key."""
     if key not in tree.places and any(default[: len(key)] == key for default in report.defaults):
-        return  # of a written-out config: what is not here any more, and nobody wrote
+        return  # a default in a written-out config that no longer exists
     parent = dotted(key[:-1])
     older = [old.rpartition(".") for old in (*report.older.renamed, *report.older.gone)]
     hint = did_you_mean(key[-1], [*known, *(name for section, _, name in older if section == parent)])
     if not hint and 0 < len(elsewhere := report.whole_keys(key[-1])) <= _FEW and dotted(key) not in elsewhere:
         hint = f"; did you mean {' or '.join(elsewhere)}?"
-    hint = hint or (f"; known here: {', '.join(sorted(known))}" if known else "")
+    hint = hint or (f"; known keys: {', '.join(sorted(known))}" if known else "")
     said = report.who_adds(".".join(key[1:])) or f"{hint}{report.hint}"
     report.problem(tree.place(key), f"unknown key {dotted(key)}{said}")
 
@@ -190,7 +191,7 @@ def unknown_key(key: Key, known: list[str], tree: Tree, report: Report) -> None:
 def _known(
     model: type[BaseModel], data: Any, prefix: Key, tree: Tree, report: Report, elsewhere: Collection[Key]
 ) -> Any:
-    """``data`` without unknown keys and with empty sections filled in; what was wrong goes into ``report``."""
+    """Return ``data`` without unknown keys and with empty sections filled in; report errors to ``report``."""
     if not isinstance(data, dict):
         return data
     names, clean = key_spellings(model), {}
@@ -233,7 +234,7 @@ def _explain(error: ValidationError, model: type[BaseModel], tree: Tree, prefix:
             for name in _required(model, key):
                 by_key.setdefault(name, []).append("is required")
         elif entry["type"] == "value_error":
-            by_key.setdefault(key, []).append(f"is not possible: {context.get('error', entry['msg'])}")
+            by_key.setdefault(key, []).append(f"is not valid: {context.get('error', entry['msg'])}")
         else:
             text = TABLES["should"].get(entry["type"], entry["msg"][0].lower() + entry["msg"][1:]).format(**context)
             got[key] = tree.get((*prefix, *key), entry["input"])
@@ -243,13 +244,13 @@ def _explain(error: ValidationError, model: type[BaseModel], tree: Tree, prefix:
     for key, texts in by_key.items():
         full = (*prefix, *key)
         if any(re.match(rf"{re.escape(dotted(full))}[: ]", text) for _, text in report.problems):
-            continue  # refused before it came here, and so it is missing
+            continue  # reported earlier and removed, so it only appears to be missing
         tail = f", got {_shown(full, got[key])}{meant.get(key, '')}" if key in got else ""
         report.problem(tree.place(full), f"{dotted(full)} {' or '.join(dict.fromkeys(texts))}{tail}")
 
 
 def _key_of(loc: tuple[int | str, ...], model: type[BaseModel]) -> Key:
-    """The key of a pydantic location, without the union members that pydantic adds to it."""
+    """Return the key of a pydantic location, without the union members that pydantic adds to it."""
     key: Key = ()
     for part in loc:
         info = field_at(model, key) if key else None
@@ -259,7 +260,7 @@ def _key_of(loc: tuple[int | str, ...], model: type[BaseModel]) -> Key:
 
 
 def _required(model: type[BaseModel], key: Key) -> list[Key]:
-    """A missing section asks for the keys it requires, not for itself."""
+    """Return the required keys of a missing section, or ``key`` itself if it is not a section."""
     info = field_at(model, key)
     section = section_of(info) if info is not None else None
     if section is None:
@@ -269,7 +270,7 @@ def _required(model: type[BaseModel], key: Key) -> list[Key]:
 
 def _shown(key: Key, value: Any) -> str:
     if is_secret(key[-1]):
-        return "something else"
+        return "a different value"
     text = "a section" if isinstance(value, Mapping) else without_user(repr(value))
     return text if len(text) <= 80 else f"{text[:77]}..."
 

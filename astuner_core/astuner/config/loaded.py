@@ -1,6 +1,6 @@
-"""A loaded experiment: every key has a checked value, and its origin is known.
+"""A loaded experiment: checked values of all keys, and their origins.
 
-Frozen, picklable (it travels to Ray workers), and written out as YAML that `load_config` reads back to the same
+A `Config` is frozen and picklable, because Ray workers receive it. `load_config` reads its YAML form back to the same
 values without the original file.
 """
 
@@ -27,47 +27,47 @@ from astuner.plugins.loader import PluginManager
 Added = TypeVar("Added", bound=BaseModel)
 
 RESOLVED = "resolved"
-"""The root section that marks a written-out config: its file, and which keys were written and implied by others."""
+"""Root section of a written-out config: its original file, the keys set there, and the keys implied by others."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The settings of one experiment; made by `load_config`."""
+    """The settings of one experiment, created by `load_config`."""
 
     astuner: AstunerSection
     path: Path
     """The experiment file."""
     plugins: PluginManager = field(repr=False, compare=False)
-    """Those that are on for this experiment; in another process, the same ones of what is installed there."""
+    """Plugins enabled for this experiment. After unpickling, the same selection of the plugins installed there."""
     origins: Mapping[str, Place]
-    """Dotted key -> where it was written, or what implied it; a key that is not here has its default."""
+    """Dotted key -> the place that sets or implies it. Other keys have their defaults."""
     written: frozenset[str]
-    """The dotted keys that a person wrote."""
+    """Dotted keys set by the user."""
     notes: tuple[str, ...] = ()
-    """What a person should know: older spellings used, sections not read."""
+    """Notes for the user, such as legacy spellings and ignored sections."""
     wrong: frozenset[str] = frozenset()
-    """The dotted keys that are wrong, and left out here (`astuner.config.loading.read_config`); a run's has none."""
+    """Dotted keys with errors, which are left out (`astuner.config.loading.read_config`). Empty in a run."""
     _sections: Mapping[tuple[str, str], BaseModel] = field(default_factory=dict, repr=False)
     _placed: Mapping[Key, BaseModel] = field(default_factory=dict, repr=False)
     _expressions: Mapping[Key, str] = field(default_factory=dict, repr=False)
 
     @property
     def base_dir(self) -> Path:
-        """The experiment file's folder, where the user's own code and relative data paths are looked for."""
+        """Return the folder of the experiment file, the base of user code and relative data paths."""
         return self.path.parent
 
     @property
     def experiment_name(self) -> str:
-        """The file's name unless the experiment has one of its own."""
+        """Return ``astuner.experiment_name``, by default the name of the file."""
         return self.astuner.experiment_name
 
     @property
     def run_dir(self) -> Path:
-        """``experiment_dir/experiment_name``, relative to the current folder unless absolute."""
+        """Return ``experiment_dir/experiment_name``, relative to the current folder unless absolute."""
         return Path(self.astuner.experiment_dir).expanduser() / self.experiment_name
 
     def place(self, key: str) -> Place:
-        """Where a whole key was written: it, or the first key below it, or below the section around it."""
+        """Return the place of a full key, of the first key below it, or of the first key in its section."""
         while "." in key:
             if found := [place for name, place in self.origins.items() if f"{name}.".startswith(f"{key}.")]:
                 return min(found, key=lambda place: (not place.line, place.line, place.column))
@@ -75,43 +75,46 @@ class Config:
         return Place(str(self.path))
 
     def section(self, kind: str, name: str) -> Any:
-        """The checked section of a provider, its defaults if it was not written; None when it has no model.
+        """Return the checked section of a provider (or its defaults), or None if the provider has no model.
 
-        :param kind: as in `astuner.contracts.hookspecs.KINDS`.
-        :param name: any spelling of the provider's name.
+        :param kind: A kind of `astuner.contracts.hookspecs.KINDS`.
+        :param name: Any accepted name of the provider.
         """
         return self._sections.get((kind, name))
 
     def keys_of(self, added: type[Added]) -> Added:
-        """The keys that a package adds below ``astuner``, as the class that it registers; the defaults if it is off."""
+        """Return the keys that a package adds below ``astuner``, or their defaults if the package is disabled.
+
+        :param added: The section class that the package registers.
+        """
         places = [self.astuner, *(section for _, section in self.astuner)]
         return next((section for section in places if isinstance(section, added)), None) or added()
 
     def backbone_section(self, name: str) -> Any:
-        """The checked root section of the chosen backbone; None for another one, or when it has no model."""
+        """Return the checked root section of the selected backbone; None for other backbones or without a model."""
         return self.section("backbone", name)
 
     def resolve(self, kind: str, reference: str) -> Any:
-        """Import what ``reference`` names, the user's own code relative to the experiment file.
+        """Import the object that ``reference`` names; user code is relative to the experiment file.
 
-        :raises astuner.contracts.errors.PluginError: as `astuner.plugins.registry.resolve`.
+        :raises astuner.contracts.errors.PluginError: As `astuner.plugins.registry.resolve`.
         """
         return registry.resolve(self.plugins, kind, reference, base_dir=self.base_dir)
 
     def part(self, name: str, *, wanted_by: str) -> Any:
-        """The class that a plugin brings as the part ``name``; as `astuner.plugins.registry.find_part`."""
+        """Return the class that a plugin registers as the part ``name``; see `astuner.plugins.registry.find_part`."""
         return registry.find_part(self.plugins, name, wanted_by=wanted_by)
 
     def model_of(self, policy: str) -> ModelSection:
-        """The model section of one policy: ``astuner.model``, with what ``astuner.policies`` says differently."""
+        """Return the model section of a policy: ``astuner.model`` overridden by its entry in ``astuner.policies``."""
         own = self.astuner.policies.get(policy, Policy())
         written: dict[str, Any] = {name: value for name, value in own if value is not None}
         if own.path:
-            written["revision"] = None  # the other model's
+            written["revision"] = None  # it belongs to astuner.model.path
         return self.astuner.model.model_copy(update=written)
 
     def locate_model(self, *, policy: str = DEFAULT_POLICY) -> str:
-        """What a policy's ``model.path`` means: a folder (from the experiment file's), a shipped model's, or a name."""
+        """Return the model of a policy: an existing folder, the folder of a plugin's model, or a Hugging Face name."""
         path = self.model_of(policy).path
         folder = self.base_dir / Path(path).expanduser()
         if os.path.isdir(folder):
@@ -119,20 +122,20 @@ class Config:
         return str(self.plugins.hook.locate_model(path=path) or path)
 
     def as_dict(self) -> dict[str, Any]:
-        """Every setting as plain data, defaults included and secrets removed."""
+        """Return all settings as plain data, including defaults and without secrets."""
         tree = Tree({"astuner": self.astuner.model_dump(mode="json")})
         for key, section in self._placed.items():
             tree.put(key, section.model_dump(mode="json"))
         return dict(redact(tree.data, self._expressions))
 
     def dump_yaml(self) -> str:
-        """The settings as YAML that `load_config` reads back, also after the original file has changed."""
+        """Return the settings as YAML that `load_config` reads back, even after the original file has changed."""
         implied = sorted(set(self.origins) - self.written)
         origin = {"file": str(self.path.absolute()), "written": sorted(self.written), "implied": implied}
         return yaml.safe_dump({RESOLVED: origin, **self.as_dict()}, sort_keys=False, allow_unicode=True, width=120)
 
     def items(self) -> Iterator[tuple[str, Any, str]]:
-        """Every key with its value (secrets removed) and its origin, in the order of the schema."""
+        """Yield every key with its value (without secrets) and its origin, in the order of the schema."""
         for key, value in Tree(self.as_dict()).leaves():
             name = ".".join(key)
             yield name, value, str(self.origins.get(name, "default"))
@@ -147,10 +150,13 @@ T = TypeVar("T")
 
 
 class Mistakes:
-    """Asks one thing after the other, and keeps what is refused, with the place in the experiment that leads there."""
+    """Collects the errors of several checks, with their places in the experiment."""
 
     def __init__(self, config: Config, told: Sequence[str] = ()) -> None:
-        """:param told: mistakes that are known already."""
+        """Start with the errors that are known already.
+
+        :param told: Their messages.
+        """
         self._config = config
         self._places = tuple({f"{place}: " for place in (*config.origins.values(), config.path)})
         self.told = list(told)
@@ -158,10 +164,10 @@ class Mistakes:
         self._errors: list[AstunerError] = [ConfigError(list(told))] if told else []
 
     def ask(self, key: str, question: Callable[[], T], *, needs: Sequence[str] = ()) -> T | None:
-        """What ``question`` gives; None where it raises an `AstunerError`, or what it is about is known to be wrong.
+        """Return the result of ``question``, or None if it raises `AstunerError` or depends on a key with an error.
 
-        :param key: of the experiment, to blame for what is refused; empty: whoever refuses says it.
-        :param needs: other keys and sections that it is about.
+        :param key: Key to report with an error; empty if the error message names it.
+        :param needs: Other keys and sections that the question depends on.
         """
         about = tuple(f"{name}." for name in (key, *needs) if name)
         if any(f"{wrong}.".startswith(about) for wrong in self._config.wrong):
@@ -174,7 +180,7 @@ class Mistakes:
             return None
 
     def keep(self, key: str, error: AstunerError) -> None:
-        """Keep what was refused; as `ask` does."""
+        """Record an error, like `ask`."""
         self._errors.append(error)
         for text in problems_of(error):
             told = self._place(key, text) if key and not text.startswith(self._places) else text
@@ -182,8 +188,10 @@ class Mistakes:
                 self.told.append(told)
 
     def raise_all(self) -> None:
-        """:raises AstunerError: the one that was raised, with its place.
-        :raises ConfigError: all of them, where there are several; none, where something could not even be asked.
+        """Raise the recorded errors, if any.
+
+        :raises AstunerError: The only error, with its place.
+        :raises ConfigError: All errors, if there are several or a question was skipped.
         """
         if len(self._errors) == 1 and not isinstance(self._errors[0], ConfigError):
             self._errors[0].args = (self.told[0], *self._errors[0].args[1:])
@@ -192,7 +200,7 @@ class Mistakes:
             raise ConfigError(self.told)
 
     def _place(self, key: str, text: str) -> str:
-        """``text`` behind the place of ``key``; of a section, the place of the key in it whose value ``text`` names."""
+        """Return ``text`` with the place of ``key``, or of the key below it whose value ``text`` mentions."""
         values = {
             name: value
             for name, value, _ in self._config.items()

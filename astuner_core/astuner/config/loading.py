@@ -1,12 +1,12 @@
-"""From a file and overrides to a `Config`.
+"""Load an experiment file with overrides into a `Config`.
 
     schema defaults  <  the experiment file  <  ``key=value`` overrides  <  ``--backbone``
 
-Every stage works on one `Tree` and writes what is wrong into one `Report`, which raises at the end with everything.
+All stages work on one `Tree` and write errors to one `Report`, which raises all of them at the end.
 
-``${…}`` is OmegaConf's interpolation, over what was written and the schema's defaults; every one is tried, so one that
-fails does not hide the next.  Of keys that follow from others only those are set that nobody wrote, and each remembers
-what it follows from.
+``${...}`` is OmegaConf's interpolation over the file and the schema's defaults. All interpolations are evaluated, so
+one error does not hide the next. Keys implied by other keys are set only if the user did not set them, and their origin
+names the other key.
 """
 
 from __future__ import annotations
@@ -38,30 +38,34 @@ ROOT = "astuner"
 BACKBONE: Key = (ROOT, "backbone")
 NAME: Key = (ROOT, "experiment_name")
 MAX_NAME_BYTES = 200
-"""File systems allow 255; locks and folders that are being replaced add a suffix."""
+"""File systems allow 255 bytes; locks and temporary folders add a suffix."""
 ALGORITHM: Key = (ROOT, "trainer_common", "algorithm")
 PER_VALIDATION_TASK: tuple[Key, Key] = (
     (ROOT, "trainer_common", "val_pass_n"),
     (ROOT, "rollout", "val_kwargs", "num_repeat"),
 )
-"""Two keys with one meaning."""
+"""Two keys with the same meaning."""
 
 
 def interpolate(tree: Tree, root: str, report: Report, model: type[AstunerSection], manager: PluginManager) -> None:
     """Replace the interpolations below ``root`` by their values, in place.
 
-    :param model: of ``astuner``, for the defaults.
-    Values left open (``???``) and secrets that were removed from a written-out config are reported too.
+    Also report open values (``???``) and secrets that were removed from a written-out config.
+
+    :param model: Schema of ``astuner``, for the defaults.
     """
     below: DictConfig | None = None
     for key, value in list(tree.leaves()):
         if key[0] != root:
             continue
         if value == "???":
-            report.problem(tree.place(key), f"{dotted(key)} is required; replace the ???")
+            report.problem(tree.place(key), f"{dotted(key)} is required; replace ??? with a value")
             tree.remove(key)
         elif is_removed(value):
-            report.problem(tree.place(key), f"{dotted(key)} was left out of this file; give it: {dotted(key)}=VALUE")
+            report.problem(
+                tree.place(key),
+                f"{dotted(key)} was removed from this file because it is a secret; pass {dotted(key)}=VALUE",
+            )
         elif "${" in str(value):
             below = below if below is not None else _everything(tree, model, report.older.roots, manager)
             if isinstance(value, str):
@@ -96,7 +100,7 @@ def _resolve(below: DictConfig, key: Key, tree: Tree, report: Report) -> None:
 
 
 def imply(tree: Tree, report: Report, manager: PluginManager) -> dict[Key, Place]:
-    """Set the keys of ``tree`` that follow from those written; their origins."""
+    """Set the keys of ``tree`` that are implied by keys the user set, and return their origins."""
     origins: dict[Key, Place] = {}
 
     def set_unless_written(key: Key, value: Any, why: str) -> None:
@@ -113,7 +117,7 @@ def imply(tree: Tree, report: Report, manager: PluginManager) -> dict[Key, Place
     same = [key for key in PER_VALIDATION_TASK if tree.is_written(key)]
     if len(same) == 2 and tree.get(same[0]) != tree.get(same[1]):
         a, b = map(dotted, same)
-        report.problem(tree.place(same[1]), f"{b} means the same as {a} ({tree.place(same[0])}); make them equal")
+        report.problem(tree.place(same[1]), f"{b} has the same meaning as {a} ({tree.place(same[0])}); make them equal")
     elif same:
         for key in PER_VALIDATION_TASK:
             set_unless_written(key, tree.get(same[0]), f"same as {dotted(same[0][1:])}")
@@ -121,10 +125,10 @@ def imply(tree: Tree, report: Report, manager: PluginManager) -> dict[Key, Place
 
 
 def by_loss(loss: str, manager: PluginManager) -> Mapping[str, object]:
-    """The keys of ``trainer_common.algorithm`` that a loss implies; none for one that is not registered."""
+    """Return the keys of ``trainer_common.algorithm`` that a loss implies; none if it is not registered."""
     try:
         provider = registry.find_provider(manager, "loss", loss)
-    except (UnknownName, AmbiguousName):  # code of the person's own, or said by `astuner.config.sections`
+    except (UnknownName, AmbiguousName):  # user code, or reported by `astuner.config.sections`
         return {}
     return provider.implies if isinstance(provider, LossProvider) else {}
 
@@ -137,16 +141,16 @@ def load_config(
     disabled_plugins: Sequence[str] = (),
     plugins: PluginManager | None = None,
 ) -> Config:
-    """Read, complete and check an experiment file.
+    """Load, complete and check an experiment file.
 
-    Imports the schemas of the plugins it uses, never the user's code or a backbone; whether the backbone honours
-    every key is `astuner.config.capabilities.check_capabilities`.
+    This imports the schemas of the plugins in use, but neither user code nor a backbone.
+    `astuner.config.capabilities.check_capabilities` checks whether the backbone supports every key.
 
-    :param overrides: ``astuner.rollout.num_repeat=8``; values are YAML.
-    :param backbone: wins over ``astuner.backbone``.
-    :param disabled_plugins: as for `astuner.plugins.loader.load_plugins`.
-    :param plugins: use these instead of the installed ones.
-    :raises ConfigError: everything that is wrong, in file order, each with ``file:line:column``.
+    :param overrides: Overrides such as ``astuner.rollout.num_repeat=8``; values are YAML.
+    :param backbone: Backbone to use instead of ``astuner.backbone``.
+    :param disabled_plugins: As for `astuner.plugins.loader.load_plugins`.
+    :param plugins: Plugins to use instead of the installed ones.
+    :raises ConfigError: All errors in file order, each with ``file:line:column``.
     """
     config, problems = read_config(
         path, overrides, backbone=backbone, disabled_plugins=disabled_plugins, plugins=plugins
@@ -164,10 +168,11 @@ def read_config(
     disabled_plugins: Sequence[str] = (),
     plugins: PluginManager | None = None,
 ) -> tuple[Config | None, list[str]]:
-    """As `load_config`, and with mistakes too what is right of it, for those who look for more of them.
+    """Load an experiment like `load_config`, but return the valid keys together with the errors.
 
-    :returns: the experiment without its wrong keys (`Config.wrong`), None where too little is left; and the mistakes.
-    :raises ConfigError: the file cannot be read at all.
+    :returns: The experiment without the keys that have errors (`Config.wrong`), or None if too few keys are valid; and
+        the error messages.
+    :raises ConfigError: The file cannot be read.
     """
     manager = plugins if plugins is not None else load_plugins(disabled_plugins)
     path = Path(path)
@@ -178,7 +183,7 @@ def read_config(
         who_adds=lambda key: registry.who_adds(manager, key),
     )
     if type(report.older) is OlderSpellingsPart:
-        report.hint = f"; if it is of an older file: pip install {registry.hint_for('part', 'older_spellings')}"
+        report.hint = f"; for legacy keys: pip install {registry.hint_for('part', 'older_spellings')}"
     backbones = sorted({name for kind, name in registry.known_plugins() if kind == "backbone"})
     backbones += [name for _, name, _ in manager.offers("backbone") if name not in backbones]
 
@@ -193,7 +198,7 @@ def read_config(
         tree.put(BACKBONE, backbone, Place("--backbone"))
     if not isinstance(tree.get((ROOT,)), dict):
         place = tree.place((ROOT,)) or Place(str(path), 1, 1)
-        report.problem(place, f"no astuner: section; the keys of an experiment stand below astuner:{report.hint}")
+        report.problem(place, f"section astuner: is missing; write the experiment's keys below astuner:{report.hint}")
         report.raise_problems()
 
     report.older.settle(tree, manager, report)
@@ -210,7 +215,7 @@ def read_config(
         sections.check_roots(chosen)
     checked = check_section(model, tree, (ROOT,), report, elsewhere=sections.taken)
     astuner = checked or what_is_right(model, tree, (ROOT,), elsewhere=sections.taken)
-    # Even without the model, which alone is required, the others may be looked at.
+    # Only the model is required; check the other keys even if it is missing.
     whole = Tree({ROOT: {"model": {"path": "?"}}}).merged(tree)
     right = astuner or what_is_right(model, whole, (ROOT,), elsewhere=sections.taken)
     if right is not None:
@@ -236,13 +241,15 @@ def read_config(
 
 
 def _unwrap(path: Path, file: Tree, report: Report) -> tuple[Path, Tree, Tree]:
-    """Of a written-out config: the experiment's own file, what was written, and the rest (defaults of that time)."""
+    """Split a written-out config into the experiment's file, the keys set by the user, and all other keys."""
     if not file.has((RESOLVED,)):
         return path, file, Tree()
     about, rest = file.get((RESOLVED,)), Tree()
     file.remove((RESOLVED,))
     if not isinstance(about, dict) or not isinstance(about.get("file"), str):
-        report.problem(None, f"{RESOLVED}: is written by ASTuner and names the experiment's file; remove it")
+        report.problem(
+            None, f"{RESOLVED}: is a section that ASTuner writes, and its file is missing; remove the section"
+        )
         return path, file, rest
     lists = [found if isinstance(found := about.get(name), list) else [] for name in ("written", "implied")]
     written, implied = (set(map(str, names)) for names in lists)
@@ -258,8 +265,11 @@ def _unwrap(path: Path, file: Tree, report: Report) -> tuple[Path, Tree, Tree]:
 
 
 def _backbone(sections: Sections) -> registry.Offer | None:
-    """The chosen backbone; None with a problem reported, or where nobody chose and the package of the default is not
-    here, which is said to who needs one."""
+    """Return the selected backbone, or None.
+
+    None means that an error was reported, or that the package of the default backbone is not installed. Commands that
+    need a backbone report the latter.
+    """
     name = str(sections.tree.get(BACKBONE, AstunerSection.model_fields["backbone"].default))
     offered = [name for _, name, _ in sections.manager.offers("backbone")]
     if not sections.tree.is_written(BACKBONE) and name not in offered:
@@ -272,8 +282,8 @@ def _experiment_name(tree: Tree, path: Path, report: Report) -> None:
     if name in (None, AstunerSection.model_fields["experiment_name"].default):
         tree.put(NAME, path.stem)
     elif isinstance(name, str) and (name in (".", "..") or not name.strip() or {"/", "\\", "\0"} & set(name)):
-        where = "astuner.experiment_dir is the folder it stands in"
-        report.problem(tree.place(NAME), f"{dotted(NAME)} names one folder, so it cannot be {name!r}; {where}")
+        where = "set its parent directory with astuner.experiment_dir"
+        report.problem(tree.place(NAME), f"{dotted(NAME)} must be the name of a single folder, not {name!r}; {where}")
     if (size := len(str(tree.get(NAME)).encode("utf-8", "replace"))) > MAX_NAME_BYTES:
-        text = f"{dotted(NAME)} has {size} bytes, and the run folder of that name may have {MAX_NAME_BYTES}; shorten it"
+        text = f"{dotted(NAME)} is {size} bytes long, but a run folder name is limited to {MAX_NAME_BYTES}; shorten it"
         report.problem(tree.place(NAME), text)

@@ -1,9 +1,10 @@
-"""The ``astuner:`` section of an experiment file: every key, its type, its range, its default, and a sentence.
+"""Schema of the ``astuner:`` section: type, range, default and documentation of every key.
 
-A plugin's own section is not here: its provider brings the schema (``task_reader.<name>``, ``task_judge.<name>``
-and ``rollout.<workflow name>``; for a backbone the root key of its name).  Keys that a package adds to those here come
-by ``register_config_keys``, and `with_packages` has them all.  Rules over
-several keys are in `astuner.config.capabilities`.
+Plugins define the schemas of their sections (``task_reader.<name>``, ``task_judge.<name>``, ``rollout.<workflow
+name>`` and a backbone's root section). Packages add keys to the sections below with ``register_config_keys``;
+`with_packages` returns the combined schema. Rules that involve several keys are in `astuner.config.capabilities`.
+
+The docstring under a field is its documentation in ``astuner config explain`` and ``docs/configuration.md``.
 """
 
 from __future__ import annotations
@@ -17,274 +18,311 @@ from pydantic.fields import FieldInfo
 
 import astuner
 from astuner.config.checking import section_of
-from astuner.contracts.section import OpenSection as OpenSection  # plugins of before take them from here
+from astuner.contracts.section import OpenSection as OpenSection  # older plugins import them from here
 from astuner.contracts.section import Section as Section
 from astuner.contracts.types import LARGEST_REWARD
 from astuner.plugins import registry
 from astuner.plugins.loader import PluginManager, load_plugins
 
 MOST = 10**9
-"""What is counted, waited for or multiplied into a loss ends here, for engines keep it in 32 bits."""
+"""Upper limit of counts, seconds and loss coefficients, because engines store them in 32 bits."""
 AT_ONCE = 100_000
-"""What is in memory at once ends here: groups of a step, episodes of a group, adapters' ranks, GPUs."""
+"""Upper limit of objects in memory: groups of a step, episodes of a group, ranks of adapters, GPUs."""
 Every = Annotated[int, BeforeValidator(lambda n: MOST if n in (-1, "never") else n), Field(ge=1, le=MOST)]
-"""Steps from one to the next; -1 (VERL's word for it) or ``never``: at the end alone."""
+"""Interval in steps. ``never`` or -1 (as in VERL): only after the last step."""
 Share = Annotated[float, Field(ge=0, lt=1)]
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
 
 class LoraSection(Section):
+    """LoRA adapters."""
+
     rank: int = Field(0, ge=0, le=AT_ONCE)
     """Rank of the adapters; 0 trains all weights."""
     alpha: float = Field(32.0, gt=0, le=MOST)
-    """Adapters are scaled by alpha / rank."""
+    """Scale of the adapters: they are multiplied by alpha / rank."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Dropout on the adapters' input; anything but 0 makes rollout and trainer disagree, so leave it."""
+    """Dropout on the adapters' input. Keep 0: any other value makes rollout and trainer disagree."""
     target_modules: str | list[str] = "all-linear"
-    """Which linear layers get adapters: names, or `all-linear`."""
+    """Linear layers that get adapters: a list of names, or `all-linear`."""
 
 
 class ModelSection(Section):
+    """The model that the agent uses."""
+
     path: Text
-    """A Hugging Face name, a local folder, or a name that a plugin locates (`tiny-calculator`, the demo's own)."""
+    """Hugging Face name, local folder, or a name from a plugin (such as the demo's `tiny-calculator`)."""
     revision: str | None = None
-    """Branch, tag or commit of a Hugging Face name."""
+    """Branch, tag or commit of a Hugging Face model."""
     trust_remote_code: bool = False
-    """Run Python files of the model (`auto_map`). Read them first: they run as you. False refuses such a model."""
+    """Run the model's Python files (`auto_map`) with your permissions; read them first. False rejects such models."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Weights and activations; `auto` is bfloat16 on a GPU and where a CPU is faster with it, else float32."""
+    """Type of weights and activations. `auto`: bfloat16 on a GPU and on CPUs where it is faster, otherwise float32."""
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
-    """`auto`, `cpu`, `cuda` or `cuda:N`; `auto` takes a GPU when there is one."""
+    """`auto`, `cpu`, `cuda` or `cuda:N`; `auto` uses a GPU if one is available."""
     chat_template: str | None = None
-    """A Jinja file that replaces the tokenizer's own chat template; `hermes` is ChatML with tools."""
+    """Jinja file that replaces the tokenizer's chat template; `hermes` is ChatML with tools."""
     chat_template_kwargs: dict[str, Any] = Field({})
-    """Variables for the chat template, e.g. `{enable_thinking: false}`; one that it does not know is refused."""
+    """Variables of the chat template, e.g. `{enable_thinking: false}`. Variables that the template does not use are
+    rejected."""
     lora: LoraSection = LoraSection()
-    """Low-rank adapters instead of all weights."""
+    """Train low-rank adapters instead of all weights."""
 
 
 class Policy(Section):
-    """What a policy of its own differs in from `astuner.model`."""
+    """Settings of a policy that differ from `astuner.model`."""
 
     path: Text | None = None
-    """Another model to start from; None starts from `astuner.model.path`."""
+    """Model to start from; null uses `astuner.model.path`."""
     lora: LoraSection | None = None
-    """Other adapters; None takes `astuner.model.lora`."""
+    """Adapters of this policy; null uses `astuner.model.lora`."""
 
 
 class AgentSection(Section):
-    """One agent, or one role that several agents have."""
+    """One agent, or one role shared by several agents."""
 
     policy: Text = "default"
-    """The policy that speaks for it; agents with the same policy share its weights."""
+    """Policy that generates its replies; agents with the same policy share weights."""
     train: bool = True
-    """Whether what it says is trained; false: it speaks with the policy as it is, and enters no sample."""
+    """Train on its replies. False: the agent uses the policy, but its replies enter no sample."""
     model: Literal["policy", "external"] = "policy"
-    """`external`: a model outside of the run speaks for it, and is never trained."""
+    """`policy`: a policy of this run; `external`: a model on another server, which is never trained."""
     name: str | None = None
-    """The external model's name on its server."""
+    """Name of the external model on its server."""
     base_url: str | None = None
-    """The external server, e.g. `https://api.openai.com/v1` (chat completions)."""
+    """URL of the external server (chat completions), e.g. `https://api.openai.com/v1`."""
     api_key_env: str | None = None
-    """The environment variable that holds its key; none is sent if this is null."""
+    """Environment variable with the API key of the external server; null sends no key."""
     temperature: float | None = Field(None, ge=0, le=100)
-    """The external model's temperature; null leaves it to the server."""
+    """Temperature of the external model; null uses the server's default."""
     timeout: float = Field(120.0, gt=0, le=MOST)
-    """Seconds one answer of the external model may take."""
+    """Maximum seconds for one reply of the external model."""
 
 
 class EndpointSection(Section):
+    """The HTTP endpoint of running episodes."""
+
     host: str = "127.0.0.1"
-    """Where the OpenAI- and Anthropic-style endpoint listens; anything but loopback needs `token_env`."""
+    """Address of the OpenAI- and Anthropic-compatible endpoint; addresses other than loopback require `token_env`."""
     port: int = Field(0, ge=0, le=65535)
-    """Its port; 0 takes a free one."""
+    """Port of the endpoint; 0 uses a free port."""
     token_env: str | None = None
-    """The environment variable with a token (16 characters or more) that is made part of every key."""
+    """Environment variable with a token of at least 16 characters, which becomes part of every API key."""
     reconnect_timeout: float = Field(10.0, ge=0, le=MOST)
-    """Seconds a generation goes on after its client went away, in case it comes back for it; then it is cancelled."""
+    """Seconds that a generation continues after its client disconnected, so that the client can reconnect; then it is
+    canceled."""
     sampling: Literal["run", "request"] = "run"
-    """Whose temperature, top_p, seed … hold for agents that train; `request`: its own, which training refuses."""
+    """Sampling parameters (temperature, top_p, seed, ...) for trained agents: `run` uses the experiment's; `request`
+    uses the values of each request, which training backbones reject."""
 
 
 class Data(Section):
+    """Batches, lengths and bad data."""
+
     train_batch_size: int = Field(8, ge=1, le=AT_ONCE)
     """Tasks per step; each becomes a group of `rollout.num_repeat` episodes."""
     max_prompt_length: int | None = Field(None, ge=1, le=MOST)
-    """Longest first prompt in tokens; a longer task is refused with its id. None: whatever fits the context."""
+    """Maximum tokens of the first prompt; a longer task is an error that names its id. Null: limited by the context
+    only."""
     max_response_length: int | None = Field(None, ge=1, le=MOST)
-    """Most tokens an episode may add after its first prompt (tool results included). None: the context decides."""
+    """Maximum tokens that an episode adds after its first prompt, including tool results. Null: limited by the context
+    only."""
     shuffle: bool = True
-    """Shuffle the training tasks anew in every epoch (seeded)."""
+    """Shuffle the training tasks in every epoch, seeded by `astuner.seed`."""
     on_bad_line: Literal["stop", "skip"] = "stop"
-    """What a task that cannot be read does: stop the run, or be skipped and counted."""
+    """Action for a task that cannot be read: `stop` the run, or `skip` and count it."""
     max_validation_tasks: int | None = Field(None, ge=1, le=MOST)
-    """Validate on the first N validation tasks only; None takes all."""
+    """Validate on the first N validation tasks; null uses all."""
 
 
 class ValKwargs(Section):
+    """Sampling during validation."""
+
     temperature: float = Field(0.0, ge=0, le=100)
-    """Sampling temperature while validating; 0 is greedy."""
+    """Sampling temperature during validation; 0 is greedy."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus sampling while validating."""
+    """Nucleus sampling during validation."""
     top_k: int = Field(-1, ge=-1, le=MOST)
-    """Top-k sampling while validating; -1 is off."""
+    """Top-k sampling during validation; -1 disables it."""
     num_repeat: int = Field(1, ge=1, le=AT_ONCE)
-    """Episodes per validation task; needs a temperature above 0 to say anything."""
+    """Episodes per validation task; values above 1 are useful only with a temperature above 0."""
 
 
 class MultiTurn(Section):
+    """Limits over the turns of an episode."""
+
     max_sample_per_task: int = Field(30, ge=1, le=AT_ONCE)
-    """Most samples of an episode: each agent's longest path first, then those that add most; the rest is counted."""
+    """Maximum samples of an episode. Each agent's longest path is kept first, then the paths that add most tokens;
+    omitted paths are counted."""
     max_steps: int | None = Field(None, ge=1, le=MOST)
-    """Most model calls of one agent in an episode; the next one ends it as truncated (see `truncated_reward`)."""
+    """Maximum model calls of one agent in an episode. A further call ends the episode as truncated (see
+    `truncated_reward`)."""
     expected_steps: int = Field(1, ge=1)
-    """How many samples an episode usually gives; every backbone counts them itself, so only 1 is taken."""
+    """Typical number of samples per episode. Backbones count them, so only 1 is accepted."""
 
 
 Reward = Annotated[float, Field(ge=-LARGEST_REWARD, le=LARGEST_REWARD)]
 
 
 class Rollout(OpenSection):
+    """How episodes run."""
+
     workflow: str = ""
-    """The workflow: a registered name, `module->Class` or `path/to/file.py->Class`."""
+    """Workflow: a registered name, `module->Class` or `path/to/file.py->Class`."""
     temperature: float = Field(1.0, ge=0, le=100)
-    """Sampling temperature while training; log-probabilities are of this distribution."""
+    """Sampling temperature during training. Log-probabilities refer to this distribution."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus sampling while training; below 1 the trainer cannot reproduce the log-probabilities exactly."""
+    """Nucleus sampling during training. Below 1, the trainer cannot reproduce the log-probabilities exactly."""
     top_k: int = Field(-1, ge=-1, le=MOST)
-    """Top-k sampling while training; -1 is off, anything else as for `top_p`."""
+    """Top-k sampling during training; -1 disables it. Other values have the same effect as `top_p` below 1."""
     val_kwargs: ValKwargs = ValKwargs()
-    """Sampling while validating."""
+    """Sampling during validation."""
     num_repeat: int = Field(8, ge=1, le=AT_ONCE)
     """Episodes per task: the GRPO group size."""
     max_env_worker: int = Field(64, ge=1, le=AT_ONCE)
-    """Episodes that run at once."""
+    """Maximum number of concurrent episodes."""
     max_num_seqs: int | None = Field(None, ge=1, le=AT_ONCE)
-    """Sequences the engine decodes at once; None lets the engine choose."""
+    """Maximum number of sequences that the engine decodes concurrently; null uses the engine's default."""
     tensor_model_parallel_size: int = Field(1, ge=1, le=AT_ONCE)
-    """GPUs that share one rollout engine."""
+    """GPUs per rollout engine."""
     name: str | None = None
-    """The rollout engine, where the backbone offers several."""
+    """Rollout engine, if the backbone has several."""
     max_model_len: int | None = Field(None, ge=8, le=MOST)
-    """Context of the model in tokens, prompt and responses together; None takes the model's own."""
+    """Context length in tokens, prompt and responses together; null uses the model's own."""
     max_response_length_in_one_turn: int = Field(1024, ge=1, le=MOST)
-    """Most tokens of one model call."""
+    """Maximum tokens of one model call."""
     multi_turn: MultiTurn = MultiTurn()
     """Limits over the turns of an episode."""
     episode_timeout: float = Field(600.0, gt=0, le=MOST)
-    """Seconds an episode may take; then it is cancelled, counted, and not scored."""
+    """Maximum seconds of an episode; then it is canceled, counted and not scored."""
     max_retries: int = Field(2, ge=0, le=MOST)
-    """How often an episode starts over after the engine or environment failed, and a failed judge is asked again."""
+    """How often an episode restarts after an engine or environment failure, and how often a failed judge is called
+    again."""
     oversample: float = Field(1.0, ge=1, le=AT_ONCE)
-    """Draw this many times `train_batch_size` groups, train on the first to finish, cancel the stragglers."""
+    """Draw this many times `train_batch_size` groups, train on the first that finish, and cancel the remaining ones."""
     min_group_size: int = Field(2, ge=1, le=AT_ONCE)
-    """A group with fewer scored episodes is dropped and counted; at most `num_repeat`, and 1 if that is 1."""
+    """Drop and count groups with fewer scored episodes. At most `num_repeat`; 1 if `num_repeat` is 1."""
     max_failed_share: float = Field(0.5, gt=0, le=1)
-    """A step or validation in which more than this share of the episodes fails stops the run: something is broken."""
+    """Stop the run if more than this share of the episodes of a step or validation fails."""
     compute_madness_checklist: list[str] = Field(["nonsense"])
-    """Checks on the model's output: registered names, plugin/name or module->function; an empty list for none."""
+    """Checks of the model's output: registered names, plugin/name or module->function. An empty list disables them."""
     agent_madness_termination: bool = True
-    """Whether a check that fires ends the episode at once."""
+    """End the episode as soon as a check fails."""
     agent_madness_reward: Reward = 0.0
-    """The reward of an episode in which a check fired."""
+    """Reward of an episode in which a check failed."""
     truncated_reward: Reward | Literal["judge", "drop"] = "judge"
-    """What an episode is worth that a limit on calls, tokens or context ended: what the workflow or judge gives to what
-    there is, and 0 where there is neither (`judge`); always this number; or nothing, and it is left out of its group in
-    training (`drop`)."""
+    """Reward of an episode that ended at a limit on calls, tokens or context. `judge`: the workflow or judge scores
+    what exists (0 without either); a number: always this reward; `drop`: remove it from its group in training."""
     disable_tool_calls: bool = False
-    """Offer the model no tools, and parse none from its answers."""
+    """Offer no tools to the model and parse no tool calls from its replies."""
     merge_level: Literal["exact", "text"] = "exact"
-    """What continues a turn: a request that says the same (`exact`), or one whose texts are alike (`text`, counted)."""
+    """When a request continues an earlier turn: `exact` requires the same messages; `text` accepts similar texts and
+    counts them."""
 
 
 TOKEN_VARIABLE = "ASTUNER_ENV_TOKEN"
-"""Where an environment service finds its token, and the run too unless it is told otherwise."""
+"""Environment variable with the token of an environment service; the default of ``env_service.token_env``."""
 
 
 class EnvService(Section):
+    """Where environments run, and with which parameters."""
+
     url: str = ""
-    """Where the environment service listens; empty: in the variable `ASTUNER_ENV_URL`, which `--with NAME` sets."""
+    """URL of the environment service. Empty: the variable `ASTUNER_ENV_URL`, which `--with NAME` sets."""
     token_env: str = TOKEN_VARIABLE
-    """The environment variable that holds its token; nothing is sent while that is not set."""
+    """Environment variable with the token of the service; no token is sent if it is not set."""
     timeout: float = Field(300.0, gt=0, le=MOST)
-    """Seconds one request may take, or an environment in this process to start."""
+    """Maximum seconds of one request, or of the start of an environment in this process."""
     busy_timeout: float = Field(600.0, ge=0, le=MOST)
-    """Seconds to wait for room in a service that is full."""
+    """Maximum seconds to wait while the service is at capacity."""
     params: dict[str, Any] = Field({})
-    """What every instance and its list of tasks are made with; the environment says what it knows."""
+    """Parameters for every instance and for the list of tasks; each environment documents its own."""
 
 
 class Services(OpenSection):
-    """Services that ``--with NAME`` starts: one sub-section for each that takes options."""
+    """Options of services that ``--with NAME`` starts, one section per service."""
 
 
 class TaskReader(OpenSection):
+    """The source of tasks."""
+
     type: str = ""
-    """The task reader: a registered name, `module->Class` or `path/to/file.py->Class`."""
+    """Task reader: a registered name, `module->Class` or `path/to/file.py->Class`."""
 
 
 class TaskJudge(OpenSection):
+    """The judge that scores episodes."""
+
     judge: str | None = None
-    """The judge: a registered name, `module->Class` or `path/to/file.py->Class`; none if the workflow sets rewards."""
+    """Judge: a registered name, `module->Class` or `path/to/file.py->Class`. Null if the workflow sets rewards."""
     judge_timeout: float = Field(60.0, gt=0, le=MOST)
-    """Seconds one verdict may take; then the episode counts as a judge failure. How long the judge's questions queue
-    for a helper model's `rpm`, `tpm` or `concurrency` is not counted."""
+    """Maximum seconds of one verdict; then the episode counts as a judge failure. Waiting for a helper model's `rpm`,
+    `tpm` or `concurrency` limit does not count."""
 
 
 class AlgorithmSection(Section):
+    """Advantages and the policy loss."""
+
     adv_estimator: str = "grpo"
-    """How rewards become advantages: `grpo`, `dr_grpo`, `rloo`, `reinforce_plus_plus`, `none`, or one of your own."""
+    """Advantage estimator: `grpo`, `dr_grpo`, `rloo`, `reinforce_plus_plus`, `none`, or your own (`file.py->name`)."""
     loss: str = "grpo"
-    """The policy loss: `grpo`, `dr_grpo`, `dapo`, `gspo`, `cispo`, `rloo`, `reinforce_plus_plus`, or one of your own
-    (`losses.py->mine`). A name that implies an estimator, clipping or aggregation sets those not written."""
+    """Policy loss: `grpo`, `dr_grpo`, `dapo`, `gspo`, `cispo`, `rloo`, `reinforce_plus_plus`, or your own
+    (`losses.py->mine`). A name also sets the estimator, clipping and aggregation that it implies, unless you set
+    these keys."""
     clip_ratio_low: float = Field(0.2, ge=0, le=MOST)
-    """The importance ratio is clipped below at 1 - this."""
+    """Lower clip range: importance ratios are clipped at 1 - this value."""
     clip_ratio_high: float = Field(0.2, ge=0, le=MOST)
-    """The importance ratio is clipped above at 1 + this (0.28 is DAPO's clip-higher)."""
+    """Upper clip range: importance ratios are clipped at 1 + this value (DAPO's clip-higher uses 0.28)."""
     loss_agg_mode: Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"] = (
         "seq-mean-token-mean"
     )
-    """How token losses are added up; "seq" is the episode, so one that forks weighs no more."""
+    """Aggregation of token losses. "seq" means the episode, so an episode with branches has no extra weight."""
     adv_compare: Literal["role", "agent"] = "role"
-    """Whose rewards an agent's is compared with in its group: of the agents of its role, or of its own name."""
+    """Rewards that an agent's reward is compared with in its group: of all agents of its `role`, or of the same `agent`
+    name only."""
     norm_adv_by_std: bool = True
-    """Divide advantages by the group's standard deviation (GRPO); Dr. GRPO does not."""
+    """Divide advantages by the group's standard deviation (GRPO does, Dr. GRPO does not)."""
     filter_zero_advantage: bool = True
-    """Leave out samples whose advantage is 0: without a KL or entropy term they carry no gradient."""
+    """Leave out samples with advantage 0, which have no gradient without a KL or entropy term."""
     dynamic_sampling: bool = False
-    """DAPO: draw groups until `train_batch_size` of them have different rewards (at most `max_draws` batches)."""
+    """Draw groups until `train_batch_size` of them have different rewards (DAPO); at most `max_draws` batches."""
     max_draws: int = Field(4, ge=1, le=AT_ONCE)
-    """Dynamic sampling gives up after this many batches of draws in a step."""
+    """Maximum batches that dynamic sampling draws in a step."""
     use_kl_in_reward: bool = False
-    """Subtract KL to the reference model from the reward (needs `kl_loss_coef`)."""
+    """Subtract the KL to the reference model from the reward (requires `kl_loss_coef`)."""
     rollout_is: Literal["auto", "none", "token-truncate", "token-mask", "sequence-truncate", "sequence-mask"] = "auto"
-    """Importance-ratio correction (Yao et al. 2025); `auto`: token-truncate where VERL or Trinity round to 16 bits."""
+    """Importance-ratio correction (Yao et al. 2025). `auto`: token-truncate if VERL or Trinity use 16-bit numbers."""
     rollout_is_threshold: float = Field(2.0, gt=0, le=MOST)
-    """Where that ratio is truncated, or beyond which tokens or sequences are masked."""
+    """Threshold of that ratio: it is truncated there, or tokens or sequences above it are masked."""
 
 
 class Optim(Section):
+    """Optimizer and learning-rate schedule."""
+
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """`muon` orthogonalises the update of 2-D hidden weights (AdamW for the rest); better for tiny models."""
+    """`adamw`, or `muon`: orthogonalized updates of 2-D hidden weights and AdamW for the others, better for tiny
+    models."""
     lr: float = Field(1e-6, ge=0, le=1)
     """Peak learning rate."""
     betas: tuple[Share, Share] = (0.9, 0.95)
-    """AdamW's moment decays."""
+    """Decay rates of AdamW's moments."""
     weight_decay: float = Field(0.0, ge=0, le=1)
     """Decoupled weight decay."""
     momentum: float = Field(0.9, ge=0, lt=1)
-    """Muon's momentum."""
+    """Momentum of Muon."""
     lr_scheduler: Literal["constant", "linear", "cosine"] = "constant"
-    """Shape after the warm-up; `linear` and `cosine` end at `min_lr_ratio`."""
+    """Schedule after the warm-up; `linear` and `cosine` end at `min_lr_ratio`."""
     lr_warmup_steps: int = Field(0, ge=0, le=MOST)
-    """Optimizer steps over which the rate rises linearly from 0."""
+    """Optimizer steps of the linear warm-up from 0."""
     min_lr_ratio: float = Field(0.0, ge=0, le=1)
-    """The schedule's end, as a share of `lr`."""
+    """Final learning rate of the schedule, as a share of `lr`."""
     grad_clip: float = Field(1.0, gt=0, le=MOST)
-    """Gradients are scaled down to this global norm."""
+    """Maximum global norm of the gradients."""
 
 
 class FsdpConfig(Section):
+    """Offloading of the trainer's state."""
+
     param_offload: bool = False
     """Keep parameters in CPU memory between steps (verl)."""
     optimizer_offload: bool = False
@@ -292,30 +330,32 @@ class FsdpConfig(Section):
 
 
 class TrainerCommon(Section):
+    """Training settings that all backbones share."""
+
     total_epochs: int = Field(1, ge=1, le=MOST)
     """Passes over the training tasks."""
     total_steps: int | None = Field(None, ge=1, le=MOST)
-    """Steps of the run, over as many epochs as that takes; with `total_epochs` written too, the smaller of the two."""
+    """Training steps, over as many epochs as needed. If you also set `total_epochs`, the smaller one applies."""
     save_freq: Every = 50
-    """Checkpoint every n steps, or `never`; the last step is always saved."""
+    """Save a checkpoint every N steps, or `never`. The last step is always saved."""
     resume_freq: int = Field(1, ge=1, le=MOST)
-    """Every n steps, replace the state that `--resume` continues from; raise it where saving is slow."""
+    """Save the state for `--resume` every N steps. Use a larger value if saving is slow."""
     save_episodes: int = Field(16, ge=-1, le=MOST)
-    """Episodes per step written out in readable form; -1 writes all."""
+    """Episodes per step to write in readable form; -1 writes all."""
     save_tokens: bool = True
-    """Write every episode with its tokens and logprobs, compactly: the episode log, which `astuner export` reads."""
+    """Write every episode with tokens and logprobs to the episode log, which `astuner export` reads."""
     max_checkpoints: int | None = Field(3, ge=1, le=MOST)
-    """Keep the newest n checkpoints, and the one that did best in its validation; None keeps all."""
+    """Keep the newest N checkpoints and the best one in validation; null keeps all."""
     test_freq: Every = 50
-    """Validate every n steps, or `never`; after the last step always."""
+    """Validate every N steps, or `never`. The last step is always validated."""
     val_before_train: bool = True
-    """Validate before the first step too, so that there is a before and an after."""
+    """Validate before the first step, to compare before and after."""
     val_pass_n: int = Field(1, ge=1, le=AT_ONCE)
     """Episodes per validation task (pass@n); same as `rollout.val_kwargs.num_repeat`."""
     watts: float | None = Field(None, gt=0)
-    """What the machine draws while it trains, for the report's energy where the machine does not count it itself."""
+    """Power of the machine during training, in watts, for the report if the machine cannot measure it."""
     logger: str | list[str] = Field(["console", "jsonl"])
-    """Log sinks, by name; the run folder's own files are always written."""
+    """Log sinks, by name. The files of the run folder are always written."""
     algorithm: AlgorithmSection = AlgorithmSection()
     """Advantages and loss."""
     mini_batch_num: int = Field(1, ge=1, le=AT_ONCE)
@@ -323,92 +363,98 @@ class TrainerCommon(Section):
     ppo_epochs: int = Field(1, ge=1, le=AT_ONCE)
     """Passes over a batch of episodes."""
     micro_batch_tokens: int | None = Field(None, ge=1, le=MOST)
-    """Tokens per forward and backward pass (gradient accumulation); None: what fits a quarter of the free memory."""
+    """Tokens per forward and backward pass (gradient accumulation); null uses a quarter of the free memory."""
     optim: Optim = Optim()
     """Optimizer and schedule."""
     use_kl_loss: bool = False
-    """Add KL to the reference model (the starting weights) to the loss."""
+    """Add the KL to the reference model (the starting weights) to the loss."""
     kl_loss_coef: float = Field(0.001, ge=0, le=MOST)
-    """Its weight, in the loss or (use_kl_in_reward) in the reward."""
+    """Weight of the KL term, in the loss or (with `use_kl_in_reward`) in the reward."""
     kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] = "k3"
-    """The estimator (Schulman 2020): k1 = log ratio, k2 = half its square, k3 = `low_var_kl`, unbiased and positive."""
+    """KL estimator (Schulman 2020): k1 = log ratio; k2 = half its square; k3 = `low_var_kl`, unbiased and positive."""
     entropy_coeff: float = Field(0.0, ge=-MOST, le=MOST)
     """Weight of the entropy bonus."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more compute."""
     nnodes: int = Field(1, ge=1, le=AT_ONCE)
-    """Machines."""
+    """Number of machines."""
     n_gpus_per_node: int | None = Field(None, ge=0, le=AT_ONCE)
-    """GPUs per machine; None takes what there is."""
+    """GPUs per machine; null uses all."""
     ulysses_sequence_parallel_size: int = Field(1, ge=1, le=AT_ONCE)
     """GPUs that share one sequence (verl, Trinity)."""
     fsdp_config: FsdpConfig = FsdpConfig()
-    """Where parameters and optimizer state live (verl, Trinity)."""
+    """Placement of parameters and optimizer state (verl, Trinity)."""
 
 
 class DebugSection(Section):
+    """The `debug` backbone."""
+
     debug_max_parallel: int = Field(1, ge=1, le=AT_ONCE)
-    """Episodes at once; 1 keeps breakpoints readable."""
+    """Concurrent episodes; 1 keeps breakpoints readable."""
     debug_first_n_tasks: int = Field(2, ge=1, le=MOST)
-    """How many training tasks to try, one episode each."""
+    """Number of training tasks to try, with one episode each."""
     engine: Literal["local", "openai", "vllm"] = "local"
-    """Where tokens come from: the local engine, a running OpenAI-compatible server, or a vLLM started here."""
+    """Source of tokens: the `local` engine, a running OpenAI-compatible server (`openai`), or a new vLLM server
+    (`vllm`)."""
     base_url: str = "http://127.0.0.1:8000/v1"
-    """The running server, for `engine: openai`."""
+    """URL of the running server, for `engine: openai`."""
     api_key_env: str = "OPENAI_API_KEY"
-    """The environment variable that holds the server's key."""
+    """Environment variable with the server's API key."""
     debug_vllm_port: int = Field(18000, ge=1, le=65535)
-    """Port of the vLLM started here (on loopback)."""
+    """Port of the new vLLM server, on loopback."""
     debug_vllm_seed: int = Field(12345, ge=0, le=2**32 - 1)
-    """Its seed."""
+    """Seed of the new vLLM server."""
     debug_tensor_parallel_size: int = Field(1, ge=1, le=AT_ONCE)
-    """Its tensor parallelism."""
+    """Tensor parallelism of the new vLLM server."""
     startup_timeout: float = Field(1800.0, gt=0, le=MOST)
-    """Seconds it may take to answer."""
+    """Maximum seconds until the new vLLM server answers."""
 
 
 class AstunerSection(Section):
+    """The root section of an experiment file."""
+
     project_name: str = "astuner"
-    """Groups experiments in trackers."""
+    """Project name in experiment trackers."""
     experiment_name: str = "read_yaml_name"
-    """Names the run folder; `read_yaml_name` takes the file's name."""
+    """Name of the run folder; `read_yaml_name` uses the name of the experiment file."""
     experiment_dir: str = "launcher_record"
-    """Run folders are made below this folder."""
+    """Parent directory of run folders."""
     backbone: str = "debug"
-    """What runs it; `--backbone` wins."""
+    """Backbone that runs the experiment; `--backbone` overrides it."""
     seed: int = Field(0, ge=0, le=2**32 - 1)
-    """Seeds shuffling, sampling and initial adapters."""
+    """Seed of shuffling, sampling and new adapters."""
     model: ModelSection
     """The model inside the agent."""
     agents: dict[str, AgentSection] = Field({})
-    """Agents or roles by name: which policy speaks for them, and whether it trains. Empty: all are one and train."""
+    """Agents or roles by name: their policy, and whether they are trained. Empty: all agents share one policy and are
+    trained."""
     policies: dict[str, Policy] = Field({})
-    """Policies by name, where they differ in more than the name; each that an agent names exists anyway."""
+    """Policies that differ in model or adapters, by name. Other policies that agents name need no entry."""
     endpoint: EndpointSection = EndpointSection()
-    """The HTTP endpoint for agents in other frameworks, languages or processes."""
+    """HTTP endpoint for agents in other frameworks, languages or processes."""
     env_service: EnvService = EnvService()
-    """The worlds that agents act in: where they run, and how."""
+    """Environments that agents act in."""
     services: Services = Services()
-    """Options of the services that `--with NAME` starts beside the run, by the service's name."""
+    """Options of services started with `--with NAME`, by service name."""
     data: Data = Data()
     """Batches and lengths."""
     rollout: Rollout = Rollout()
     """How episodes run."""
     task_reader: TaskReader = TaskReader()
-    """Where tasks come from."""
+    """Source of tasks."""
     task_judge: TaskJudge = TaskJudge()
-    """How good an episode was."""
+    """Judge that scores episodes."""
     trainer_common: TrainerCommon = TrainerCommon()
-    """Training, the same words for every backbone."""
+    """Training settings, identical for all backbones."""
     debug: DebugSection = DebugSection()
     """The `debug` backbone."""
 
 
 @functools.lru_cache(maxsize=32)
 def with_packages(manager: PluginManager) -> type[AstunerSection]:
-    """``AstunerSection`` with the keys that plugins add (``register_config_keys``).
+    """Return ``AstunerSection`` extended by the keys that plugins add (``register_config_keys``).
 
-    :raises astuner.contracts.errors.PluginError: what one of them adds cannot be imported.
+    :raises astuner.contracts.errors.PluginError: A plugin's section class cannot be imported.
     """
     added: dict[str, list[type[Section]]] = {}
     for _, name, provider in manager.offers("config key"):
@@ -420,9 +466,12 @@ def with_packages(manager: PluginManager) -> type[AstunerSection]:
 def _composed(
     model: type[BaseModel], at: str, added: Mapping[str, list[type[Section]]], off: tuple[str, ...]
 ) -> type[Any]:
-    """``model``, which is the section ``at`` (empty: ``astuner`` itself), with what is added to it and below it.
+    """Return the section class ``model`` extended by the classes in ``added`` for it and its subsections.
 
-    Such a class is in no module, so an instance of it goes to another process as what `_again` makes.
+    The new class does not belong to a module, so its instances are pickled as calls of `_again`.
+
+    :param at: Key of the section, without ``astuner.``; empty for ``astuner`` itself.
+    :param off: Names of disabled plugins.
     """
     fields: dict[str, Any] = {}
     for name, info in model.model_fields.items():
@@ -441,7 +490,7 @@ def _composed(
 
 
 def _again(at: str, off: Iterable[str]) -> BaseModel:
-    """An instance without values, which unpickling sets."""
+    """Return an instance without values; unpickling sets them."""
     model: type[BaseModel] = with_packages(load_plugins(off))
     for name in filter(None, at.split(".")):
         model = section_of(model.model_fields[name]) or model

@@ -1,9 +1,9 @@
-"""The sections that belong to plugins.
+"""Check the sections that belong to plugins.
 
-A reader's section is ``astuner.task_reader.<name>``, a judge's ``astuner.task_judge.<name>``, a workflow's
-``astuner.rollout.<name>``, a service's ``astuner.services.<name>``, a backbone's the root key of its name.  Each is
-checked by its own provider's model; a section whose owner is not here is an error, unless it belongs to something that
-this run does not use.  What a key that stands nowhere may have been meant to be is found here, too.
+The section of a task reader is ``astuner.task_reader.<name>``, of a judge ``astuner.task_judge.<name>``, of a workflow
+``astuner.rollout.<name>``, of a service ``astuner.services.<name>``, and of a backbone the root section with its name.
+The provider's model checks each section. A section without an installed owner is an error, unless this run does not use
+it. This module also suggests full keys for misplaced ones (`whole_keys`).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from astuner.plugins.user_code import find_user_file
 
 @dataclass(frozen=True)
 class Home:
-    """Where one kind's sections are, and the key that chooses among them."""
+    """Location of the sections of a kind, and the key that selects one of them."""
 
     kind: str
     section: Key
     chooser: str
-    """Empty where the command line chooses (``--with NAME``)."""
+    """Empty if the command line selects it (``--with NAME``)."""
     model: type[BaseModel]
 
 
@@ -51,25 +51,25 @@ _NAMED: Mapping[Key, str] = {
     ("astuner", "rollout", "compute_madness_checklist"): "output check",
     ("astuner", "trainer_common", "sentinel", "rules"): "sentinel rule",
 }
-"""Keys that hold a name, or list names, of things without sections; and of what kind these are."""
+"""Keys whose values are names of providers without sections -> their kind."""
 
 
 @dataclass
 class Sections:
-    """The plugins' sections of one experiment."""
+    """The plugin sections of one experiment."""
 
     tree: Tree
     manager: PluginManager
     report: Report
     models: dict[tuple[str, str], BaseModel] = field(default_factory=dict)
-    """(kind, any spelling) -> the checked section."""
+    """(kind, any accepted name) -> the checked section."""
     places: dict[Key, BaseModel] = field(default_factory=dict)
-    """Key -> the same sections."""
+    """Key -> the checked section."""
     taken: set[Key] = field(default_factory=set)
-    """Keys that were dealt with here, well or badly."""
+    """Keys that this class has checked, with or without errors."""
 
     def check(self, base_dir: Path) -> None:
-        """Check every plugin's section below ``astuner:``, and bring it under its owner's name in the tree."""
+        """Check every plugin section below ``astuner:`` and rename it to its owner's current name in the tree."""
         for home in HOMES:
             chosen = self._chosen(home, base_dir)
             parent = self.tree.get(home.section)
@@ -88,7 +88,7 @@ class Sections:
         self._check_names()
 
     def check_roots(self, chosen: registry.Offer) -> None:
-        """Check the chosen backbone's root section; those of other backbones leave the tree, with one note."""
+        """Check the root section of the selected backbone; remove sections of other backbones, with one note."""
         tree, report = self.tree, self.report
         backbones = registry.offers(self.manager, "backbone")
         owners = {name: found for found in backbones for name in (found.name, *found.spellings)}
@@ -102,18 +102,21 @@ class Sections:
                 skipped.append(f"{root}:")
                 tree.remove(key)
             elif root in schema.AstunerSection.model_fields:
-                report.problem(tree.place(key), f"section {root} belongs below `astuner:`; indent it there")
+                report.problem(tree.place(key), f"section {root} belongs below `astuner:`; move and indent it")
             elif close := did_you_mean(root, schema.AstunerSection.model_fields):
                 report.problem(tree.place(key), f"unknown section {root}{close} It belongs below astuner:")
             else:
                 unknown_key(key, ["astuner", *sorted({owner.full_name for owner in owners.values()})], tree, report)
         if skipped:
-            verb = "are for other backbones and are" if len(skipped) > 1 else "is for another backbone and is"
-            report.note(f"{', '.join(skipped)} {verb} not read by {chosen.full_name!r}")
+            whose = "sections of other backbones" if len(skipped) > 1 else "a section of another backbone"
+            report.note(f"{', '.join(skipped)} ignored: {whose}, not of {chosen.full_name!r}")
         self._check_section(chosen, (chosen.full_name,))
 
     def choose(self, kind: str, reference: str, key: Key) -> registry.Offer | None:
-        """The offer that the value of ``key`` names, as today's name in the tree; None with a problem reported."""
+        """Return the provider that ``reference`` names, or report an error and return None.
+
+        Replaces a legacy name in the tree by the current one.
+        """
         try:
             found = registry.find_offer(self.manager, kind, reference)
         except (UnknownName, AmbiguousName) as e:
@@ -131,7 +134,7 @@ class Sections:
             return None
         if registry.is_code(reference):
             if find_user_file(reference, base_dir) is not None:
-                return None  # code of the user's own, even where a plugin has an older spelling like it
+                return None  # user code takes precedence over a plugin's legacy name
             try:
                 registry.find_offer(self.manager, home.kind, reference)
             except UnknownName:
@@ -150,17 +153,17 @@ class Sections:
         except UnknownName:
             dist = registry.hint_for(home.kind, name)
             if dist is not None and isinstance(tree.get(key), dict):
-                report.note(f"{dotted(key)} belongs to {dist}, which is not installed; it is not read", tree.place(key))
+                report.note(f"{dotted(key)} ignored: its package {dist} is not installed", tree.place(key))
             else:
                 known = {*home.model.model_fields, *(n for _, n, _ in self.manager.offers(home.kind))}
                 unknown_key(key, sorted(known), tree, report)
         return None
 
     def _settle(self, section: Key, name: str, found: registry.Offer, seen: dict[Key, registry.Offer]) -> None:
-        """Bring a section under its owner's full name; two spellings of one section are an error."""
+        """Rename a section to its owner's full name; report an error if both names are present."""
         key, settled, tree = (*section, name), (*section, found.full_name), self.tree
         if settled in seen or (key != settled and tree.has(settled)):
-            self.report.problem(tree.place(key), f"{dotted(key)} and {dotted(settled)} are one section; keep one")
+            self.report.problem(tree.place(key), f"{dotted(key)} and {dotted(settled)} are the same section; keep one")
             tree.remove(key)
             return
         if key != settled:
@@ -175,7 +178,9 @@ class Sections:
             self.report.problem(place, f"{dotted(key)} should be a section (keys below it), got {value!r}")
         elif found.provider.config is None:
             if value:
-                self.report.problem(place, f"{dotted(key)}: the {found.kind} {found.full_name!r} takes no options")
+                self.report.problem(
+                    place, f"{dotted(key)}: the {found.kind} {found.full_name!r} takes no options; remove its keys"
+                )
         else:
             try:
                 model = registry.import_target(found.provider.config)
@@ -190,7 +195,7 @@ class Sections:
         self.models.update({(found.kind, name): model for name in (found.name, *found.spellings)})
 
     def _check_names(self) -> None:
-        """Names that nobody registers; code of the user's own is looked for when the run starts."""
+        """Report names that are not registered. User code is checked when the run starts."""
         for key, kind in _NAMED.items():
             value = self.tree.get(key)
             each = {(*key, str(i)): name for i, name in enumerate(value)} if isinstance(value, list) else {key: value}
@@ -200,7 +205,8 @@ class Sections:
                 try:
                     found = registry.find_offer(self.manager, kind, name)
                 except (UnknownName, AmbiguousName) as e:
-                    if self.tree.is_written(key) and not registry.is_code(name):  # a default's package may be missing
+                    # The package of a default may be missing.
+                    if self.tree.is_written(key) and not registry.is_code(name):
                         self.report.problem(self.tree.place(at), f"{dotted(key)}: {e}")
                     continue
                 if kind == "log sink" and found.provider.config is not None:
@@ -208,7 +214,7 @@ class Sections:
 
 
 def key_models(manager: PluginManager) -> list[tuple[Key, type[BaseModel]]]:
-    """The section ``astuner`` and those that installed plugins bring; those that cannot be imported are left out."""
+    """Return the keys and models of the section ``astuner`` and of all plugin sections that can be imported."""
     found: list[tuple[Key, type[BaseModel]]] = [(("astuner",), schema.with_packages(manager))]
     for kind, prefix in [*((home.kind, home.section) for home in HOMES), ("backbone", ())]:
         for offer in registry.offers(manager, kind):
@@ -219,11 +225,10 @@ def key_models(manager: PluginManager) -> list[tuple[Key, type[BaseModel]]]:
 
 
 def whole_keys(key: str, manager: PluginManager) -> dict[str, bool]:
-    """What ``key`` may have been meant to be, the likeliest first, and whether that has keys below it; empty when
-    nothing comes near.
+    """Return the full keys that ``key`` may refer to, most likely first -> whether it is a section.
 
-    A section may stand anywhere (``tracing.keep``), and so may a key of its own (``num_repeat``); else the first part
-    may be misspelt (``trainer.logger``).
+    ``key`` may lack its parent sections (``tracing.keep``, ``num_repeat``), or its first part may be misspelled
+    (``trainer.logger``). Empty if no key is similar.
     """
     models = key_models(manager)
     fields = [one for at, model in models for one in walk_fields(model, at)]

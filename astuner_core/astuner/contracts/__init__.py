@@ -1,1 +1,1 @@
-"""What flows through a run, and what plugins implement. Everything here is public; see `docs/plugins.md`."""
+"""Data types of a run and the interfaces that plugins implement. All of it is public; see `docs/plugins.md`."""

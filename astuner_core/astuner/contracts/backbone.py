@@ -1,8 +1,8 @@
-"""What learns.
+"""Interface of backbones and inference engines.
 
-A backbone owns an engine that turns token ids into token ids, and (except `debug`) a trainer that turns samples
-into better weights.  It drives: Trinity's explorer and VERL's trainer both insist on that.  The core hands it an
-`Run`, which knows the tasks, runs episodes, assigns credit, and records what happened.
+A backbone owns an engine that generates token IDs and (except `debug`) a trainer that updates weights from samples. The
+backbone controls the training loop, because Trinity's explorer and VERL's trainer require that. The core passes it a
+`Run`, which provides tasks, runs episodes, assigns credit and records events.
 """
 
 from __future__ import annotations
@@ -26,55 +26,54 @@ if TYPE_CHECKING:
 
 
 class InferenceEngine(ABC):
-    """The only way to a model: token ids in, token ids out."""
+    """Interface to a model: token IDs in, token IDs out."""
 
     max_model_len: int
-    """Prompt and response together never exceed this many tokens."""
+    """Maximum tokens of prompt and response together."""
 
     @abstractmethod
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, session: str = "") -> Generation:
-        """Continue ``prompt_ids``.
+        """Generate a continuation of ``prompt_ids``.
 
-        Many calls run at once.  Cancelling the awaiting task cancels the generation.
+        Many calls run concurrently. Canceling the awaiting task cancels the generation.
 
-        :param session: stable for one agent of one episode, so that engines can reuse its KV cache.
-        :raises astuner.contracts.errors.ContextOverflow: the prompt leaves no room for a single token.
-        :raises astuner.contracts.errors.ModelFailed: the engine failed, or cannot honour a sampling parameter.
+        :param session: Identifier of one agent in one episode, so that engines can reuse its KV cache.
+        :raises astuner.contracts.errors.ContextOverflow: The prompt fills the context completely.
+        :raises astuner.contracts.errors.ModelFailed: The engine failed, or does not support a sampling parameter.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """The capability contract: which ``astuner.*`` keys a backbone honours.
+    """Declaration of the ``astuner.*`` keys that a backbone supports.
 
-    A key the person wrote that neither the core nor the backbone honours is an error naming the key, never a
-    silent no-op.
+    Invariant: a key that the user set and that neither the core nor the backbone supports is an error, never ignored.
     """
 
     trains: bool = True
-    """False: training keys are not used, which one note says (the `debug` backbone)."""
+    """Whether the backbone trains. If not (`debug`), it ignores training keys, with one note."""
     in_process: bool = True
-    """Whether agents and judges run in the run's own process, where breakpoints have its terminal; else in workers."""
+    """Whether agents and judges run in the run's process, so that breakpoints can use its terminal, or in workers."""
     policies: bool = False
-    """Whether several policies can be in one run, each with weights and a trainer of its own."""
+    """Whether a run can have several policies, each with its own weights and trainer."""
     honours: frozenset[str] = frozenset()
-    """Dotted keys below ``astuner.`` (a section name covers all keys below it)."""
+    """Supported keys, dotted, below ``astuner.``. A section covers all keys below it."""
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Keys that are honoured for these values only, e.g. ``{"rollout.tensor_model_parallel_size": (1,)}``."""
+    """Keys with restricted values, e.g. ``{"rollout.tensor_model_parallel_size": (1,)}``."""
     instead: Mapping[str, str] = field(default_factory=dict)
-    """For refused keys: what to write or use instead."""
+    """Rejected keys -> the alternative to use."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """A model that is loaded and answers: what `eval`, `chat` and `debug` work with."""
+    """A loaded model that answers requests, as used by `eval`, `chat` and `debug`."""
 
     engine: InferenceEngine
     tokenizer: Any
     """A Hugging Face tokenizer with a chat template."""
     name: str
     note: str = ""
-    """What a person should know about it before trusting its answers."""
+    """Note for the user about the quality of its answers."""
 
 
 class Backbone(Built, ABC):
@@ -87,68 +86,77 @@ class Backbone(Built, ABC):
 
     @classmethod
     def from_config(cls, section: Any, context: BuildContext) -> Any:
-        return cls(context.config)  # which has the section too: `Config.backbone_section`
+        return cls(context.config)  # the config includes the section: `Config.backbone_section`
 
     def plan(self) -> Mapping[str, str]:
-        """Lines for ``astuner run --dry-run``: engine, trainer, memory estimate; loads no weights.
+        """Return lines for ``astuner run --dry-run``: engine, trainer, memory estimate. Loads no weights.
 
-        Raises as `check`.
+        Raises the errors of `check`.
         """
         return {}
 
     def check(self) -> None:
-        """Look at what this experiment asks of the model and this machine; loads no weights.
+        """Check whether the model and this machine support the experiment. Loads no weights.
 
-        `plan` refuses the same; a backbone whose plan takes long has this too.
+        `plan` performs the same checks. Override this method if planning takes long.
 
-        :raises astuner.contracts.errors.ConfigError: what `train` would refuse before the first episode.
-        :raises astuner.contracts.errors.RunError: what is to be looked at is not here, and cannot be fetched.
+        :raises astuner.contracts.errors.ConfigError: `train` would reject the experiment before the first episode.
+        :raises astuner.contracts.errors.RunError: A required file is missing and cannot be downloaded.
         """
         self.plan()
 
     def native(self) -> Mapping[str, Any]:
-        """What the engine underneath is told, in its own words, for ``astuner config show --native``.
+        """Return the engine's own configuration, for ``astuner config show --native``.
 
-        :raises astuner.contracts.errors.ConfigError: there is no engine with a configuration of its own.
+        :raises astuner.contracts.errors.ConfigError: The backbone's engine has no separate configuration.
         """
         raise ConfigError(
-            f"the backbone {self.config.astuner.backbone!r} has no configuration but the one that "
-            "`astuner config show` prints; leave out --native"
+            f"the backbone {self.config.astuner.backbone!r} has no native configuration; omit --native to print the "
+            "settings"
         )
 
     def saved_states(self, run_dir: RunDir) -> Iterable[tuple[Path, str]]:
-        """What a run may go on from, newest first, each with why it cannot be used (empty: it is whole)."""
+        """Return the states a run may resume from, newest first, each with why it is unusable (empty: it is intact)."""
         newest = self.latest_state(run_dir.resume)
         return () if newest is None else [(newest, "")]
 
     def has_saved_state(self, run_dir: RunDir) -> bool:
-        """Return whether there is a state to resume from. May go by names, where checking the files takes long."""
+        """Return whether a state to resume from exists. May check names only, if checking the files takes long."""
         return any(not problem for _, problem in self.saved_states(run_dir))
 
     def latest_state(self, folder: Path) -> Path | None:
-        """What a backbone had before there was `saved_states`: the newest complete state in ``folder``, or None."""
+        """Return the newest complete state in ``folder``, or None. Legacy method; implement `saved_states` instead."""
         return None
 
     @abstractmethod
     def serve(self, model_path: str | None = None) -> AbstractContextManager[Served]:
-        """Load the model (``astuner.model.path`` unless ``model_path`` is given) and answer until the block ends."""
+        """Load a model and serve it during the block.
+
+        :param model_path: Model to load instead of ``astuner.model.path``.
+        """
 
     @abstractmethod
     def train(self, run: Run) -> None:
-        """Train to the end of the run, or raise `RunError` with everything finished saved."""
+        """Train until the run ends.
+
+        :raises astuner.contracts.errors.RunError: The run cannot continue. All finished work is saved.
+        """
 
     @property
     def lends(self) -> bool:
-        """Whether this command has no run of its own, but lends a part to the run of another; then `lend` is called
-        in place of `train`.
+        """Whether this command contributes resources to the run of another command.
+
+        If so, `lend` is called instead of `train`.
         """
         return False
 
     def lend(self, folder: Path, interrupt: Interrupt, note: Callable[[str], None]) -> str:
-        """Lend the part until the other command's run ends; what came of it, in a line.
+        """Contribute resources until the other command's run ends, and return a one-line summary.
 
-        :param folder: for logs; the run folder is the other command's, and is not to be touched.
-        :param note: tells the person something.
-        :raises astuner.contracts.errors.RunError: the run failed, or was stopped; or nobody wanted the part.
+        :param folder: Folder for logs. The run folder belongs to the other command and must not be changed.
+        :param note: Prints a note for the user.
+        :raises astuner.contracts.errors.RunError: The run failed or was stopped, or no run used the resources.
         """
-        raise NotImplementedError(f"{type(self).__name__} says that it `lends`: write its method `lend`")
+        raise NotImplementedError(
+            f"{type(self).__name__}.lends is True, but the method `lend` is missing; implement it"
+        )

@@ -1,7 +1,7 @@
-"""How what an experiment names is made: ``Class.from_config(section, context)``.
+"""Create the objects that an experiment names with ``Class.from_config(section, context)``.
 
-Readers, workflows, judges, services, log sinks and backbones are made that way.  An environment is not: it may be
-forked in an interpreter that has nothing of ASTuner's, so it is made of its parameters alone.
+This applies to task readers, workflows, judges, services, log sinks and backbones. An environment may be forked in an
+interpreter without ASTuner, so it is created from its parameters only.
 """
 
 from __future__ import annotations
@@ -18,65 +18,65 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildContext:
-    """What surrounds a thing that is made."""
+    """Context for creating an object."""
 
     config: Config
-    """The whole experiment."""
+    """The complete experiment."""
     name: str = ""
-    """How messages call what is made: ``the judge 'math_answer'``."""
+    """Name of the object in messages, e.g. ``the judge 'math_answer'``."""
     dry_run: bool = False
-    """Nothing is run, so nobody is asked and nothing is fetched for it."""
+    """Whether nothing will run. Then do not download anything or call helper models."""
     purpose: str = ""
-    """What its questions to helper models are counted as, where that is not the run itself: ``tasks``."""
+    """Category for counting its calls of helper models, e.g. ``tasks``; empty for the run itself."""
     folder: Path | None = None
-    """Where the run writes, if that is not ``config.run_dir``."""
+    """Folder the run writes to, if it is not ``config.run_dir``."""
     helpers: HelperModelsPart | None = field(default=None, repr=False)
-    """The helper models of whoever has it made; None: the experiment's."""
+    """Helper models to use instead of the experiment's."""
 
     @property
     def base_dir(self) -> Path:
-        """The experiment file's folder; relative paths in a section begin here."""
+        """Return the folder of the experiment file, the base of relative paths in a section."""
         return self.config.base_dir
 
     @property
     def run_dir(self) -> Path:
-        """The run's folder, which may not be there yet."""
+        """Return the run folder, which may not exist yet."""
         return self.folder or self.config.run_dir
 
     @property
     def seed(self) -> int:
-        """``astuner.seed``."""
+        """Return ``astuner.seed``."""
         return self.config.astuner.seed
 
     @property
     def plugins(self) -> PluginManager:
-        """Those that are on."""
+        """Return the enabled plugins."""
         return self.config.plugins
 
     @property
     def helper_models(self) -> Any:
-        """The models of ``astuner.helper_models``: a `HelperModelsPart`, of the class that the package brings.
+        """Return the models of ``astuner.helper_models`` as a `HelperModelsPart`.
 
-        :raises astuner.contracts.errors.MissingDependency: no package that is on brings them.
+        :raises astuner.contracts.errors.MissingDependency: No enabled package provides helper models.
         """
         if self.helpers is not None:
             return self.helpers
         part: type[HelperModelsPart] = self.config.part(
-            "helper_models", wanted_by=f"{self.name} takes helper_models and"
+            "helper_models", wanted_by=f"{self.name} uses helper_models and"
         )
         return part.of(self.config, part=self.purpose)
 
 
 class Built:
-    """Something that an experiment names, and that is made for it."""
+    """Base class of objects that an experiment names."""
 
     @classmethod
     def from_config(cls, section: Any, context: BuildContext) -> Any:
-        """Make one; keep what is needed of both, and open or connect to nothing yet.
+        """Create an instance. Do not open files or connections yet.
 
-        Overridden by a class whose constructor wants more than its section: ``return cls(section, context.base_dir)``.
+        Override it if the constructor needs more than its section: ``return cls(section, context.base_dir)``.
 
-        :param section: the checked section, an instance of the provider's ``config`` model; None when it has none.
-        :returns: an instance of this class, or of another one of its kind that the section asks for.
+        :param section: Checked section, an instance of the provider's ``config`` model; None without a model.
+        :returns: An instance of this class, or of another class of its kind that the section selects.
         """
         return cls() if section is None else cls(section)  # type: ignore[call-arg]

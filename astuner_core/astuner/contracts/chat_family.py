@@ -1,11 +1,11 @@
-"""How a model family writes: where a turn ends, how a tool is called.
+"""Chat formats of model families: ends of turns, reasoning and tool calls.
 
-A family is data (`Family`) and a few small readers, which a plugin registers by ``register_chat_families``.  Which one
-a chat template belongs to is found out by rendering with it (`astuner.chat.template`), never by the model's name.
+A family consists of data (`Family`) and a few small readers; plugins register it with ``register_chat_families``. The
+family of a chat template is determined by rendering messages with it (`astuner.chat.template`), never by the model's
+name.
 
-Invariant, for readers: reading never fails and never guesses.  What is not exactly a call stays in the text and is
-listed, so that a check can see it; the arguments of a good call are the model's own characters, where its format has
-JSON.
+Invariant: readers never raise and never guess. Text that is not exactly a call stays in the content and is listed, so
+that checks can report it. If the format uses JSON, the arguments of a valid call are the model's own characters.
 """
 
 from __future__ import annotations
@@ -26,58 +26,58 @@ _DECODER = json.JSONDecoder()
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One call as the model wrote it."""
+    """A tool call as the model wrote it."""
 
     name: str
     arguments: str
-    """A JSON object, in the model's own spelling."""
+    """A JSON object, exactly as written by the model."""
     id: str = ""
-    """The id that the model gave it, in families whose models do."""
+    """ID written by the model, in families whose models write one."""
 
 
 Tools: TypeAlias = Sequence[Mapping[str, Any]]
 """OpenAI-style tool descriptions."""
 ReadCalls: TypeAlias = tuple[str, list[ToolCall], list[str]]
-"""What surrounds the calls, the calls, and the blocks that cannot be read."""
+"""The text around the calls, the calls, and the blocks that could not be parsed."""
 ReadBlock: TypeAlias = Callable[[str, int], "tuple[ToolCall, int] | None"]
-"""Reads the block that begins at an index; gives the call and the index behind its closing tag, or None."""
+"""Parses the block that starts at an index. Returns the call and the index after its closing tag, or None."""
 ReadReply: TypeAlias = Callable[[str, Tools], "Read"]
 
 
 @dataclass(frozen=True)
 class Read:
-    """A reply, taken apart."""
+    """A parsed reply."""
 
     reasoning: str
     content: str
     calls: list[ToolCall]
     broken: list[str]
-    """Blocks that look like calls and cannot be read; they are part of `content` as well.
+    """Blocks that look like calls but could not be parsed; they are also part of `content`.
 
-    If nothing follows the reasoning, also the calls inside it; they are part of `reasoning`.
+    If the reply ends after the reasoning, this includes the calls inside it; they are also part of `reasoning`.
     """
 
 
 @dataclass(frozen=True)
 class CallStyle:
-    """One way to write tool calls."""
+    """A format of tool calls."""
 
     name: str
     read: Callable[[str, Tools], ReadCalls]
-    """Given a reply without its reasoning, and the tools that may be called."""
+    """Parses a reply without its reasoning, given the available tools."""
     one_call: bool = False
-    """Whether a reply holds at most one call."""
+    """Whether a reply contains at most one call."""
     reshape: Callable[[Sequence[Message]], Sequence[Message]] | None = None
-    """Puts messages (normalised) in the form that the chat template takes, such as one call in each; None: as they are.
+    """Converts normalized messages to the form that the chat template expects, e.g. one call per message.
 
-    What a message says is not changed; what the template has no place for may be left out.
+    It keeps the contents of messages but may omit fields that the template does not support. None: no conversion.
     """
 
     @classmethod
     def of_replies(cls, name: str, read: ReadReply, **more: Any) -> CallStyle:
-        """The style of a family that reads whole replies.
+        """Return the style of a family that parses complete replies.
 
-        :param more: the fields of a style.
+        :param more: Further fields of the style.
         """
 
         def calls(text: str, tools: Tools) -> ReadCalls:
@@ -89,39 +89,39 @@ class CallStyle:
 
 @dataclass(frozen=True)
 class Family:
-    """The conventions of a model family."""
+    """The chat conventions of a model family."""
 
     name: str
     asks: str
-    """What the generation prompt begins with; empty where the template writes none."""
+    """Start of the generation prompt; empty if the template has none."""
     closes: tuple[str, ...] = ()
-    """Tokens that close a turn. One of them stands behind a reply in history; they mean the same there."""
+    """Tokens that close a turn. In the history, one of them follows a reply; they are equivalent there."""
     follows: tuple[str, ...] = ()
-    """Where nothing closes a turn: the tokens that what follows begins with."""
+    """If no token closes a turn: tokens that start the next message."""
     stops: tuple[str, ...] = ()
-    """Tokens at which the model's turn is over; those that the tokenizer does not have are left out."""
+    """Tokens that end the model's turn. Tokens that the tokenizer lacks are ignored."""
     asked: str = ""
-    """What the text in front of a reply ends with, where there is no generation prompt."""
+    """End of the text before a reply, if there is no generation prompt."""
     styles: tuple[CallStyle, ...] = ()
-    """Ways to write calls that are tried on what the template renders; none: calls are not supported."""
+    """Call formats to try on the template's output. Empty: calls are not supported."""
     channels: ReadReply | None = None
-    """Reads whole replies, in families that write reasoning, text and calls as messages of their own."""
+    """Parses complete replies, for families that write reasoning, text and calls as separate messages."""
 
 
 def tool_names(tools: Tools) -> tuple[str, ...]:
-    """Return the names of ``tools``; a description without a name has none."""
+    """Return the names of ``tools``, skipping descriptions without a name."""
     functions = [tool.get("function", tool) for tool in tools if isinstance(tool, (dict, Mapping))]
     names = [function.get("name") for function in functions if isinstance(function, (dict, Mapping))]
     return tuple(name for name in names if isinstance(name, str))
 
 
 def read_blocks(text: str, read_block: ReadBlock) -> ReadCalls:
-    """Split ``text`` into what surrounds its calls, the calls, and the blocks that cannot be read.
+    """Split ``text`` into the text around its calls, the calls, and the blocks that cannot be parsed.
 
-    For formats whose calls are blocks of ``<tool_call>`` … ``</tool_call>``.  Blocks that cannot be read also stay in
-    the surrounding text.  Never raises unless ``read_block`` does.
+    For formats with blocks of ``<tool_call>`` ... ``</tool_call>``. Blocks that cannot be parsed also stay in the
+    surrounding text. Never raises unless ``read_block`` does.
 
-    :param read_block: is given ``text`` and the index behind an opening tag.
+    :param read_block: Receives ``text`` and the index after an opening tag.
     """
     if OPEN not in text:
         return text, [], []
@@ -147,7 +147,7 @@ def read_blocks(text: str, read_block: ReadBlock) -> ReadCalls:
 
 
 def members_at(text: str, at: int) -> tuple[dict[str, str], int] | None:
-    """The raw text of each member of the JSON object at ``at``, and the index behind the object."""
+    """Return the raw text of each member of the JSON object at ``at`` and the index after it, or None."""
     slices: dict[str, str] = {}
     at = skip_space(text, at)
     if not text.startswith("{", at):
@@ -174,7 +174,7 @@ def members_at(text: str, at: int) -> tuple[dict[str, str], int] | None:
 
 
 def object_at(text: str, at: int) -> int | None:
-    """The index behind the JSON object that begins at ``at``, or None where none does."""
+    """Return the index after the JSON object that starts at ``at``, or None if there is no object."""
     try:
         _, end = _DECODER.raw_decode(text, at)
     except (ValueError, RecursionError):
@@ -183,13 +183,13 @@ def object_at(text: str, at: int) -> int | None:
 
 
 def skip_space(text: str, at: int) -> int:
-    """The index of the first character from ``at`` on that is no white space of JSON's."""
+    """Return the index of the first character from ``at`` on that is not JSON white space."""
     match = _SPACE.match(text, at)
     return match.end() if match else at
 
 
 def read_hermes(text: str, tools: Tools = ()) -> ReadCalls:
-    """What surrounds the Hermes calls of a reply, the calls, and the blocks that cannot be read.
+    """Return the text around the Hermes calls of a reply, the calls, and the blocks that cannot be parsed.
 
     A Hermes call (Qwen2.5, Qwen3) is ``<tool_call>`` + a JSON object with ``name`` and ``arguments`` + ``</tool_call>``
     (https://github.com/NousResearch/Hermes-Function-Calling).
@@ -198,7 +198,7 @@ def read_hermes(text: str, tools: Tools = ()) -> ReadCalls:
 
 
 def _hermes_call(text: str, at: int) -> tuple[ToolCall, int] | None:
-    """The call whose JSON begins at ``at`` and the index behind its closing tag, or None."""
+    """Return the call whose JSON starts at ``at`` and the index after its closing tag, or None."""
     members = members_at(text, at)
     if members is None:
         return None

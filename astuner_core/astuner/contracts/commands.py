@@ -1,6 +1,6 @@
-"""What commands share: those of the core, of our packages, and of whoever registers one (``register_commands``).
+"""Arguments, options and helpers shared by all commands, including commands of plugins.
 
-A command that takes an experiment takes it as ``astuner run`` does::
+A command that reads an experiment takes the same arguments as ``astuner run``::
 
     def measure(ctx: Context, file: FileArgument, overrides: OverridesArgument = None, as_json: JsonOption = False):
         with only_data_on_stdout(as_json):
@@ -24,7 +24,7 @@ from astuner.contracts.errors import ConfigError
 if TYPE_CHECKING:
     from astuner.plugins.loader import PluginManager
 
-FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The experiment file.", show_default=False)]
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="Experiment file (YAML).", show_default=False)]
 OverridesArgument = Annotated[
     list[str] | None,
     typer.Argument(
@@ -32,77 +32,81 @@ OverridesArgument = Annotated[
     ),
 ]
 BackboneOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help="What runs it, e.g. local; `astuner plugins` lists them.")
+    str | None, typer.Option(metavar="NAME", help="Backbone to use, e.g. local. List them with `astuner plugins`.")
 ]
 CheckpointOption = Annotated[
     str,
     typer.Option(
         metavar="best|latest|promoted|base|DIR",
-        help="The checkpoint that did best in its validation, the newest, what serves, the untrained one, or a folder.",
+        help="Checkpoint to use: best validation, newest, promoted, untrained model, or a directory.",
     ),
 ]
 RunDirOption = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="The run's folder. Default: launcher_record/<name of FILE>.")
+    Path | None, typer.Option(metavar="DIR", help="Directory of the run. Default: launcher_record/<name of FILE>.")
 ]
 WithOption = Annotated[
     list[str] | None,
-    typer.Option("--with", metavar="NAME", help="Start a service, or serve an environment, beside it (repeatable)."),
+    typer.Option(
+        "--with", metavar="NAME", help="Start a service or serve an environment during the command (repeatable)."
+    ),
 ]
 DebugTagsOption = Annotated[
     list[str] | None,
     typer.Option("--db", "--debug-tags", metavar="'TAG|TAG'", help='Stop at bp("TAG") in the agent\'s code.'),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON; everything else goes to stderr.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON on stdout. Other output goes to stderr.")
+]
 
 
 def new_app(**options: Any) -> typer.Typer:
-    """A `typer.Typer` as all of ours are: plain help texts, Python's own tracebacks, no completion to install."""
+    """Return a `typer.Typer` with plain help texts, standard tracebacks and no shell completion."""
     return typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False, **options)
 
 
 class CommandLine(Protocol):
-    """What ``astuner`` knows when it calls a command."""
+    """State of the ``astuner`` command line, available to every command."""
 
     @property
     def plugins(self) -> PluginManager:
-        """Those that are on; for `astuner.load_config`."""
+        """Enabled plugins, for `astuner.load_config`."""
 
     @property
     def disabled_plugins(self) -> tuple[str, ...]:
-        """The names that ``-p no:NAME`` turns off; for `astuner.run` and others that load a config themselves."""
+        """Names disabled by ``-p no:NAME``, for `astuner.run` and other functions that load a config themselves."""
 
     def check_services(self, names: Sequence[str]) -> None:
-        """Whether what ``--with`` names is there, before anything is loaded.
+        """Check that each name passed to ``--with`` is available, before anything is loaded.
 
-        :raises astuner.contracts.errors.UnknownName: it is neither a service nor an environment.
-        :raises astuner.contracts.errors.MissingDependency: it cannot be imported, or served, here.
+        :raises astuner.contracts.errors.UnknownName: A name is neither a service nor an environment.
+        :raises astuner.contracts.errors.MissingDependency: A service or environment cannot be imported or served here.
         """
 
 
 def command_line(ctx: typer.Context) -> CommandLine:
-    """What stands before and around a command, given the command's own context.
+    """Return the command line that called a command, given the command's context.
 
-    :raises RuntimeError: ``astuner`` has not called it: it is run as a program of its own.
+    :raises RuntimeError: The command was not called by ``astuner``.
     """
     found: CommandLine | None = ctx.find_root().obj
     if found is None:
-        raise RuntimeError(f"{ctx.command_path} is a command of `astuner`, which knows the plugins: type it after that")
+        raise RuntimeError(f"{ctx.command_path} is a command of `astuner`; run it as: astuner {ctx.command_path}")
     return found
 
 
 def all_overrides(overrides: Sequence[str] | None, run_dir: Path | None = None) -> list[str]:
-    """What `OverridesArgument` and `RunDirOption` say, as overrides of a config.
+    """Return the values of `OverridesArgument` and `RunDirOption` as config overrides.
 
-    :raises ConfigError: one is not ``key=value``.
+    :raises ConfigError: An override is not ``key=value``.
     """
     given = list(overrides or ())
     if wrong := [text for text in given if "=" not in text]:
         raise ConfigError(
-            [f"command line: {text!r} is not key=value, e.g. astuner.rollout.num_repeat=8" for text in wrong]
+            [f"command line: {text!r} is not KEY=VALUE, e.g. astuner.rollout.num_repeat=8" for text in wrong]
         )
     if run_dir is not None:
         full = run_dir.expanduser().absolute()
-        # In quotes, as YAML has them: a folder may be called 007.
+        # Quoted as YAML strings: a folder may be named 007.
         parent, name = (json.dumps(str(text), ensure_ascii=False) for text in (full.parent, full.name))
         given += [f"astuner.experiment_dir={parent}", f"astuner.experiment_name={name}"]
     return given
@@ -116,10 +120,11 @@ def asked(
     services: Sequence[str] | None,
     **options: Any,
 ) -> dict[str, Any]:
-    """What `astuner.run`, `astuner.serve` and `astuner.evaluate` take of a command's parameters; raises as
-    `CommandLine.check_services` and `all_overrides`.
+    """Return keyword arguments for `astuner.run`, `astuner.serve` and `astuner.evaluate` from a command's parameters.
 
-    :param options: more of their keywords.
+    Raises the errors of `CommandLine.check_services` and `all_overrides`.
+
+    :param options: Further keyword arguments, passed through.
     """
     line, given = command_line(ctx), all_overrides(overrides, run_dir)
     line.check_services(beside := tuple(services or ()))
@@ -129,7 +134,10 @@ def asked(
 
 @contextmanager
 def only_data_on_stdout(wanted: bool) -> Iterator[None]:
-    """With ``--json``, what a run prints goes to stderr, so stdout is one JSON document. What it closes is reopened."""
+    """Redirect stdout to stderr if ``wanted`` (``--json``), so that stdout holds one JSON document.
+
+    On exit, reopen stdout and stderr if the code in the block closed them.
+    """
     try:
         with redirect_stdout(sys.stderr) if wanted else nullcontext():
             yield
@@ -140,5 +148,5 @@ def only_data_on_stdout(wanted: bool) -> Iterator[None]:
 
 
 def write_json(data: Any) -> None:
-    """Print a command's result, for `JsonOption`."""
+    """Print a command's result as JSON, for `JsonOption`."""
     print(json.dumps(data, ensure_ascii=False, indent=2, default=str))

@@ -1,4 +1,4 @@
-"""What ``astuner doctor`` says, and what it asks: one line about each thing that a run may fail on, and its cure."""
+"""Findings of ``astuner doctor``, and helpers for checks: one line per possible cause of a failed run, with a fix."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ class Finding:
     """One line of ``astuner doctor``."""
 
     level: Literal["ok", "skip", "warn", "fail"]
-    """``fail`` is what stops a run of whoever has this package: the command then exits with 1. ``skip`` is what this
-    environment is not for."""
+    """``fail``: runs with this package cannot work, so the command exits with 1. ``skip``: does not apply to this
+    environment."""
     what: str
-    """What was looked at, in a word or two."""
+    """The checked item, in a word or two."""
     detail: str
-    """How it is."""
+    """Its state."""
     fix: str = ""
-    """What to type."""
+    """Command that fixes it."""
 
 
 ok, skip, warn, fail = (functools.partial(Finding, level=level) for level in ("ok", "skip", "warn", "fail"))
 
 
 def version(dist: str) -> str | None:
-    """Return the installed version; None if the package is not installed or its metadata cannot be read."""
+    """Return the installed version, or None if the package is missing or its metadata cannot be read."""
     try:
         return metadata.version(dist) or None
-    except Exception:  # a METADATA file may hold anything
+    except Exception:  # a METADATA file may contain anything
         return None
 
 
@@ -49,9 +49,9 @@ def why_no_version(dist: str) -> str:
 
 
 def nvidia_smi(*arguments: str) -> str | None:
-    """What ``nvidia-smi`` prints; None where it is not installed or finds no GPU.
+    """Return the output of ``nvidia-smi``, or None if it is not installed or finds no GPU.
 
-    :raises TimeoutError: it does not answer, as with a driver that hangs.
+    :raises TimeoutError: It does not answer, e.g. because the driver hangs.
     """
     if shutil.which("nvidia-smi") is None:
         return None
@@ -75,7 +75,7 @@ def unmet(dist: str, extra: str = "") -> Iterator[tuple[str, str]]:
         try:
             requirement = Requirement(text)
         except InvalidRequirement:
-            yield text, "that is not a valid requirement"
+            yield text, "not a valid requirement"
             continue
         if requirement.marker is None and extra:
             continue

@@ -1,9 +1,8 @@
-"""A world an agent acts in, in Gymnasium's words.
+"""Interface of environments, with Gymnasium's terms.
 
-One instance serves one episode.  Data goes in and data comes out: actions, observations and evaluations are
-JSON-serialisable, so that an instance can live in a process of its own, on another machine, in another language.
-This module needs the standard library only: the environment service lends it to interpreters that have nothing of
-ASTuner's installed.
+One instance serves one episode. Actions, observations and evaluations are JSON-serializable, so an instance can run in
+another process, on another machine, or in another language. This module imports only the standard library, because the
+environment service lends it to interpreters without ASTuner.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from astuner.contracts.types import Task, check_success, counts_as_success
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """What the world answers to an action (Gymnasium's five-tuple without the leading observation's type zoo)."""
+    """Result of an action: Gymnasium's five values, with text as the observation."""
 
     observation: str
     reward: float = 0.0
     terminated: bool = False
-    """The world reached an end: solved, lost, or given up."""
+    """Whether the episode reached a final state: solved, lost, or given up."""
     truncated: bool = False
-    """The world stopped counting: a step or time limit."""
+    """Whether a step or time limit ended the episode."""
     info: Mapping[str, Any] = field(default_factory=dict)
     messages: Sequence[Mapping[str, Any]] = ()
-    """The observation as OpenAI-style messages, where it is more than one from the user: a system prompt first, say."""
+    """The observation as OpenAI-style messages, if it is not a single user message, e.g. with a system prompt."""
 
     @property
     def is_over(self) -> bool:
@@ -38,20 +37,20 @@ class StepResult:
 
     @property
     def as_messages(self) -> tuple[Mapping[str, Any], ...]:
-        """`messages`, or the observation as the one message of a user."""
+        """Return `messages`, or the observation as a single user message."""
         return tuple(self.messages) or ({"role": "user", "content": self.observation},)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """How good the episode is so far."""
+    """The current score of an episode."""
 
     score: float
-    """Higher is better; what the scale is, the environment says in `Environment.describe`."""
+    """Higher is better. `Environment.describe` documents the scale."""
     success: bool | None = None
-    """None: the environment does not say; a score of 1 or more then counts as success."""
+    """Whether the episode succeeded. None: a score of 1 or more counts as success."""
     details: Mapping[str, Any] = field(default_factory=dict)
-    """What judges of this environment read, e.g. which tests passed. JSON-serialisable."""
+    """JSON-serializable data for judges of this environment, e.g. which tests passed."""
 
     def __post_init__(self) -> None:
         if (score := as_float(self.score)) is None:
@@ -65,61 +64,63 @@ class Evaluation:
 
     @classmethod
     def of(cls, value: Evaluation | float) -> Evaluation:
-        """A bare number is short for ``Evaluation(score=number)``."""
+        """Return ``value`` as an `Evaluation`; a number becomes its score."""
         return value if isinstance(value, Evaluation) else cls(score=value)
 
 
 class Environment(ABC):
-    """One instance of a world."""
+    """One instance of an environment."""
 
     def __init__(self, params: Mapping[str, Any] | None = None) -> None:
-        """Keep the parameters; open nothing yet.
+        """Store the parameters. Do not open files or connections yet.
 
-        :param params: the experiment's ``astuner.env_service.params``, or those of a request to the service.
+        :param params: ``astuner.env_service.params`` of the experiment, or the parameters of a request to the service.
         """
         self.params: Mapping[str, Any] = dict(params or {})
 
     @classmethod
     @abstractmethod
     def tasks(cls, split: str, params: Mapping[str, Any]) -> Iterable[Task]:
-        """The tasks of a split; the same ones in the same order every time.
+        """Return the tasks of a split, always the same tasks in the same order.
 
-        :raises ValueError: there is no such split; say which there are.
+        :raises ValueError: The split does not exist. List the available splits in the message.
         """
 
     @abstractmethod
     def reset(self, task: Task) -> StepResult:
-        """Start on ``task``; the result's messages are what the agent sees first.
+        """Start an episode of ``task``; the result's messages are the first input of the agent.
 
-        A task from `tasks` can be started from its ``task_id`` alone, since that may be all that crosses the wire.
+        A task from `tasks` must be startable from its ``task_id`` only, because the service may transmit nothing else.
 
-        :raises ValueError: there is no such task.
+        :raises ValueError: The task does not exist.
         """
 
     @abstractmethod
     def step(self, action: Mapping[str, Any]) -> StepResult:
-        """Act; ``action`` is an OpenAI-style assistant message (``role``, ``content``, ``tool_calls``).
+        """Execute an action and return its result.
 
-        A model wrote it, so anything may be in it: answer what makes no sense with an observation that says so.
-        Raising means that the world is broken, and costs the episode.
+        A model wrote the action, so it may be invalid: return an observation that describes the problem. Raise only if
+        the environment itself is broken; this ends the episode.
+
+        :param action: OpenAI-style assistant message (``role``, ``content``, ``tool_calls``).
         """
 
     @abstractmethod
     def evaluate(self) -> Evaluation | float:
-        """How good the episode is so far. Must not change the world; a number is short for `Evaluation`."""
+        """Return the current score, without changing the environment. A number is short for `Evaluation`."""
 
     def describe(self) -> Mapping[str, Any]:
-        """What a person or an agent should know: rules, tools, limits. JSON-serialisable."""
+        """Return documentation for users and agents (rules, tools, limits), JSON-serializable."""
         return {}
 
     def interrupt(self) -> None:
-        """The episode is over while a call may be under way in another thread: end that call, if it can be ended.
+        """End a call that may still run in another thread, if possible, because the episode is over.
 
-        It then raises; what it would have returned is nobody's any more.  May be called more than once, also when there
-        is no such call; only `close` comes afterwards.
+        The interrupted call raises; its result is discarded. This method may be called repeatedly, also without a
+        running call. Only `close` is called afterwards.
         """
         return None
 
     def close(self) -> None:
-        """Give back everything; called once, also after a failure."""
+        """Release all resources. Called once, also after a failure."""
         return None

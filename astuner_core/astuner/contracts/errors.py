@@ -1,8 +1,8 @@
-"""Every error ASTuner raises on purpose; each message says what, where and what to type next.
+"""Errors that ASTuner raises. Each message describes the problem, its place and the next step.
 
-Packages have a few of their own below these: `BudgetSpent`, a `ConfigError`, and `HelperFailed` in `astuner_helpers`;
-`SandboxFailed`, an `EnvironmentFailed`, in `astuner_sandbox`, and `ZygoteFailed`, `ForkFailed` and `NotConfined` in its
-`isolation`.  The command line prints an ``AstunerError`` as one paragraph without a traceback.
+Some packages define subclasses: `BudgetSpent` (a `ConfigError`) and `HelperFailed` in `astuner_helpers`;
+`SandboxFailed` (an `EnvironmentFailed`) in `astuner_sandbox`; `ZygoteFailed`, `ForkFailed` and `NotConfined` in its
+`isolation`. The command line prints an ``AstunerError`` without a traceback.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class AstunerError(Exception):
-    """Base of all errors ASTuner raises on purpose; no secret is in its message."""
+    """Base class of ASTuner's errors. Secrets are removed from its message."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*(without_secrets(arg) if isinstance(arg, str) else arg for arg in args))
 
     next_step: str = ""
-    """What to type next, which ends the message; set where the command of the run is known."""
+    """Command to run next, appended to the message; set if the command of the run is known."""
 
     def __str__(self) -> str:
         text = Exception.__str__(self)
@@ -34,7 +34,7 @@ class AstunerError(Exception):
 
 
 class ConfigError(AstunerError):
-    """The experiment file or an override is wrong; `problems` lists every mistake, in file order."""
+    """The experiment file or an override is invalid; `problems` lists all errors in file order."""
 
     def __init__(self, problems: str | Sequence[str]) -> None:
         given = (problems,) if isinstance(problems, str) else problems
@@ -43,64 +43,64 @@ class ConfigError(AstunerError):
 
 
 def problems_of(error: AstunerError) -> tuple[str, ...]:
-    """The mistakes that an error tells of, one by one."""
+    """Return the messages of an error: all of a `ConfigError`, otherwise one."""
     return error.problems if isinstance(error, ConfigError) else (str(error),)
 
 
 class DataError(AstunerError):
-    """A task cannot be read; the message names file and line."""
+    """A task cannot be read; the message contains the file and line."""
 
 
 class PluginError(AstunerError):
-    """A plugin cannot be loaded, or two of them claim the same thing."""
+    """A plugin cannot be loaded, or plugins conflict."""
 
 
 class UnknownName(PluginError, LookupError):
-    """Nothing is registered under this name."""
+    """A name is not registered."""
 
 
 class AmbiguousName(PluginError, LookupError):
-    """Two plugins register the same name."""
+    """Several plugins register the same name."""
 
 
 class MissingDependency(PluginError, ImportError):
     """A provider needs a package that is not installed."""
 
-    __str__ = PluginError.__str__  # ImportError's own goes by what it was made with, not by the args it has by now
+    __str__ = PluginError.__str__  # ImportError's __str__ ignores later changes of args
 
 
 class RunError(AstunerError):
-    """The run cannot go on; what was finished is saved."""
+    """The run cannot continue; finished work is saved."""
 
 
 class CheckpointError(RunError):
-    """A checkpoint cannot be written, or the one on disk cannot be read."""
+    """A checkpoint cannot be written or read."""
 
 
 class Interrupted(RunError):
-    """The person asked to stop; what was finished is saved."""
+    """The user stopped the run; finished work is saved."""
 
 
 class EpisodeError(AstunerError):
-    """One episode ended early. Caught in `astuner.rollout.runner` only."""
+    """An episode ended early. Only `astuner.rollout.runner` catches it."""
 
 
 class PromptTooLong(EpisodeError):
-    """A task's first prompt does not fit; says nothing about the policy, so it is never a reward."""
+    """A task's first prompt does not fit. The policy did not cause it, so the episode has no reward."""
 
 
 class ContextOverflow(EpisodeError):
-    """The conversation no longer fits into the model's context; the episode is judged as it stands."""
+    """The conversation exceeds the model's context; the episode is judged in its current state."""
 
 
 class TurnLimitReached(EpisodeError):
-    """An agent has used its `rollout.multi_turn.max_steps` model calls; the episode is judged as it stands."""
+    """An agent reached `rollout.multi_turn.max_steps` model calls; the episode is judged in its current state."""
 
 
 class EpisodeAborted(EpisodeError):
-    """A check on the model's output stopped the episode, or it is over already.
+    """A check of the model's output ended the episode, or the episode is already over.
 
-    `turn` is the reply that the check fired on, if one did.
+    `turn` is the reply that failed the check, if any.
     """
 
     def __init__(self, message: str, *, turn: Turn | None = None) -> None:
@@ -109,27 +109,27 @@ class EpisodeAborted(EpisodeError):
 
 
 class ModelFailed(EpisodeError):
-    """The inference engine failed; says nothing about the policy, so it is never a reward."""
+    """The inference engine failed. The policy did not cause it, so the episode has no reward."""
 
 
 class EnvironmentFailed(EpisodeError):
-    """The environment failed; says nothing about the policy, so it is never a reward."""
+    """The environment failed. The policy did not cause it, so the episode has no reward."""
 
 
 class JudgeFailed(EpisodeError):
-    """The judge raised, took too long, or returned no finite reward; or a check on the model's output broke."""
+    """The judge raised, timed out or returned no finite reward; or an output check raised."""
 
 
 class UnsupportedRequest(EpisodeError, ValueError):
-    """A request to the model holds something that is not turned into tokens; the message names the field."""
+    """A request to the model contains something unsupported; the message names the field."""
 
 
 LONGEST_TEXT = 10_000
-"""Characters of what user code says or returned that are told; behind them it says how many there are."""
+"""Maximum characters of user code's messages and values to print, followed by the full length."""
 
 
 def safe_text(value: Any, spell: Callable[[Any], str] = str) -> str:
-    """``str(value)``, short enough to be told, as is a sentence around it; making it may raise anything."""
+    """Return ``str(value)``, shortened and without secrets, even if the conversion raises."""
     try:
         text = without_secrets(str.__str__(spell(value)))
     except BaseException as e:
@@ -142,13 +142,13 @@ shown = partial(safe_text, spell=repr)
 
 
 def told(error: BaseException) -> str:
-    """``Kind: message`` of what user code raised, as `safe_text`, in one line that can be printed."""
+    """Return ``Kind: message`` of an exception as one printable line; see `safe_text`."""
     lines = f"{type(error).__name__}: {safe_text(error)}".splitlines()
     said = "; ".join(line.strip() for line in lines if line.strip())
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in said).removesuffix(":")
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
-    """``"; did you mean X?"``, the end of a message; ``otherwise`` where nothing known is close."""
+    """Return the end of a message, ``"; did you mean X?"``, or ``otherwise`` if no known name is similar."""
     close = difflib.get_close_matches(word, [name for name in known if not name.startswith("_")], n=1)
     return f"; did you mean {close[0]}?" if close else otherwise

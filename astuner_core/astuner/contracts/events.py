@@ -1,8 +1,9 @@
-"""What happens in a run, as events, and who is told.
+"""Events of a run and their subscribers.
 
-A run publishes; it knows none of its subscribers.  Those that a plugin registers (`register_subscribers`) are beside
-every run; log sinks (`astuner.LogSink`) are chosen by name.  Invariant: an event is frozen, and every subscriber hears
-all that it wants in the order in which they were published.
+A run publishes events without knowing its subscribers. Subscribers that plugins register (`register_subscribers`)
+receive the events of every run; log sinks (`astuner.LogSink`) are selected by name.
+
+Invariant: events are frozen, and each subscriber receives the events it wants in the order of publication.
 """
 
 from __future__ import annotations
@@ -19,59 +20,59 @@ from astuner.contracts.types import Episode, Sample, Split
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that happened in a run."""
+    """Base class of events in a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunStarted(Event):
-    """Before anything else, also of a run that is continued."""
+    """First event of a run, also of a resumed run."""
 
     run_dir: Path
     name: str
     settings: Mapping[str, Any]
-    """The resolved config, secrets removed."""
+    """The resolved config without secrets."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlanned(Event):
-    """What was asked for, and what will be done, of a run that trains."""
+    """The command and plan of a training run."""
 
     command: Sequence[str]
-    """What runs the same experiment again, as words; may hold secrets."""
+    """Command that repeats the run, as separate words. May contain secrets."""
     config_file: Path
     plan: Mapping[str, str]
     tasks: Mapping[str, Any] = field(default_factory=dict)
-    """What `astuner.contracts.parts.TaskCheckPart` found in them."""
+    """Findings of `astuner.contracts.parts.TaskCheckPart`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunResumed(Event):
-    """The run goes on after ``step``: what was written of later ones is to be forgotten; the folder's own rows are."""
+    """The run resumes after ``step``. Discard data of later steps; the run folder's own rows are already removed."""
 
     step: int
     state: Mapping[str, Any]
-    """What `Subscriber.state` said when the state was saved, all together; an older run's may lack some."""
+    """Combined results of `Subscriber.state` at the time of saving; runs of older versions may lack some keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StalenessBounded(Event):
-    """What a backbone knows of its weights."""
+    """Bound on the staleness of the weights that generate."""
 
     most: int | None
-    """Updates that weights may be behind when they generate; None: not known."""
+    """Maximum number of updates that the generating weights may lag behind; None: unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizersLoaded(Event):
-    """The tokenizers of the policies are at hand."""
+    """The tokenizers of the policies are available."""
 
     load: Mapping[str, Callable[[], Any]]
-    """Policy -> its Hugging Face tokenizer, asked for only where it is needed."""
+    """Policy -> function that returns its Hugging Face tokenizer, loaded on demand."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeEnded(Event):
-    """One episode is over, scored or not."""
+    """An episode ended, scored or not."""
 
     step: int
     episode: Episode
@@ -79,7 +80,7 @@ class EpisodeEnded(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Progressed(Event):
-    """``done`` of ``total`` have ended; ``what``: ``rollout``, ``validation`` or ``groups``."""
+    """Progress: ``done`` of ``total`` ended. ``what`` is ``rollout``, ``validation`` or ``groups``."""
 
     step: int
     total_steps: int
@@ -90,28 +91,28 @@ class Progressed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class GroupsEnded(Event):
-    """The whole groups of a step, a validation or a try-out, before anybody looks whether too many episodes failed."""
+    """All groups of a step, validation or try-out ended. Published before the check for too many failed episodes."""
 
     step: int
     split: Split
     episodes: Sequence[Episode]
-    """In the order in which their tasks were drawn."""
+    """Episodes in the order in which their tasks were drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolledOut(Event):
-    """All episodes of a step have ended, and those to train on were cut into samples."""
+    """All episodes of a step ended, and the samples to train on were built."""
 
     step: int
     episodes: Sequence[Episode]
-    """Of all groups that were drawn, also those that are not trained on."""
+    """Episodes of all drawn groups, including groups that are not trained on."""
     samples: Mapping[str, Sequence[Sample]]
-    """Episode id -> its samples, without advantages; of those that are trained on."""
+    """Episode ID -> its samples, without advantages, for the episodes to train on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplesCredited(Event):
-    """A step's samples have their advantages; published again, it replaces what was said of the step before."""
+    """A step's samples have advantages. A second event for the same step replaces the first."""
 
     step: int
     samples: Sequence[Sample]
@@ -119,57 +120,57 @@ class SamplesCredited(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class LogprobsComputed(Event):
-    """What the trainer computed for samples of a step: log-probabilities under the weights before its update.
+    """Log-probabilities that the trainer computed for samples of a step, under the weights before its update.
 
-    They are of the trained tokens in their order, of the distribution at the sampling temperature, as those that the
-    rollout recorded; so exp(theirs - recorded) is a token's importance ratio when the update begins.  A trainer reports
-    what it computes anyway: under a `rollout_is` correction its own pass over all samples that it trains, otherwise the
-    first optimizer step's, so samples of later ones are missing, and so are those without a gradient.
+    They belong to the trained tokens in order, at the sampling temperature, like the recorded ones. So exp(computed -
+    recorded) is a token's importance ratio at the start of the update. A trainer reports only values that it computes
+    anyway: with a `rollout_is` correction, for all trained samples; otherwise for the samples with a gradient in the
+    first optimizer step.
     """
 
     step: int
     found: Mapping[int, Any]
-    """Place of a sample in `SamplesCredited.samples` -> float32 [trained tokens], a numpy array."""
+    """Index of a sample in `SamplesCredited.samples` -> float32 [trained tokens], a NumPy array."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured(Event):
-    """Numbers of a step or of a validation; names as in ``docs/metrics.md``."""
+    """Metrics of a step or a validation; ``docs/metrics.md`` lists the names."""
 
     step: int
     metrics: Mapping[str, float]
 
 
 class StepEnded(Measured):
-    """A training step is over: rolled out, credited, updated."""
+    """A training step ended: rollout, credit and update."""
 
 
 class ValidationEnded(Measured):
-    """The held-out tasks were tried."""
+    """A validation on the held-out tasks ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Saving(Event):
-    """The run's state as of ``step`` is about to be saved: who keeps something has it on the disk when it returns."""
+    """The run's state after ``step`` is about to be saved. Write data to disk before returning."""
 
     step: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Note(Event):
-    """Something a person should read: a plan, a warning, an alarm."""
+    """Text for the user: a plan, a warning, an alarm."""
 
     text: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunEnded(Event):
-    """Nothing more will be trained; the run folder is complete but for what subscribers add to it now."""
+    """Training ended. The run folder is complete, except for files that subscribers add now."""
 
     endings: Mapping[str, int]
-    """How the run's episodes ended: kind -> how many."""
+    """Stop reason of the run's episodes -> count."""
     error: BaseException | None = None
-    """What ended it before its time; then nobody is asked for a summary."""
+    """Error that ended the run early. Then subscribers are not asked for a summary."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,33 +180,33 @@ class RunClosed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What a subscriber adds to the summary of a run that came to its end."""
+    """A subscriber's contribution to the summary of a finished run."""
 
     lines: Mapping[str, str] = field(default_factory=dict)
-    """Label -> text, for a person."""
+    """Label -> text, for the console."""
     verdict: str = ""
-    """The one line that is read last."""
+    """Text of the verdict, printed last."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """For ``summary.json``."""
+    """Data for ``summary.json``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunContext:
-    """What a subscriber is given of its run."""
+    """Information about the run, passed to a subscriber."""
 
     config: Any
     """The `Config`."""
     run_dir: Path
     policies: Sequence[str]
-    """Those that train, where the run tells several apart; else none."""
+    """Trained policies, if the run has several; otherwise empty."""
     trains: bool
-    """False: the run only tries episodes out, and has no report."""
+    """False: the run only tries episodes and has no report."""
     publish: Callable[[Event], None]
-    """Tell everybody; what is published while an event is being told follows it."""
+    """Publish an event. Events published while handling another event follow it."""
     stop: Callable[[AstunerError], None]
-    """End the run, in order, after what it is doing, with this error."""
+    """Stop the run with this error after its current operation."""
     resume_command: str = ""
-    """The command that continues the run, for a shell; empty where nothing is trained, or it is not known."""
+    """Shell command that resumes the run; empty if the run does not train or the command is unknown."""
 
 
 def _to_terminal(text: str) -> None:
@@ -213,57 +214,57 @@ def _to_terminal(text: str) -> None:
 
 
 class Subscriber:
-    """Is told what happens in a run.
+    """Receiver of the events of a run.
 
-    By default in a thread of its own, in order, where one that raises, or takes longer than two minutes for an event,
-    is reported once and left out of the rest of the run; it never stops it, nor holds it up.
+    By default, a subscriber handles events in its own thread, in order. If it raises or takes longer than two minutes
+    for an event, the error is reported once and the subscriber is disabled; the run continues.
     """
 
     essential: ClassVar[bool] = False
-    """True: the run cannot go on without it (what it must have on disk), so what it raises ends the run."""
+    """Whether the run requires it, e.g. to write to disk. If so, an error of the subscriber ends the run."""
     direct: ClassVar[bool] = False
-    """True: told by the run itself, which waits for it."""
+    """Whether the run calls it directly and waits for it."""
     remark: Callable[[str], None] = staticmethod(_to_terminal)
-    """To be called from any thread: the run tells the person, e.g. that a server is down for the moment."""
+    """Print a note for the user from any thread, e.g. that a server is temporarily unavailable."""
 
     def __init__(self, context: RunContext) -> None:
-        """Keep what is needed of the run; a log sink, which is made of its section, has a constructor of its own."""
+        """Store the required information about the run. Log sinks have a different constructor."""
 
     @classmethod
     def for_run(cls, context: RunContext) -> Sequence[Subscriber]:
-        """Those to have beside a run, by default one made with its context; what the plugin hook's target is asked for.
+        """Return the subscribers for a run, by default one instance.
 
-        :raises ConfigError: the run asks for something that cannot be had.
+        :raises ConfigError: The experiment requires something that is not available.
         """
         return [cls(context)]
 
     @classmethod
     def check(cls, config: Any) -> None:
-        """Whether `for_run` would refuse this `Config`, before anything starts.
+        """Check a `Config` before the run starts.
 
-        :raises ConfigError: it would.
+        :raises ConfigError: `for_run` would reject it.
         """
         return None
 
     def wants(self, event: Event) -> bool:
-        """Whether to be told of this event; asked by the run, and answered at once."""
+        """Return whether to receive this event. The run calls it directly, so it must be fast."""
         return True
 
     def handle(self, event: Event) -> None:
-        """Take note of an event."""
-        raise NotImplementedError(f"{type(self).__name__}.handle(event) takes note of an event")
+        """Handle an event."""
+        raise NotImplementedError(f"{type(self).__name__} must implement handle(event)")
 
     def numbers(self) -> Mapping[str, float]:
-        """What it measured since it was last asked, for the row of a step or a validation; it is `direct` then."""
+        """Return metrics since the last call, for the row of a step or validation. For `direct` subscribers."""
         return {}
 
     def state(self) -> Mapping[str, Any]:
-        """What it needs to count on in a run that is resumed, as JSON under names of its own; it is `direct` then.
+        """Return JSON data to save with the run's state, under unique names. For `direct` subscribers.
 
-        It comes back with `RunResumed`.
+        `RunResumed` returns the data when the run resumes.
         """
         return {}
 
     def summary(self) -> Summary | None:
-        """What it has to say at the end, asked after `RunEnded`; it is `direct` then."""
+        """Return its contribution to the summary; called after `RunEnded`. For `direct` subscribers."""
         return None

@@ -1,30 +1,30 @@
 """The contract between ASTuner and its plugins.
 
-A plugin is a module or a package named by an entry point in the group ``astuner``:
+A plugin is a module or package named by an entry point in the group ``astuner``:
 
     [project.entry-points.astuner]
     acme = "astuner_acme"
 
-What it offers is *described*, kind by kind, as a :class:`Provider` for each name.  Where that is always the same, it
-stands in the file ``plugin.toml`` beside the module (or in the package); where it has to be found out, the module
-imports ``hookimpl`` from ``astuner`` and implements hooks below, which return it.  Both may be there::
+A plugin describes everything it provides with one :class:`Provider` per name. Write fixed providers in the file
+``plugin.toml`` next to the module (or in the package). If a provider must be computed, import ``hookimpl`` from
+``astuner`` and implement the hooks below. A plugin may use both::
 
     [judge.polite]
     target = "astuner_acme.judges:Polite"
-    summary = "is it polite"
+    summary = "rewards polite answers"
 
-A table is called by the kind (of `KINDS`, with _ for a space) and the name of what is offered; in it are fields of
-`Provider`, of an environment those of `EnvironmentProvider`, and of a loss those of `LossProvider`.  Older names of
-what others offer (`register_aliases`) are lists, by name, in ``[aliases.KIND]``.
+A table's name is the kind (one of `KINDS`, with ``_`` for a space) and the name of the provided object. Its keys are
+the fields of `Provider`, or of `EnvironmentProvider`, `LossProvider` or `CommandProvider` for these kinds. Write legacy
+names of other plugins' objects (`register_aliases`) as lists in ``[aliases.KIND]``.
 
-Nothing is imported, opened or started until an experiment asks for that name, so a plugin's module stays cheap:
-it must not import torch, ray, vllm, verl or trinity, directly or indirectly.
+Nothing is imported, opened or started until an experiment uses a name. Keep the plugin's module light: it must not
+import torch, ray, vllm, verl or trinity, directly or indirectly.
 
-Names are unique per kind.  When two plugins register the same name, neither
-wins: the bare name is refused and ``plugin/name`` says which one is meant.
+Names are unique per kind. If two plugins register the same name, ASTuner rejects the bare name; ``plugin/name`` selects
+one of them.
 
-A hook may gain parameters in a minor release (pluggy passes only the ones an
-implementation names) and loses them only in a major one.
+A hook may gain parameters in a minor release (pluggy passes only the parameters that an implementation declares) and
+loses them only in a major release.
 """
 
 from __future__ import annotations
@@ -42,69 +42,90 @@ hookimpl = HookimplMarker(PROJECT)
 
 @dataclass(frozen=True, kw_only=True)
 class Provider:
-    """One thing a plugin offers, described without importing it."""
+    """Description of one object that a plugin provides, available without importing it."""
 
     target: str
-    """Where it lives, as ``"package.module:attribute"``."""
+    """Import path, as ``"package.module:attribute"``."""
     summary: str = ""
-    """One line for ``astuner plugins``; no full stop."""
+    """One line for ``astuner plugins``, without a full stop."""
     config: str | None = None
-    """The pydantic model of its own section, as ``"package.module:Class"``.
+    """Pydantic model of its section, as ``"package.module:Class"``.
 
-    The section of a task reader, judge or workflow stands beside the key that chooses it
-    (``astuner.task_reader.<name>``, ``astuner.task_judge.<name>``, ``astuner.rollout.<name>``), a service's is
-    ``astuner.services.<name>``, a backbone's is the root section of its name; other kinds get the model's defaults.
-    The model's module is imported to check a config, so it is as light as the plugin's own.
+    The section of a task reader, judge or workflow is next to the key that selects it (``astuner.task_reader.<name>``,
+    ``astuner.task_judge.<name>``, ``astuner.rollout.<name>``). A service uses ``astuner.services.<name>``, a backbone
+    the root section with its name. Other kinds get the model's defaults. Checking a config imports the model's module,
+    so keep it as light as the plugin's module.
     """
     requires: tuple[str, ...] = ()
-    """Modules that must be importable before ``target`` is; looked for, not imported (of ``a.b``, only ``a`` is)."""
+    """Modules that ``target`` needs. ASTuner looks for them without importing them (for ``a.b``, it imports ``a``)."""
     install: str = ""
-    """What to type when one of ``requires`` is missing."""
+    """Command to run if a module in ``requires`` is missing."""
     conflicts: tuple[str, ...] = ()
-    """Distributions that must not be installed next to this one."""
+    """Distributions that cannot share an environment with this one."""
     aliases: tuple[str, ...] = ()
-    """Older spellings that still resolve to it, as names or as ``"package.module->Name"``."""
+    """Legacy names that still resolve to it, as names or as ``"package.module->Name"``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentProvider(Provider):
-    """An environment, and how the environment service runs it. A plain `Provider` has these defaults.
+    """An environment and how the environment service runs it. A plain `Provider` uses these defaults.
 
-    The service never imports ``target``: an interpreter of its own does, once, and every instance is forked from that.
+    The service never imports ``target``. A separate interpreter imports it once and forks every instance.
     """
 
     splits: tuple[str, ...] = ("train", "validation")
-    """The splits it has, as ``tasks`` knows them."""
+    """Splits that ``tasks`` accepts."""
     python: str = ""
-    """A Python for packages that exclude ASTuner's, as ``>=3.11,<3.14``: `astuner env setup` makes it. Empty: ours."""
+    """Python version for packages that do not support ASTuner's, e.g. ``>=3.11,<3.14``.
+
+    `astuner env setup` creates this interpreter. Empty: ASTuner's Python.
+    """
     packages: tuple[str, ...] = ()
-    """What ``astuner env setup`` installs into that interpreter, as requirements."""
+    """Requirements that ``astuner env setup`` installs into that interpreter."""
     lent: tuple[str, ...] = ()
-    """Packages that the service's interpreter lends it, the target's own above all; they import only what is there."""
+    """Packages of the service's interpreter that the environment's interpreter may import, usually the target's own.
+
+    They must import only packages that are installed in the environment's interpreter.
+    """
     preload: tuple[str, ...] = ()
-    """``"package.module"`` to import, or ``"package.module:function"`` to call, before the first fork. No threads."""
+    """Modules to import (``"package.module"``) or functions to call (``"package.module:function"``) before the first
+    fork. They must not start threads."""
     setup: str = ""
-    """``"package.module:Class"``: an `EnvironmentSetup`, for what else `astuner env setup` and `doctor` do."""
+    """An `EnvironmentSetup`, as ``"package.module:Class"``, with further steps of `astuner env setup` and `doctor`."""
     create_timeout: float = 120.0
-    """Seconds until an instance that is still being made is killed."""
+    """Seconds to create an instance; after that, the service kills it."""
     step_timeout: float = 60.0
-    """Seconds until a step without an answer is killed, with its instance."""
+    """Seconds for a step; after that, the service kills the instance."""
     evaluate_timeout: float = 120.0
-    """Seconds until an evaluation without an answer is killed, with its instance."""
+    """Seconds for an evaluation; after that, the service kills the instance."""
     memory_mb: int = 256
-    """What one instance takes; with the machine's memory it decides how many run at once."""
+    """Typical memory of one instance. Together with the machine's memory, it limits the number of instances."""
     max_memory_mb: int = 0
-    """Beyond this an instance is ended, with all its processes. 0: four times ``memory_mb``, and at least 1024."""
+    """Memory at which the service ends an instance with all its processes. 0: four times ``memory_mb``, at least
+    1024."""
     max_processes: int = 32
-    """Beyond this an instance is ended, with all its processes."""
+    """Number of processes at which the service ends an instance."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossProvider(Provider):
-    """A loss, and what its paper means by it beside the formula. A plain `Provider` implies nothing."""
+    """A loss and the settings that its paper combines with it. A plain `Provider` implies no settings."""
 
     implies: Mapping[str, object] = field(default_factory=dict)
-    """Keys below ``astuner.trainer_common.algorithm`` -> the values they have unless somebody writes them."""
+    """Keys below ``astuner.trainer_common.algorithm`` -> values to use unless the experiment sets them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandProvider(Provider):
+    """A command. A plain `Provider` is listed in ``astuner --help``."""
+
+    hidden: bool = False
+    """Whether to omit the command from ``astuner --help``, for legacy names. It still runs."""
+
+
+def is_hidden(provider: Provider) -> bool:
+    """Return whether ``astuner --help`` omits this command."""
+    return isinstance(provider, CommandProvider) and provider.hidden
 
 
 KINDS = {
@@ -126,12 +147,12 @@ KINDS = {
     "part": "register_parts",
     "config key": "register_config_keys",
 }
-"""What a plugin can register, and the hook that lists it; ``hooks.yaml`` says what each is."""
+"""Kind -> the hook that registers it. ``hooks.yaml`` describes each kind."""
 
 
 def _listing(hook: str) -> Callable[[], Mapping[str, Provider]]:
     def offered() -> Mapping[str, Provider]:  # type: ignore[empty-body]
-        """What a plugin offers of one kind: name -> provider."""
+        """Return a plugin's providers of one kind, by name."""
 
     offered.__name__ = offered.__qualname__ = hook
     return hookspec(offered)
@@ -142,29 +163,28 @@ globals().update({hook: _listing(hook) for hook in KINDS.values()})
 
 @hookspec(firstresult=True)
 def locate_model(path: str) -> str | None:
-    """Return the local folder that holds the model ``path``, or None.
+    """Return the local folder of the model ``path``, or None.
 
-    Stops at the first answer that is not None.  ASTuner itself answers last: a
-    folder that exists is its own answer, anything else is a Hugging Face name.
+    The first result that is not None wins. If all plugins return None, ASTuner uses an existing folder as is and treats
+    any other value as a Hugging Face name.
 
-    :param path: what ``astuner.model.path`` says, for example
-        ``Qwen/Qwen2.5-14B-Instruct``.
+    :param path: Value of ``astuner.model.path``, e.g. ``Qwen/Qwen2.5-14B-Instruct``.
     """
 
 
 @hookspec
 def list_models() -> Sequence[str]:  # type: ignore[empty-body]
-    """Return the names that this plugin's ``locate_model`` has a folder for.
+    """Return the model names for which this plugin's ``locate_model`` returns a folder.
 
-    They are what a person is told where a model cannot be downloaded.
+    ASTuner lists them in the error message when a model cannot be downloaded.
     """
 
 
 @hookspec
 def register_aliases() -> Mapping[tuple[str, str], Sequence[str]]:  # type: ignore[empty-body]
-    """Older spellings of what other plugins register: the kind and name of it -> what may be written too.
+    """Return legacy names of objects that other plugins register: (kind, name) -> legacy names.
 
-    What is not there has none.  A plugin names those of its own things in ``Provider.aliases``.
+    Names that are not registered are ignored. For its own objects, a plugin uses ``Provider.aliases``.
 
     Example::
 

@@ -1,9 +1,9 @@
-"""The installed distributions, any of which may be broken in any way without touching another.
+"""Read the entry points of installed distributions, so that a broken distribution does not affect others.
 
-This changes `importlib.metadata` in the whole process, and `astuner.contracts.section` imports it: pydantic reads the
-entry points of every distribution as the first model is made, torch and fsspec as they are imported, and none can be
-told to leave one out.  What others see: entry points that cannot be read are none.  Those that can are read as before,
-and nothing else of the standard library is touched.
+Importing this module patches `importlib.metadata` in the process: entry points that cannot be read become empty instead
+of raising. The patch is necessary because pydantic (when it creates the first model), torch and fsspec read the entry
+points of every distribution and cannot skip one. `astuner.contracts.section` imports this module before the first
+model.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import importlib.metadata
 from importlib.metadata import EntryPoint, EntryPoints, PathDistribution
 
 broken: dict[str, Exception] = {}
-"""The folder of a distribution of which something could not be read -> why."""
+"""Folder of a distribution that could not be read -> the error."""
 
 
 def _entry_points(dist: PathDistribution) -> EntryPoints:
     try:
         return super(PathDistribution, dist).entry_points
-    except Exception as e:  # the file may hold anything
+    except Exception as e:  # the file may contain anything
         broken[str(dist._path)] = e
         return EntryPoints(())
 
@@ -27,13 +27,13 @@ PathDistribution.entry_points = property(_entry_points)  # type: ignore[method-a
 
 
 def readable(group: str) -> list[EntryPoint]:
-    """The entry points of distributions that have a name and a version; the others are `broken`."""
+    """Return the entry points of distributions with a name and version; record others in `broken`."""
     found = []
     for entry in importlib.metadata.entry_points(group=group):
         try:
             if not (entry.dist and entry.dist.name and entry.dist.version):
                 raise ValueError("METADATA has no name or no version")
             found.append(entry)
-        except Exception as e:  # the file may not be there, or hold anything
+        except Exception as e:  # the file may be missing or contain anything
             broken[str(getattr(entry.dist, "_path", entry.dist))] = e
     return found

@@ -1,7 +1,7 @@
-"""Ctrl-C, in order: the first asks the run to end after what it is doing, the second ends it at once.
+"""Handle Ctrl-C: the first one stops the run gracefully, the second one immediately.
 
-While episodes run, the first one cancels them; while weights are being updated, it waits, so that an update is
-never half done.
+The first Ctrl-C cancels running episodes. During a weight update, it takes effect after the update, so that no update
+is incomplete.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import TypeAlias
 
 _Handler: TypeAlias = Callable[[int, FrameType | None], object] | int | None
 _replaced: dict[int, list[tuple[_Handler, _Handler]]] = {}
-"""By signal, the handlers of the `handled` blocks that are active, outermost first, each with the one it replaced."""
+"""Signal -> handlers of the active `handled` blocks, outermost first, each with the handler it replaced."""
 
 
 @contextmanager
 def handled(numbers: Iterable[int], handle: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Handle these signals in this block (in the main thread; elsewhere this does nothing).
+    """Handle these signals in this block. In threads other than the main thread, this does nothing.
 
-    A process that is forked within the block handles them as if the block were not there.
+    A process that is forked within the block restores the previous handlers.
     """
     own = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, handle) for number in numbers if own}
@@ -39,7 +39,7 @@ def handled(numbers: Iterable[int], handle: Callable[[int, FrameType | None], ob
 
 
 def _restore_in_fork() -> None:
-    """Undo all `handled` blocks in a forked child: Ctrl-C in a run is for the run, not for its workers."""
+    """Undo all `handled` blocks in a forked child: Ctrl-C stops the run, not its workers directly."""
     for number, blocks in _replaced.items():
         if blocks and signal.getsignal(number) in [handle for handle, _ in blocks]:
             signal.signal(number, blocks[0][1] or signal.SIG_DFL)
@@ -51,13 +51,13 @@ if hasattr(os, "register_at_fork"):
 
 
 class StoppedAtOnce(KeyboardInterrupt):
-    """The person pressed Ctrl-C for the second time."""
+    """The user pressed Ctrl-C a second time."""
 
 
 def let_the_person_stop(error: BaseException) -> None:
-    """Raise what user code raised if it is the person's Ctrl-C, and no failure of the code.
+    """Reraise an exception from user code if it is the user's Ctrl-C rather than an error of the code.
 
-    While an `Interrupt` listens, a plain `KeyboardInterrupt` is the code's own, as it is beside the main thread.
+    While an `Interrupt` listens, and outside the main thread, a plain `KeyboardInterrupt` comes from the code itself.
     """
     listens = getattr(signal.getsignal(signal.SIGINT), "__func__", None) is Interrupt._handle
     listens |= threading.current_thread() is not threading.main_thread()
@@ -66,7 +66,10 @@ def let_the_person_stop(error: BaseException) -> None:
 
 
 class Interrupt:
-    """Whether the person asked to stop, and what to do right now; made as ``requested``, the next is the second one."""
+    """State of the user's request to stop.
+
+    :param requested: Whether the first Ctrl-C counts as already pressed.
+    """
 
     def __init__(self, requested: bool = False) -> None:
         self.requested = requested
@@ -74,13 +77,13 @@ class Interrupt:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Handle SIGINT and SIGTERM in this block (in the main thread; elsewhere this does nothing)."""
+        """Handle SIGINT and SIGTERM in this block. In threads other than the main thread, this does nothing."""
         with handled((signal.SIGINT, signal.SIGTERM), self._handle):
             yield
 
     @contextmanager
     def cancels(self, cancel: Callable[[], None]) -> Iterator[None]:
-        """In this block, an interrupt also calls ``cancel``."""
+        """Call ``cancel`` on an interrupt in this block."""
         self._now = cancel
         try:
             if self.requested:
@@ -92,11 +95,11 @@ class Interrupt:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
             raise StoppedAtOnce
-        os.write(2, b"\nstopping in order, what is finished is saved; Ctrl-C again stops at once\n")
+        os.write(2, b"\nStopping and saving finished work. Press Ctrl-C again to stop immediately.\n")
         self.request()
 
     def request(self) -> None:
-        """As the first Ctrl-C, from any thread."""
+        """Request a stop from any thread, like the first Ctrl-C."""
         self.requested = True
         if self._now is not None:
             self._now()

@@ -1,8 +1,8 @@
-"""How good the result is.
+"""Interface of judges, which turn the output of a workflow into a reward.
 
-A judge looks at one finished attempt, a group judge at all attempts at one task together.  It is built once per run
-and asked many times at once, so it keeps no state about the attempt at hand.  It is asked only when the workflow left
-``reward`` empty.
+A judge scores one finished attempt; a group judge scores all attempts at a task together. A judge is created once per
+run and called concurrently, so it keeps no state about an attempt. It is called only if the workflow left ``reward``
+empty.
 """
 
 from __future__ import annotations
@@ -20,64 +20,64 @@ from astuner.contracts.types import JudgeOutput, Turn, WorkflowOutput, WorkflowT
 
 
 class Judge(Built, ABC):
-    """Turns a workflow's output into a reward."""
+    """A judge of single attempts."""
 
     wants_evaluation: ClassVar[bool] = False
-    """Whether the task's environment is asked, when the workflow has ended, how good the episode is: the judge finds
-    that in ``output.evaluation``, which is None for a task without an environment."""
+    """Whether to evaluate the task's environment after the workflow. The judge receives the result in
+    ``output.evaluation``, which is None for a task without an environment."""
 
     def __init__(self, config: Any = None) -> None:
-        """Keep the section; connect to nothing yet.
+        """Store the section. Do not open connections yet.
 
-        :param config: an instance of the provider's ``config`` model, or None when it declares none.
+        :param config: Instance of the provider's ``config`` model, or None without a model.
         """
         self.config = config
 
     @abstractmethod
     def judge(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> Awaitable[JudgeOutput] | JudgeOutput:
-        """Judge one attempt; ``async def`` or plain ``def`` (which then runs in a thread of its own).
+        """Judge one attempt. Implement it as ``async def`` or ``def`` (which runs in its own thread).
 
-        Raise when there is no verdict (a helper model that is down, a missing reference answer): the judge is asked
-        again about the same output, then the episode is dropped and counted, and never scored.  Do not return 0 for
-        "could not judge".
+        Raise if you cannot judge, e.g. because a helper model is unavailable or the reference answer is missing. The
+        judge is then called again with the same output; if it fails again, the episode is dropped and counted. Do not
+        return 0 in this case.
 
-        When the workflow ended without an output (the context overflowed, or the agent used up its model calls),
-        ``output`` holds the last reply as ``response`` and how it ended as ``metadata["stop_reason"]``.
+        If the workflow ended without an output (context overflow or call limit), ``output.response`` is the last reply
+        and ``output.metadata["stop_reason"]`` the reason.
 
-        :returns: a finite reward; ``is_success`` None means "a reward of 1 or more is a success", with the tolerance
-            `astuner.contracts.types.SUCCESS_TOLERANCE`. State it where rewards are on another scale.
+        :returns: A finite reward. Without ``is_success``, a reward of 1 or more counts as success (with the tolerance
+            `astuner.contracts.types.SUCCESS_TOLERANCE`). Set it if your rewards use another scale.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One attempt at a task, as a `GroupJudge` sees it."""
+    """One attempt at a task, as passed to a `GroupJudge`."""
 
     workflow_task: WorkflowTask
     output: WorkflowOutput
-    """As for `Judge.judge`, that of a workflow which ended without one included."""
+    """Output as for `Judge.judge`."""
     turns: Sequence[Turn] = ()
-    """What was said, in the order in which it was answered."""
+    """Turns of the attempt, in the order of the replies."""
 
 
 class GroupJudge(Judge):
-    """Judges the attempts at one task together, so that it can compare them."""
+    """A judge that compares the attempts at a task."""
 
     @abstractmethod
     def judge_group(
         self, attempts: Sequence[Attempt]
     ) -> Awaitable[Sequence[JudgeOutput | JudgeFailed]] | Sequence[JudgeOutput | JudgeFailed]:
-        """Judge attempts at one task, when all of its group have ended.
+        """Judge the attempts at a task after its complete group has ended.
 
-        Those are shown that ended in a way that can be scored and have no reward yet: not one that failed, was
-        cancelled or stopped by a check, and not one that the workflow gave a reward.  So there may be fewer than
-        ``rollout.num_repeat``, and only one.  A group that was cut short is not judged.
+        ``attempts`` contains only attempts that can be scored and have no reward yet. Attempts that failed, were
+        canceled, were stopped by a check or got a reward from the workflow are missing, so there may be fewer than
+        ``rollout.num_repeat`` attempts, even one. Incomplete groups are not judged.
 
-        Raise when there are no verdicts, as in `Judge.judge`: the judge is asked again about the same attempts, then
-        all of them are dropped and counted.
+        Raise if you cannot judge, as in `Judge.judge`: the judge is called again with the same attempts; if it fails
+        again, all of them are dropped and counted.
 
-        :returns: a verdict for each, in their order; `astuner.contracts.errors.JudgeFailed` in place of one that cannot
-            be judged: the judge is asked again too, and then only that attempt is dropped.
+        :returns: One verdict per attempt, in order. Return `astuner.contracts.errors.JudgeFailed` for a single attempt
+            that cannot be judged: the judge is called again, and then only that attempt is dropped.
         """
 
     async def judge(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> JudgeOutput:

@@ -1,7 +1,7 @@
-"""Where a run's numbers and episodes go besides the run folder: a subscriber with a method for each thing it hears.
+"""Interface of log sinks: subscribers that export metrics and episodes, with one method per kind of event.
 
-A sink is called in a thread of its own, in order.  One that raises, or takes longer than two minutes for a call, is
-reported once and left out of the rest of the run; it never stops it, nor holds it up.
+Each sink runs in its own thread and receives events in order. If a sink raises or takes longer than two minutes for a
+call, the error is reported once and the sink is disabled; the run continues.
 """
 
 from __future__ import annotations
@@ -17,37 +17,43 @@ from astuner.contracts.types import Episode
 
 
 class LogSink(Built, Subscriber, ABC):
-    """Receives what a run measures."""
+    """Receiver of a run's metrics and episodes."""
 
     def __init__(self, config: Any = None) -> None:
         self.config = config
 
     def open(self, run_dir: Path, run_name: str, settings: Mapping[str, Any]) -> None:
-        """Called once before the first step. ``settings`` is the resolved config with secrets removed."""
+        """Open the sink; called once before the first step.
+
+        :param settings: The resolved config without secrets.
+        """
         return None
 
     @abstractmethod
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The metrics of one training step or evaluation; names as in ``docs/metrics.md``."""
+        """Log the metrics of a training step or validation; ``docs/metrics.md`` lists the names."""
 
     def episode(self, step: int, episode: Episode) -> None:
-        """One finished episode, scored or not."""
+        """Log a finished episode, scored or not."""
         return None
 
     def progress(self, step: int, total_steps: int, done: int, total: int, what: str) -> None:
-        """``done`` of ``total`` episodes of a step have ended; ``what`` is ``rollout`` or ``validation``."""
+        """Show that ``done`` of ``total`` episodes of a step ended.
+
+        :param what: ``rollout`` or ``validation``.
+        """
         return None
 
     def note(self, text: str) -> None:
-        """Something a person should read: a plan, a warning, a summary."""
+        """Log a text for the user: a plan, a warning, a summary."""
         return None
 
     def close(self) -> None:
-        """Called once, also after a failure."""
+        """Close the sink; called once, also after a failure."""
         return None
 
     def wants(self, event: Event) -> bool:
-        """Only what one of its methods is about."""
+        """Return whether the sink implements the method for this event."""
         method = _METHODS.get(type(event))
         return method is not None and getattr(type(self), method) is not getattr(LogSink, method)
 
@@ -74,4 +80,4 @@ _METHODS = {
     RunClosed: "close",
     **dict.fromkeys(Measured.__subclasses__(), "step"),
 }
-"""Kind of event -> the method that is told of it."""
+"""Class of an event -> name of the method that handles it."""

@@ -1,12 +1,10 @@
-"""OpenAI-style messages in one shape.
+"""Normalize OpenAI-style messages.
 
-Agent frameworks write the same message in several ways (``content`` as text, as a list of parts, as null; mappings
-or objects of some library).  Two
-views are taken of it here: `key_of`, cheap enough to be taken of the whole history at every turn, by which a
-message is recognised; and `normalise`, a complete copy, taken only of what is new.
+Agent frameworks write the same message in several ways (``content`` as text, a list of parts or null; mappings or
+objects of a library). This module provides two views: `key_of` identifies a message and is cheap enough for the
+complete history at every turn; `normalise` returns a complete copy and is used for new messages only.
 
-Invariant: messages with equal keys render to the same text, except assistant messages, of which `full_key` takes a
-complete view.
+Invariant: messages with equal keys render to the same text. For assistant messages, this applies to `full_key` only.
 """
 
 from __future__ import annotations
@@ -27,21 +25,21 @@ Message: TypeAlias = Mapping[str, Any]
 Key: TypeAlias = tuple[Any, ...]
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-"""``developer`` is OpenAI's newer word for ``system``; chat templates know only the latter."""
+"""OpenAI's role -> role in chat templates. ``developer`` is OpenAI's newer name of ``system``."""
 _TEXT_PARTS = ("text", "input_text", "output_text")
-"""Part types that hold text: OpenAI's chat completions have the first, its responses the others."""
+"""Types of text parts: the first in OpenAI's Chat Completions, the others in its Responses."""
 
 
 def mapping_of(value: Any) -> Any:
-    """``value`` itself if it is a mapping, else what its ``model_dump`` (pydantic, OpenAI's SDK) gives."""
-    if isinstance(value, (dict, Mapping)):  # a plain one is told apart without asking its abstract class
+    """Return ``value`` if it is a mapping, otherwise its ``model_dump()`` (pydantic, OpenAI's SDK) if it has one."""
+    if isinstance(value, (dict, Mapping)):  # dict first, which is faster than the abstract class
         return value
     dump = getattr(value, "model_dump", None)
     return dump() if callable(dump) else value
 
 
 def copied(value: Any) -> Any:
-    """`deepcopy`, in a fraction of the time for what JSON has."""
+    """Return a deep copy, faster than `deepcopy` for JSON types."""
     kind = type(value)
     if kind is dict:
         return {key: copied(member) for key, member in value.items()}
@@ -51,10 +49,10 @@ def copied(value: Any) -> Any:
 
 
 def text_of(content: Any, field: str = "content") -> str:
-    """The text of a message's ``content``: a string, None, or a list of text parts (joined by newlines, as vLLM does).
+    """Return the text of a message's ``content``: a string, None, or text parts (joined by newlines, as in vLLM).
 
-    :param field: Its name in the message, for errors.
-    :raises UnsupportedRequest: it holds a part that is not text.
+    :param field: Name of the field, for errors.
+    :raises UnsupportedRequest: The content has a part that is not text.
     """
     if content is None:
         return ""
@@ -81,9 +79,9 @@ def _text_of_part(part: Any, path: str) -> str:
 
 
 def role_of(message: Message) -> str:
-    """The role, in a chat template's words.
+    """Return the role of a message, as used in chat templates.
 
-    :raises UnsupportedRequest: the message has no role that chat templates know.
+    :raises UnsupportedRequest: The role is missing or unknown.
     """
     try:
         return _ROLES[message["role"]]
@@ -96,7 +94,7 @@ def role_of(message: Message) -> str:
 
 
 def refused_message(messages: Sequence[Any]) -> UnsupportedRequest | None:
-    """Return the refusal of the first message that cannot be rendered as text, with its path; None if all can be."""
+    """Return the error for the first message that cannot be rendered as text, with its path, or None."""
     for n, message in enumerate(messages):
         try:
             normalise(mapping_of(message))
@@ -107,7 +105,7 @@ def refused_message(messages: Sequence[Any]) -> UnsupportedRequest | None:
 
 
 def key_of(message: Message) -> Key:
-    """What a message is recognised by: its tool-call ids if it has any, else role and text."""
+    """Return a key that identifies a message: its tool-call IDs if it has any, otherwise role and text."""
     role = role_of(message)
     if role == "assistant":
         if calls := message.get("tool_calls"):
@@ -119,7 +117,7 @@ def key_of(message: Message) -> Key:
 
 
 def full_key(message: Message) -> Key:
-    """`key_of`, with all that an assistant message says beside its text: the calls themselves, and the reasoning."""
+    """Return `key_of` extended, for assistant messages, by the complete tool calls and the reasoning."""
     key = key_of(message)
     if key[0] not in ("assistant", "calls"):
         return key
@@ -129,23 +127,23 @@ def full_key(message: Message) -> Key:
 
 
 def brief(key: Key) -> Key:
-    """The `key_of` of a message whose `full_key` is given."""
+    """Return the `key_of` of a message, given its `full_key`."""
     return key[1] if key[0] == "told" else key
 
 
 def reasoning_of(message: Message) -> str:
-    """The reasoning in a message, without the white space around it, which frameworks strip; empty when it has none."""
+    """Return the reasoning of a message, or an empty string. White space around it is removed, as frameworks do."""
     return text_of(message.get("reasoning_content"), "reasoning_content").strip()
 
 
 def normalise(message: Message) -> dict[str, Any]:
-    """A JSON-serialisable copy with text content; shares nothing with the caller's message.
+    """Return a JSON-serializable deep copy of a message with text content.
 
-    :raises UnsupportedRequest: it cannot be rendered as text.
+    :raises UnsupportedRequest: The message cannot be rendered as text.
     """
     role = role_of(message)
     if message.get("function_call"):
-        raise UnsupportedRequest("function_call was replaced by tool_calls in OpenAI's API; send those")
+        raise UnsupportedRequest("function_call is not supported; send tool_calls, which replaced it in OpenAI's API")
     out: dict[str, Any] = {"role": role, "content": text_of(message.get("content"))}
     if role == "assistant":
         if reasoning := message.get("reasoning_content"):
@@ -178,7 +176,7 @@ def _normalise_call(call: Any) -> dict[str, Any]:
 
 
 def call_parts(call: Any) -> tuple[str, str]:
-    """Name and arguments (as text) of one entry of ``tool_calls``."""
+    """Return the name and the arguments (as text) of an entry of ``tool_calls``."""
     call = mapping_of(call)
     function = mapping_of(call.get("function")) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
@@ -190,13 +188,16 @@ def call_parts(call: Any) -> tuple[str, str]:
 
 
 def has_text_arguments(message: Message) -> bool:
-    """Whether all calls have their arguments as text; objects that are equal for Python need not be, as 1 and true."""
+    """Return whether all calls have their arguments as text.
+
+    Arguments as objects cannot be compared exactly, because Python treats 1 and true as equal.
+    """
     functions = (mapping_of(mapping_of(call)["function"]) for call in message.get("tool_calls") or ())
     return all(isinstance(function.get("arguments"), str) for function in functions)
 
 
 def call_id(call: Any) -> str | None:
-    """The id of one entry of ``tool_calls``."""
+    """Return the ID of an entry of ``tool_calls``."""
     call = mapping_of(call)
     return _label(call.get("id")) if isinstance(call, Mapping) else None
 
@@ -204,8 +205,8 @@ def call_id(call: Any) -> str | None:
 def same_arguments(one: str, other: str) -> bool:
     """Return whether two texts of arguments denote the same JSON object.
 
-    The order of members does not matter. Numbers are equal if their values are, however they are written (``105.0``,
-    ``105`` and ``1.05e2``; ``-0.0`` and ``0``); ``1``, ``true`` and ``"1"`` differ.
+    The order of members does not matter. Numbers are compared by value, in any notation (``105.0``, ``105`` and
+    ``1.05e2``; ``-0.0`` and ``0``). ``1``, ``true`` and ``"1"`` differ.
     """
     if one == other:
         return True
@@ -218,35 +219,37 @@ def same_arguments(one: str, other: str) -> bool:
 
 
 def spelling(value: Any) -> str:
-    """What tells one value from another in a prompt, the order of members and 1, 1.0 and true included."""
+    """Return a text that differs for values that render differently, such as 1, 1.0 and true, or another order."""
     try:
         return ENCODE(value)
-    except (TypeError, ValueError):  # no JSON; a template may write it all the same
+    except (TypeError, ValueError):  # not JSON; a template may still render it
         return repr(value)
 
 
 def packed(value: Any) -> bytes | None:
-    """Bytes that tell values from each other as `spelling` does, in a fifth of the time; None for what is not made of
-    Python's own types."""
+    """Return bytes that distinguish values like `spelling`, in a fifth of the time.
+
+    None for values that do not consist of Python's built-in types.
+    """
     try:
-        return marshal.dumps(value, 2)  # later versions say which parts are one object, too
+        return marshal.dumps(value, 2)  # later versions also encode object identity
     except ValueError:
         return None
 
 
 def _label(value: Any) -> str | None:
-    """An id or a name: text, whatever the framework made of it."""
+    """Return an ID or name as text, or None."""
     return value if value is None or isinstance(value, str) else str(value)
 
 
 def parse_arguments(text: str) -> dict[str, Any] | None:
-    """The object that ``text`` denotes in strict JSON (RFC 8259: no NaN), or None when it denotes none."""
+    """Return the object that ``text`` denotes in strict JSON (RFC 8259: no NaN), or None."""
     value = parse_value(text)
     return value if isinstance(value, dict) else None
 
 
 def parse_value(text: str) -> Any:
-    """What ``text`` denotes in strict JSON; None also when it denotes nothing."""
+    """Return the value that ``text`` denotes in strict JSON, or None if it is not valid."""
     try:
         return _DECODER.decode(text)
     except (ValueError, RecursionError):
@@ -254,11 +257,11 @@ def parse_value(text: str) -> Any:
 
 
 def parse_number(text: str) -> int | float:
-    """Return the number that ``text`` denotes in JSON: an int for an integer in any spelling.
+    """Return the number that ``text`` denotes in JSON, as an int if it is an integer in any notation.
 
-    Integers are exact; other numbers are rounded to a double, as everywhere in JSON.
+    Integers are exact; other numbers are rounded to a double.
 
-    :raises ValueError: it is not a number, or no double is as large.
+    :raises ValueError: The text is not a number, or the number exceeds the range of a double.
     """
     rounded = _finite(text)
     if not rounded.is_integer():
@@ -273,7 +276,7 @@ def parse_number(text: str) -> int | float:
 def _finite(text: str) -> float:
     value = float(text)
     if not isfinite(value):
-        raise ValueError(f"{text} is larger than any double")
+        raise ValueError(f"{text} exceeds the range of a double")
     return value
 
 
@@ -287,41 +290,41 @@ _EXACT_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=p
 
 
 class TokenLogprob(NamedTuple):
-    """One token of an answer."""
+    """One token of a reply."""
 
     text: str
-    """Bytes that are no UTF-8 by themselves read as U+FFFD."""
+    """Text of the token; bytes that are not valid UTF-8 become U+FFFD."""
     logprob: float
     raw: bytes | None = None
-    """Its bytes; a character may need those of several tokens. None where the vocabulary does not show them."""
+    """Bytes of the token; a character may span several tokens. None if the vocabulary does not provide them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatReply:
-    """One answer, of the model in training or (`turn` is None) of a model outside of the run."""
+    """A reply of the model in training, or of an external model (then `turn` is None)."""
 
     message: Mapping[str, Any]
     """The OpenAI-style assistant message; ``content`` is always a string."""
     finish_reason: str
-    """In OpenAI's words: ``length``, ``tool_calls`` or ``stop``."""
+    """OpenAI's finish reason: ``length``, ``tool_calls`` or ``stop``."""
     prompt_tokens: int
     completion_tokens: int
     turn_index: int
-    """Its place in the episode."""
+    """Index of the reply in the episode."""
     reply_id: str
-    """Episode and turn; an attempt that was started over uses its ids again."""
+    """Episode and turn. A restarted attempt reuses the IDs."""
     turn: Turn | None = None
-    """What was recorded."""
+    """The recorded turn."""
     stop_sequence: str | None = None
-    """The caller's stop string that ended the answer."""
+    """The caller's stop string that ended the reply."""
     structured: Mapping[str, Any] | None = None
-    """What the model gave in the structure that was asked for (``response_schema``); None if it did not."""
+    """The reply in the requested structure (``response_schema``); None if the model did not produce it."""
     _decode: Callable[[Sequence[int]], str] = field(default=lambda ids: "", repr=False, compare=False)
-    """The text of token ids; needed where there is a `turn`."""
+    """Decodes token IDs; required if `turn` is set."""
     _bytes_of: Callable[[Sequence[int]], Sequence[bytes | None]] = field(
         default=lambda ids: [None] * len(ids), repr=False, compare=False
     )
-    """The bytes of each of the token ids."""
+    """Returns the bytes of each token ID."""
 
     @property
     def text(self) -> str:
@@ -330,7 +333,7 @@ class ChatReply:
 
     @property
     def reasoning(self) -> str:
-        """What the model thought, where its family marks that; else empty."""
+        """Return the reasoning of the model, if its family marks it; otherwise an empty string."""
         reasoning: str = self.message.get("reasoning_content", "")
         return reasoning
 
@@ -341,16 +344,16 @@ class ChatReply:
 
     @property
     def unparsed_tool_calls(self) -> Sequence[str]:
-        """Tool calls that were begun but cannot be read, as the model wrote them."""
+        """Return tool calls that could not be parsed, as the model wrote them."""
         broken: Sequence[str] = self.message.get("unparsed_tool_calls", ())
         return broken
 
     def beginning(self, tokens: int) -> str:
-        """The text of the first ``tokens`` tokens that were generated; empty for a model outside of the run."""
+        """Return the text of the first ``tokens`` generated tokens; empty for an external model."""
         return "" if self.turn is None else self._decode(self.turn.generation.response_ids[:tokens])
 
     def token_logprobs(self) -> list[TokenLogprob]:
-        """Every token that was generated, the end token included; empty for a model outside of the run."""
+        """Return all generated tokens, including the end token; empty for an external model."""
         if self.turn is None:
             return []
         made = self.turn.generation
@@ -365,11 +368,11 @@ _FINISH_TOOL, _FINISHED = "generate_response", "Successfully generated response.
 
 
 def finish_call(messages: Sequence[Message], at: int) -> tuple[str, int] | None:
-    """The answer that the made-up finish call at ``at`` stands for, and how many messages it takes up.
+    """Return the answer behind AgentScope's artificial finish call at ``at`` and the number of its messages, or None.
 
-    AgentScope 1.0.7 stores a plain answer X of the model as if the model had called a tool: an assistant message that
-    calls ``generate_response`` with ``{"response": X}`` under an id of its own, a tool message saying that it worked,
-    and X again.  All three together mean no more than X.
+    AgentScope 1.0.7 stores a plain answer X of the model as a tool call: an assistant message that calls
+    ``generate_response`` with ``{"response": X}`` and a new ID, a tool message that confirms it, and X again. All three
+    messages together mean X.
     """
     calls = messages[at]["tool_calls"]
     if len(calls) != 1 or at + 1 >= len(messages):

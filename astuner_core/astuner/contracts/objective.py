@@ -1,9 +1,9 @@
-"""What is learnt from rewards: advantage estimators, and the policy loss of each trained token.
+"""Interfaces of advantage estimators and policy losses.
 
 Both are plain functions, registered by a plugin (`register_losses`, `register_advantages`) or named in an experiment
-as ``path/to/file.py->function``; they work on every backbone that trains in Python.  What stands around them is the
-same for all: who is compared with whom and what a token weighs (`astuner.rollout.credit`), KL to the reference,
-entropy bonus and the correction of a rollout that is not quite the trainer's policy (``astuner_objectives.step``).
+as ``path/to/file.py->function``. They work on every backbone that trains in Python. All of them share the selection of
+compared rewards and the token weights (`astuner.rollout.credit`), the KL and entropy terms, and the correction for
+differences between rollout and trainer (``astuner_objectives.step``).
 
 A loss in five lines::
 
@@ -17,7 +17,7 @@ An estimator in three::
         middle = statistics.median(compared.rewards)
         return [reward - middle for reward in compared.rewards]
 
-Importing this module imports no torch: a loss is given tensors, and may do with them what it likes.
+This module does not import torch; a loss receives tensors.
 """
 
 from __future__ import annotations
@@ -30,103 +30,103 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LOG_RATIO_LIMIT = 20.0
-"""Log ratios are clamped to ± this before exponentiation: e^20 is beyond every clip range, and finite."""
+"""Bound of log ratios before exponentiation: e^20 is finite and beyond every clip range."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossInput:
-    """What a loss is made of: the N tokens of a micro-batch whose loss mask is 1, of whole samples.
+    """Input of a loss: the N tokens of a micro-batch whose loss mask is 1. A micro-batch has complete samples only.
 
-    All are float32 [N] on the trainer's device, unless said otherwise, and log-probabilities are natural logarithms.
+    Tensors are float32 [N] on the trainer's device, unless noted. Log-probabilities are natural logarithms.
     """
 
     logprobs: Tensor
-    """Under the weights that are trained; the gradient flows through these."""
+    """Log-probabilities under the trained weights, with gradient."""
     old_logprobs: Tensor
-    """Those that ratios are taken to: the rollout's, or with a `rollout_is` correction the trainer's own from before
-    the update."""
+    """Log-probabilities in the denominator of ratios: the rollout's, or with a `rollout_is` correction the trainer's
+    before the update."""
     rollout_logprobs: Tensor
-    """As the rollout recorded them."""
+    """Log-probabilities recorded by the rollout."""
     advantages: Tensor
-    """Of each token's sample."""
+    """Advantage of each token's sample."""
     owner: Tensor
-    """int64: each token's sample, 0 … S-1; all trained tokens of a sample are here."""
+    """int64: index of each token's sample, 0 ... S-1. Contains all trained tokens of each sample."""
     clip_low: float
     """`algorithm.clip_ratio_low`."""
     clip_high: float
     """`algorithm.clip_ratio_high`."""
     reference_logprobs: Tensor | None = None
-    """Under the reference model; None without `use_kl_loss`, which also adds its own term."""
+    """Log-probabilities under the reference model; None without `use_kl_loss`. The trainer adds the KL term itself."""
 
     @property
     def log_ratio(self) -> Tensor:
-        """log π_θ - log π_old of each token, within ± `LOG_RATIO_LIMIT`."""
+        """Return log π_θ - log π_old of each token, clamped to ± `LOG_RATIO_LIMIT`."""
         return (self.logprobs - self.old_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
     @property
     def ratio(self) -> Tensor:
-        """The importance ratio π_θ / π_old of each token."""
+        """Return the importance ratio π_θ / π_old of each token."""
         return self.log_ratio.exp()
 
     def sample_sum(self, values: Tensor) -> Tensor:
-        """The sum of ``values`` [N] over each sample's tokens, given back to each token [N]."""
+        """Return the sum of ``values`` [N] over each sample's tokens, repeated for each token [N]."""
         samples = int(self.owner.max()) + 1 if len(self.owner) else 0
         return values.new_zeros(samples).index_add(0, self.owner, values).index_select(0, self.owner)
 
     def sample_mean(self, values: Tensor) -> Tensor:
-        """The mean of ``values`` [N] over each sample's tokens, given back to each token [N]."""
+        """Return the mean of ``values`` [N] over each sample's tokens, repeated for each token [N]."""
         return self.sample_sum(values) / self.sample_sum(values.new_ones(values.shape))
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenLoss:
-    """What a loss says of each token, and what a log shows of it. All [N], and not weighted."""
+    """Result of a loss with additional values to log. All tensors are [N] and unweighted."""
 
     loss: Tensor
-    """What is minimised, summed over tokens by their weights (`algorithm.loss_agg_mode`)."""
+    """Loss of each token. The trainer minimizes the weighted sum (`algorithm.loss_agg_mode`)."""
     ratio: Tensor | None = None
-    """The importance ratio used, detached; None: `LossInput.ratio`."""
+    """Importance ratio used by the loss, detached; None: `LossInput.ratio`."""
     clipped_low: Tensor | None = None
-    """bool: the ratio was below the clip range, and what the loss does there was done; None: nothing is clipped."""
+    """bool: whether the token was clipped because its ratio was below the clip range; None: the loss does not clip."""
     clipped_high: Tensor | None = None
-    """bool: the same above the range."""
+    """bool: whether the token was clipped because its ratio was above the clip range."""
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
-    """More numbers, whose means over tokens are logged as ``loss/NAME``; a name has letters, digits and ``_``."""
+    """Values whose means over tokens are logged as ``loss/NAME``. A name contains letters, digits and ``_``."""
 
 
 class Loss(Protocol):
-    """The policy loss, chosen by `astuner.trainer_common.algorithm.loss`.
+    """A policy loss, selected with `astuner.trainer_common.algorithm.loss`.
 
-    Called once for each micro-batch, in the trainer's process; it keeps no state.
+    It is called once per micro-batch in the trainer's process and keeps no state.
     """
 
     def __call__(self, given: LossInput, /) -> Tensor | TokenLoss:
-        """The loss of each token: [N], or that with what else a log is to show."""
+        """Return the loss of each token as [N], or as a `TokenLoss` with values to log."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """Rewards that are compared with each other: of one role in one group, or (`step_wide`) in the whole step.
+    """Rewards to compare: of one role in one group or, for a `step_wide` estimator, in a complete step.
 
-    KL in the reward is taken off, and a team that shares its reward counts once (`astuner.rollout.credit`).
+    A KL term in the reward is already subtracted. A team with a shared reward counts once (`astuner.rollout.credit`).
     """
 
     rewards: Sequence[float]
-    """[n]; at least one."""
+    """Rewards [n], n >= 1."""
     groups: Sequence[str]
-    """[n]: the group that each belongs to; one and the same for an estimator that is not step-wide."""
+    """Group of each reward [n]; the same group for all unless the estimator is step-wide."""
     norm_by_std: bool = True
     """`algorithm.norm_adv_by_std`."""
 
 
 class AdvantageEstimator(Protocol):
-    """How rewards become advantages, chosen by `astuner.trainer_common.algorithm.adv_estimator`.
+    """An advantage estimator, selected with `astuner.trainer_common.algorithm.adv_estimator`.
 
-    Called once for each set of rewards that are compared, in the run's process; it keeps no state.
+    It is called once for each set of compared rewards in the run's process and keeps no state.
     """
 
     def __call__(self, compared: Compared, /) -> Sequence[float]:
-        """One advantage for each reward, in their order; finite."""
+        """Return one finite advantage per reward, in order."""
 
 
 E = TypeVar("E", bound=Callable[..., object])
@@ -134,11 +134,11 @@ _STEP_WIDE = "step_wide"
 
 
 def step_wide(estimator: E) -> E:
-    """Decorates an estimator that compares all episodes of a step, not those of one group."""
+    """Mark an estimator that compares all episodes of a step instead of one group; a decorator."""
     setattr(estimator, _STEP_WIDE, True)
     return estimator
 
 
 def is_step_wide(estimator: AdvantageEstimator) -> bool:
-    """Whether it compares all episodes of a step."""
+    """Return whether an estimator compares all episodes of a step."""
     return bool(getattr(estimator, _STEP_WIDE, False))

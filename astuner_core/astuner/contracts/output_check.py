@@ -1,6 +1,6 @@
-"""What a check gets to see: one reply, and the tools that were offered for it.
+"""Input of output checks: one reply and the tools offered for it.
 
-Invariant: a view never raises.  A field that the message lacks, or that is not of the usual type, reads as empty.
+Invariant: a view never raises. A field that is missing or has an unexpected type reads as empty.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 _TAGS = {"<tool_call>": "</tool_call>", "<｜tool▁calls▁begin｜>": "<｜tool▁calls▁end｜>"}
-"""What begins and ends a call, or a row of calls, in the families that write it; in the others, the JSON does."""
+"""Opening -> closing tag of calls, in families with tags. In other families, the JSON itself delimits calls."""
 _JSON = re.compile(r"\{|\[(?![A-Z_])")
-"""Not Mistral's ``[TOOL_CALLS]``."""
+"""Start of a JSON value, but not Mistral's ``[TOOL_CALLS]``."""
 
 
 @dataclass(frozen=True, eq=False)
 class OutputView(Mapping[str, Any]):
     """One reply of the model.
 
-    It is also the message itself, as a mapping, so a check may be written for a plain OpenAI-style message.
+    The view is also a mapping with the contents of the message, so a check can treat it as an OpenAI-style message.
     """
 
     message: Mapping[str, Any]
-    """The OpenAI-style assistant message; `unparsed_tool_calls` lists calls that were begun but cannot be read, and
-    calls inside a thought that nothing follows."""
+    """OpenAI-style assistant message. `unparsed_tool_calls` lists calls that could not be parsed, and calls inside
+    reasoning that ends the reply."""
     tools: Sequence[Mapping[str, Any]] | None = None
-    """The OpenAI-style descriptions of the tools that were offered; None when nobody said which."""
+    """OpenAI-style descriptions of the offered tools; None if unknown."""
     cut_off: bool = False
-    """Whether something else than the model ended the reply: the limit of tokens, or the caller's stop string.
+    """Whether the token limit or the caller's stop string, not the model, ended the reply.
 
-    A last call that was still being written then is in neither `text` nor `unparsed_tool_calls`: it is no mistake.
-    Nor are the calls inside a thought that was cut off: the model may have only considered them.
+    An incomplete last call is then in neither `text` nor `unparsed_tool_calls`, because it is not the model's error.
+    The same applies to calls inside truncated reasoning, which the model may only have considered.
     """
 
     def __getitem__(self, key: str) -> Any:
@@ -47,31 +47,31 @@ class OutputView(Mapping[str, Any]):
 
     @property
     def text(self) -> str:
-        """What the model said, without reasoning and tool calls."""
+        """Return the text of the reply, without reasoning and tool calls."""
         text = _text(self.message.get("content"))
         return text.rstrip().removesuffix(unfinished) if (unfinished := self._unfinished) else text
 
     @property
     def reasoning(self) -> str:
-        """What the model thought, where its family marks that."""
+        """Return the reasoning, if the model's family marks it."""
         return _text(self.message.get("reasoning_content"))
 
     @property
     def written(self) -> tuple[str, ...]:
-        """The texts that the model wrote freely: its reasoning and what it said, those that are not empty.
+        """Return the nonempty texts of the reply: reasoning and text.
 
-        Not the arguments of tool calls that can be read: they are data, and the tool's to judge.
+        Arguments of valid tool calls are excluded, because the tool checks them.
         """
         return tuple(text for text in (self.reasoning, self.text) if text)
 
     @property
     def tool_calls(self) -> Sequence[Mapping[str, Any]]:
-        """The calls that could be read, as OpenAI writes them."""
+        """Return the parsed calls in OpenAI's format."""
         return _mappings(self.message.get("tool_calls"))
 
     @property
     def unparsed_tool_calls(self) -> Sequence[str]:
-        """The calls that were begun but cannot be read, as the model wrote them."""
+        """Return calls that could not be parsed, as the model wrote them."""
         return self._broken[:-1] if self._unfinished else self._broken
 
     @property
@@ -83,17 +83,17 @@ class OutputView(Mapping[str, Any]):
 
     @property
     def _unfinished(self) -> str:
-        """The call that was still being written when the reply was cut off."""
+        """Return the incomplete call at the end of a truncated reply, or an empty string."""
         last = "".join(self._broken[-1:]).strip() if self.cut_off else ""
         return last if last and _is_unfinished(last, _text(self.message.get("content"))) else ""
 
 
 Check: TypeAlias = Callable[[OutputView], "str | None"]
-"""Says what is wrong with a reply, beginning with the check's name and a colon, or returns None."""
+"""Returns a description of the problem, starting with the check's name and a colon, or None."""
 
 
 def _is_unfinished(call: str, text: str) -> bool:
-    """Whether ``call`` is at the end of ``text`` and nothing ends it: no closing tag, or else no last bracket."""
+    """Return whether ``call`` ends ``text`` and lacks its closing tag or, without tags, its last bracket."""
     if not text.rstrip().endswith(call):
         return False
     for opening, closing in _TAGS.items():

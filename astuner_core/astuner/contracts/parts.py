@@ -1,10 +1,10 @@
-"""Parts: what the core itself asks for, and leaves to packages, each under a name that the core fixes.
+"""Interfaces of parts: components of the core that packages implement, with fixed names.
 
-Unlike a judge or a backbone, nobody writes a part's name into an experiment: it is looked for when it is needed, among
-what the plugins register by ``register_parts``.  One that is missing where something cannot do without it is an error
-that says which package brings it; whoever turns the package off turns the part off.
+Experiments do not name parts. When the core needs one, it looks for it among the objects that plugins register with
+``register_parts``. If a required part is missing, the error names the package to install. Disabling a package disables
+its parts.
 
-Invariant: a part is known to the core by its class here and by nothing else; it may hold whatever it likes.
+Invariant: the core uses a part only through its class in this module.
 """
 
 from __future__ import annotations
@@ -38,218 +38,221 @@ AT_LEISURE = (
     f"astuner.env_service.timeout={_DAY}",
     "astuner.rollout.max_env_worker=1",
 )
-"""Overrides for who looks at one episode by hand, before those of the person: nothing takes too long."""
+"""Overrides for interactive debugging, applied before the user's: no time limits, one episode at a time."""
 
 
 class Access(Protocol):
-    """Where a program finds the model of one agent: ``base_url, api_key = access``, or by name.
+    """URL and key of one agent's model. Unpack it: ``base_url, api_key = access``.
 
-    The key is in the pair and in `environment`; printing an access does not show it.
+    Printing an access does not show the key.
     """
 
     @property
     def base_url(self) -> str:
-        """For clients that speak as OpenAI's do; ends with ``/v1``."""
+        """Return the URL for OpenAI-compatible clients; it ends with ``/v1``."""
 
     @property
     def api_key(self) -> str:
-        """Good for this agent until the episode ends."""
+        """Return the key of this agent, valid until the episode ends."""
 
     @property
     def model(self) -> str:
-        """The name that the endpoint lists; it takes any."""
+        """Return the model name that the endpoint lists. The endpoint accepts any name."""
 
     @property
     def anthropic_base_url(self) -> str:
-        """For Anthropic's clients, which add ``/v1`` themselves."""
+        """Return the URL for Anthropic clients, which append ``/v1`` themselves."""
 
     def environment(self) -> dict[str, str]:
-        """Variables with which a program that knows nothing of ASTuner speaks to this model."""
+        """Return environment variables that direct an ordinary program to this model."""
 
     def __iter__(self) -> Iterator[str]:
-        """``base_url`` and ``api_key``."""
+        """Yield ``base_url`` and ``api_key``."""
 
 
 class EndpointPart(ABC):
-    """``endpoint``: the models of running episodes over HTTP.
+    """``endpoint``: serves the models of running episodes over HTTP.
 
-    A runner of episodes has one at most, which it makes when the first agent asks.  The methods may be called from any
-    thread, since workflows that are plain functions run in threads of their own.
+    An episode runner creates at most one, when the first agent requests access. Methods may be called from any thread,
+    because synchronous workflows run in separate threads.
     """
 
     @classmethod
     @abstractmethod
     def of(cls, section: EndpointSection) -> EndpointPart:
-        """The one that ``astuner.endpoint`` describes; listens to nothing yet.
+        """Create the endpoint from ``astuner.endpoint`` without listening yet.
 
-        :raises astuner.contracts.errors.ConfigError: it cannot be as the section says.
+        :raises astuner.contracts.errors.ConfigError: The section is invalid.
         """
 
     @abstractmethod
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Serve on ``loop``, from now on; nothing happens if it does that already.
+        """Start serving on ``loop``, unless it already serves.
 
-        :raises astuner.contracts.errors.ConfigError: it cannot listen where it should.
-        :raises astuner.contracts.errors.MissingDependency: a package that it needs is not installed.
+        :raises astuner.contracts.errors.ConfigError: It cannot listen on the configured address.
+        :raises astuner.contracts.errors.MissingDependency: A required package is not installed.
         """
 
     @abstractmethod
     def issue(self, tuner: ModelTuner, agent_name: str, role: str | None = None) -> Access:
-        """The URL and key for one agent of an episode, the same ones each time; it is open.
+        """Return the URL and key of an agent in an episode, the same for each call. The endpoint must be open.
 
-        :param role: as for `ModelTuner.chat`, by which requests are answered.
+        :param role: As for `ModelTuner.chat`, which answers the requests.
         """
 
     @abstractmethod
     def revoke(self, tuner: ModelTuner) -> None:
-        """The episode is over: its keys are worth nothing any more, and what is under way is cancelled."""
+        """Invalidate the keys of an ended episode and cancel its running requests."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Stop serving; it may be opened again."""
+        """Stop serving. It can be opened again."""
 
 
 class Waiting(NamedTuple):
-    """A tool call that an agent still waited for when its workflow returned."""
+    """A tool call that an agent was still waiting for when its workflow returned."""
 
     message: str
-    """What the agent waited for, and what to change."""
+    """Description of the tool call and the required change."""
     is_answer: bool
-    """Whether the workflow returned the agent's notice that it waits as the answer."""
+    """Whether the workflow returned the agent's notice that it is waiting as the answer."""
 
 
 class AgentScopePart(ABC):
-    """``agentscope``: an episode's model, as an AgentScope agent takes one. Made without arguments."""
+    """``agentscope``: wraps an episode's model for AgentScope agents. Created without arguments."""
 
     @abstractmethod
     def make_model(self, tuner: ModelTuner, agent_name: str, role: str | None) -> Any:
-        """An ``agentscope.model.ChatModelBase`` that answers by `ModelTuner.chat`, of the AgentScope that is installed.
+        """Return an ``agentscope.model.ChatModelBase`` of the installed AgentScope that answers with `ModelTuner.chat`.
 
-        `ModelTuner` hands on to it what agents look for on a model: a call, ``formatter``, ``context_size``,
-        ``count_tokens``, ``generate_structured_output``; it sets ``stream``.
+        `ModelTuner` delegates the model interface of agents to it: calls, ``formatter``, ``context_size``,
+        ``count_tokens``, ``generate_structured_output``. It sets ``stream``.
 
-        :raises astuner.contracts.errors.MissingDependency: AgentScope is not installed, or a package that it needs is
-            not.
+        :raises astuner.contracts.errors.MissingDependency: AgentScope or a package that it requires is not installed.
         """
 
     def find_waiting(self, model: Any, output: WorkflowOutput) -> Waiting | None:
-        """Return a tool call of the model's agent that waited for a person or another program to the end.
+        """Return a tool call for which the agent still waits for a user or another program, or None.
 
-        :param model: one that `make_model` returned; its episode's workflow has returned.
+        :param model: Result of `make_model`; the episode's workflow has returned.
         """
         return None
 
 
 class HelperModelsPart(ABC):
-    """``helper_models``: what `astuner.contracts.building.BuildContext.helper_models` is."""
+    """``helper_models``: the value of `astuner.contracts.building.BuildContext.helper_models`."""
 
     @classmethod
     @abstractmethod
     def of(cls, config: Config, *, part: str = "") -> HelperModelsPart:
-        """Those of an experiment (``astuner.helper_models``); the same ones each time, within a process.
+        """Return the helper models of an experiment (``astuner.helper_models``), the same objects within a process.
 
-        :param part: what is counted apart from the run itself, such as the making of its tasks.
+        :param part: Category to count separately from the run itself, such as the generation of tasks.
         """
 
     @abstractmethod
     def get(self, name: str, *, where: str) -> Any:
-        """The helper of this name, which can be asked.
+        """Return the helper model with this name.
 
-        :param where: the key that names it, for the message.
-        :raises astuner.contracts.errors.ConfigError: there is none of this name, or it cannot be made.
+        :param where: Key that names it, for the message.
+        :raises astuner.contracts.errors.ConfigError: The name is unknown, or the helper model cannot be created.
         """
 
     @abstractmethod
     def begin(self) -> None:
-        """The run starts over: what it used before no longer counts."""
+        """Reset the usage counters, because the run starts over."""
 
 
 class DownloadsPart(ABC):
-    """``downloads``: what a run would download. Optional: without it, whoever loads that finds out. Made without
-    arguments."""
+    """``downloads``: checks the downloads that a run needs. Created without arguments.
+
+    Optional: without it, missing files are detected when they are loaded.
+    """
 
     @abstractmethod
     def require(self, config: Config, capabilities: Capabilities) -> None:
-        """Make sure that the models and the data set of an experiment are here, or that the hub can be asked for them.
+        """Check that the models and the data set of an experiment are available locally or on a reachable hub.
 
-        :param capabilities: of the backbone; only one that honours all of ``astuner.model`` loads that model itself.
-        :raises astuner.contracts.errors.RunError: they are not and it cannot; says, for each, where it was written and
-            what is here.
+        :param capabilities: Capabilities of the backbone. Only a backbone that supports all of ``astuner.model`` loads
+            that model itself.
+        :raises astuner.contracts.errors.RunError: Something is missing and the hub is unreachable. The message lists
+            each missing item with the place of its key, and the available ones.
         """
 
 
 class TaskCheckPart(ABC):
-    """``task_check``: what is wrong with a run's tasks, before its first step. Optional. Made without arguments."""
+    """``task_check``: checks a run's tasks before the first step. Optional. Created without arguments."""
 
     @abstractmethod
     def look(self, config: Config, train: Sequence[Task], validation: Sequence[Task]) -> Mapping[str, Any]:
-        """What was found, as JSON; ``plan`` in it holds lines of the run's plan.
+        """Return findings as JSON data; its entry ``plan`` contains lines of the run's plan.
 
-        :raises astuner.contracts.errors.ConfigError: an experiment with such tasks is refused.
+        :raises astuner.contracts.errors.ConfigError: The experiment rejects such tasks.
         """
 
 
 class EnvironmentsPart(ABC):
-    """``environments``: environments that are not of this process, or not of today's contract. Made without arguments.
+    """``environments``: environments in a service, and legacy environment classes. Created without arguments.
 
-    Without it, every environment is a class that is imported here.
+    Without it, every environment is a class imported in this process.
     """
 
     @abstractmethod
     def hosts(self, config: Config, env_type: str) -> bool:
-        """Whether a task's environment is elsewhere, in a service; asked for every episode, so it takes no time."""
+        """Return whether a task's environment runs in a service. Called for every episode, so it must be fast."""
 
     @abstractmethod
     def connect(self, config: Config, env_type: str) -> Environment:
-        """An instance that `hosts` says is elsewhere; it has time limits of its own, and its calls may block.
+        """Return an instance in a service. It has its own time limits, and its calls may block.
 
-        :raises astuner.contracts.errors.ConfigError: it is not known where that is.
+        :raises astuner.contracts.errors.ConfigError: The address of the service is unknown.
         """
 
     @abstractmethod
     def service(self, config: Config, names: Sequence[str]) -> Service:
-        """What serves these environments beside a run, for ``astuner run --with NAME``; not started.
+        """Return a service that serves these environments during a run (``--with NAME``), not started.
 
-        :param names: registered ones, or code as ``path/to/file.py->Class``.
+        :param names: Registered names, or code as ``path/to/file.py->Class``.
         """
 
     @abstractmethod
     def adapt(self, cls: type) -> type[Environment] | None:
-        """The `Environment` that runs a class which was written for something older; None: it is none of those."""
+        """Return an `Environment` class that runs a legacy class, or None if ``cls`` is not one."""
 
     @abstractmethod
     def prepare_import(self) -> None:
-        """A person's environment is imported next: what files for something older import can now be imported."""
+        """Make modules that legacy environments import available, before a user's environment is imported."""
 
 
 class Found(NamedTuple):
-    """The turn that a request goes on from."""
+    """The turn that a request continues."""
 
     said: Said
     new_from: int
-    """Index in the request of the first message behind the reply."""
+    """Index in the request of the first message after the reply."""
     approximation: str
-    """One of `APPROXIMATIONS`; empty when nothing was overlooked."""
+    """Ignored difference, one of `APPROXIMATIONS`; empty for an exact match."""
 
 
 class LooserHistoryPart(ABC):
-    """``looser_history``: what one agent has said, for `rollout.merge_level: text`. Made without arguments."""
+    """``looser_history``: the replies of one agent, for `rollout.merge_level: text`. Created without arguments."""
 
     @abstractmethod
     def add(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], said: Said, *, text: str) -> None:
-        """Remember the reply to ``messages``.
+        """Add the reply to ``messages``.
 
-        :param text: the whole reply, reasoning and tool calls included; it may come back like that.
+        :param text: Complete reply, including reasoning and tool calls, because a later request may contain it in this
+            form.
         """
 
     @abstractmethod
     def find(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Found | None:
-        """The last turn that ``messages`` go on from."""
+        """Return the last turn that ``messages`` continue, or None."""
 
 
 @dataclass(frozen=True)
 class ExternalReply:
-    """One answer of a model outside of the run."""
+    """A reply of an external model."""
 
     message: Mapping[str, Any]
     finish_reason: str
@@ -258,108 +261,109 @@ class ExternalReply:
 
 
 class ExternalModelPart(ABC):
-    """``external_model``: a model outside of the run that speaks for an agent. Its words are never trained."""
+    """``external_model``: an external model that an agent uses. Its replies are never trained."""
 
     name: str
-    """What its server calls it."""
+    """Name of the model on its server."""
 
     @abstractmethod
     def __init__(self, role: str, settings: AgentSection) -> None:
-        """Look at ``settings``, the entry ``role`` of ``astuner.agents``; connect to nothing yet.
+        """Check ``settings``, the entry ``role`` of ``astuner.agents``. Do not connect yet.
 
-        :raises astuner.contracts.errors.ConfigError: the server, the model's name or the key is missing.
+        :raises astuner.contracts.errors.ConfigError: The server, the model's name or the key is missing.
         """
 
     @abstractmethod
     async def chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
     ) -> ExternalReply:
-        """One answer.
+        """Return a reply.
 
-        :param messages: normalised.
-        :param options: further fields of the request; those that are None are left out.
-        :raises astuner.contracts.errors.ModelFailed: there is none, or it is no chat completion.
+        :param messages: Normalized messages.
+        :param options: Further fields of the request; fields that are None are omitted.
+        :raises astuner.contracts.errors.ModelFailed: The server returned no reply or not a chat completion.
         """
 
 
 class EpisodeContextPart(ABC):
-    """``episode_context``: what is to hold while a workflow runs. Optional. Made without arguments, once a runner."""
+    """``episode_context``: a context around every workflow. Optional. Created without arguments, once per runner."""
 
     @abstractmethod
     def around(self, episode_id: str) -> AbstractContextManager[None]:
-        """Entered before an attempt's workflow is called and left when it is over, in the task that awaits it.
+        """Return a context manager that is active while an attempt's workflow runs, in the task that awaits it.
 
-        It is paid for by every episode, and may not raise.
+        Every episode enters it, so it must be fast. It must not raise.
         """
 
 
 class DebuggerPart(ABC):
-    """``debugger``: the breakpoints of one command, and what happens at one (`astuner.bp`)."""
+    """``debugger``: the breakpoints of a command (`astuner.bp`)."""
 
     overrides: Sequence[str] = AT_LEISURE
-    """For `load_config`, before those of the person."""
+    """Overrides for `load_config`, applied before the user's."""
     note: Callable[[str], None]
-    """Tells the person something; standard error until the run puts its own here."""
+    """Prints a note for the user, on stderr unless the run replaces it."""
 
     @abstractmethod
     def __init__(self, tags: Sequence[str], *, listen: bool = False) -> None:
-        """
-        :param tags: each one tag, or several as ``A|B`` or ``A,B``.
-        :param listen: wait for a debugger though there is a terminal.
-        :raises astuner.contracts.errors.ConfigError: that is no tag, or there is none.
+        """Check the tags.
+
+        :param tags: Tags, or several tags as ``A|B`` or ``A,B``.
+        :param listen: Wait for a debugger even if there is a terminal.
+        :raises astuner.contracts.errors.ConfigError: A tag is invalid, or there are no tags.
         """
 
     @abstractmethod
     def check(self, backbone: Backbone) -> str:
-        """What a person should know of it.
+        """Return a note for the user.
 
-        :raises astuner.contracts.errors.ConfigError: no episode runs for this command.
+        :raises astuner.contracts.errors.ConfigError: This command runs no episodes.
         """
 
     @abstractmethod
     def active(self) -> AbstractContextManager[None]:
-        """In this block `astuner.bp` stops, here and in workers: the variable ``ASTUNER_DEBUG_TAGS`` has the tags."""
+        """Enable `astuner.bp` in this block, here and in workers, which read the tags from ``ASTUNER_DEBUG_TAGS``."""
 
     @abstractmethod
     def end(self) -> None:
-        """The run is over: say which tags nobody came to."""
+        """Report the tags that were never reached, at the end of the run."""
 
     @staticmethod
     @abstractmethod
     def stop(tag: str, frame: FrameType) -> None:
-        """Stop at ``frame``, which called `astuner.bp`; in whatever process that is."""
+        """Stop at ``frame``, which called `astuner.bp`, in any process."""
 
     @staticmethod
     @abstractmethod
     def hearing_workers() -> AbstractContextManager[None]:
-        """While this process is connected to Ray: hear which workers have come to a breakpoint."""
+        """Report breakpoints of workers in this block, while this process is connected to Ray."""
 
 
 class OlderSpellingsPart:
-    """``older_spellings``: keys of older experiment files, in today's words. Optional. Made without arguments.
+    """``older_spellings``: translates legacy keys of experiment files. Optional. Created without arguments.
 
-    This class is the one that knows none.
+    This base class has no legacy keys.
     """
 
     roots: Sequence[str] = ()
-    """Older names of the root section ``astuner``."""
+    """Legacy names of the root section ``astuner``."""
     renamed: Mapping[str, str] = {}
-    """Older key -> today's key."""
+    """Legacy key -> current key."""
     gone: Mapping[str, str] = {}
-    """Older key, or section -> why there is none today."""
+    """Removed key or section -> why it was removed."""
 
     def modernise(self, tree: Tree, backbones: Iterable[str], report: Report) -> None:
-        """Rewrite the older spellings of one source, the file or the overrides, in place, each with a note.
+        """Replace the legacy keys of one source (the file or the overrides) in place, each with a note.
 
-        :param backbones: names of backbones, installed or not.
+        :param backbones: Names of backbones, installed or not.
         """
 
     def command_line(self, arguments: Sequence[str]) -> list[str]:
-        """The words behind ``astuner`` in today's spelling; asked of those that begin with an option."""
+        """Return the current form of the arguments of ``astuner``. Called if they start with an option."""
         return list(arguments)
 
     def settle(self, tree: Tree, plugins: PluginManager, report: Report) -> None:
-        """The same, of those that need all of the experiment: ``tree`` is the file and the overrides together."""
+        """Replace legacy keys that depend on others. ``tree`` contains the file and the overrides."""
 
 
 PARTS: Mapping[str, type] = {
@@ -375,4 +379,4 @@ PARTS: Mapping[str, type] = {
     "older_spellings": OlderSpellingsPart,
     "task_check": TaskCheckPart,
 }
-"""The parts there are, and the class that each is a subclass of."""
+"""Name of each part -> its base class."""

@@ -1,7 +1,7 @@
-"""Where every key of an experiment was written.
+"""Track where each key of an experiment was written.
 
-A `Tree` is nested plain data plus the place of each key in it, and the two move together: renaming or merging keys
-keeps their places, so an error found at any later stage still names the line that a person has to change.
+A `Tree` is nested plain data with the place of each key. Renaming and merging keys keeps their places, so errors found
+at any later stage name the line to change.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from astuner.contracts.errors import did_you_mean as did_you_mean
 from astuner.contracts.parts import OlderSpellingsPart
 
 Key = tuple[str, ...]
-"""A dotted key, split: ``("astuner", "rollout", "num_repeat")``."""
+"""Parts of a dotted key: ``("astuner", "rollout", "num_repeat")``."""
 
 COMMAND_LINE = "command line"
 MAX_PROBLEMS = 100
-"""With so many, no more are looked for."""
+"""Maximum number of problems to collect."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A position in a file (line and column count from 1), or a source without lines."""
+    """A position in a file (line and column start at 1), or a source without lines."""
 
     source: str
     line: int = 0
@@ -37,15 +37,15 @@ class Place:
 
 @dataclass
 class Tree:
-    """Nested plain data, and where its keys were written.
+    """Nested plain data and the places of its keys.
 
-    A key without a place was not written by a person: a default, or something derived.
+    A key without a place is a default or derived, i.e. not set by the user.
     """
 
     data: dict[str, Any] = field(default_factory=dict)
     places: dict[Key, Place] = field(default_factory=dict)
     expressions: dict[Key, str] = field(default_factory=dict)
-    """The interpolations that values were written as; secrets are shown as these."""
+    """Key -> the interpolation it was written as, which is shown instead of a secret."""
 
     def has(self, key: Key) -> bool:
         return self._parent(key) is not None
@@ -55,7 +55,7 @@ class Tree:
         return default if parent is None else parent[key[-1]]
 
     def put(self, key: Key, value: Any, place: Place | None = None) -> None:
-        """Set ``key``; sections on the way that are missing (or empty) are made, at the same place."""
+        """Set ``key``; missing or empty parent sections are created with the same place."""
         at = self.data
         for depth, part in enumerate(key[:-1], 1):
             if not isinstance(at.get(part), dict):
@@ -68,7 +68,7 @@ class Tree:
             self.places[key] = place
 
     def remove(self, key: Key) -> Any:
-        """Take ``key`` out, with everything below it; its value."""
+        """Remove ``key`` with everything below it, and return its value."""
         parent = self._parent(key)
         if parent is None:
             raise KeyError(".".join(key))
@@ -86,14 +86,14 @@ class Tree:
         self.expressions.update(expressions)
 
     def place(self, key: Key) -> Place | None:
-        """Where ``key`` was written, or the nearest section around it that was."""
+        """Return the place of ``key``, or of the nearest parent section that has one."""
         return next((self.places[key[:n]] for n in range(len(key), 0, -1) if key[:n] in self.places), None)
 
     def is_written(self, key: Key) -> bool:
         return key in self.places
 
     def leaves(self, below: Key = ()) -> Iterator[tuple[Key, Any]]:
-        """Every key that holds no further section, with its value."""
+        """Yield every key that is not a section, with its value."""
         value = self.get(below) if below else self.data
         if isinstance(value, Mapping) and value:
             for name in value:
@@ -102,7 +102,7 @@ class Tree:
             yield below, value
 
     def merged(self, over: Tree) -> Tree:
-        """This tree with ``over`` on top; sections merge, everything else (lists too) is replaced."""
+        """Return this tree overridden by ``over``. Sections are merged; all other values, including lists, replaced."""
         result = Tree(deepcopy(self.data), dict(self.places), dict(self.expressions))
         for key, value in over.leaves():
             for n in range(1, len(key) + 1):
@@ -123,24 +123,27 @@ class Tree:
 
 @dataclass
 class Report:
-    """What was found wrong, and what is worth knowing, while one experiment is read."""
+    """Problems and notes collected while an experiment is read."""
 
     source: str
     problems: list[tuple[Place, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     whole_keys: Callable[[str], Mapping[str, bool]] = field(default=lambda key: {}, repr=False)
-    """What a key that is unknown where it stands may have been meant to be (`astuner.config.sections.whole_keys`)."""
+    """Returns the full keys that an unknown key may refer to (`astuner.config.sections.whole_keys`)."""
     older: OlderSpellingsPart = field(default=OlderSpellingsPart(), repr=False)
-    """The older keys that are read."""
+    """Legacy keys to accept."""
     defaults: Collection[Key] = ()
-    """Keys of a written-out config that nobody wrote."""
+    """Keys of a written-out config that are defaults."""
     who_adds: Callable[[str], str] = field(default=lambda key: "", repr=False)
-    """What is said of a key of a package that is not here (`astuner.plugins.registry.who_adds`)."""
+    """Returns the hint for a key of a package that is not installed (`astuner.plugins.registry.who_adds`)."""
     hint: str = ""
-    """What is said of every key that nothing reads, besides what is close."""
+    """Hint to append to messages about unknown keys."""
 
     def problem(self, place: Place | None, message: str) -> None:
-        """:raises ConfigError: there are `MAX_PROBLEMS` of them."""
+        """Add a problem.
+
+        :raises ConfigError: The report has `MAX_PROBLEMS` problems.
+        """
         entry = (place or Place(self.source), message)
         if entry not in self.problems:
             self.problems.append(entry)
@@ -154,19 +157,23 @@ class Report:
 
     @property
     def wrong(self) -> set[str]:
-        """The keys that the problems are about."""
+        """Return the keys that have problems."""
         return {text.removeprefix("unknown key ").partition(" ")[0].rstrip(":;") for _, text in self.problems}
 
     def told(self) -> list[str]:
-        """Every problem so far: the file's in its order, then those of other sources."""
+        """Return the messages of all problems: first of the file, in its order, then of other sources."""
         ordered = sorted(self.problems, key=lambda p: (p[0].source != self.source, p[0].line, p[0].column))
         return [f"{place}: {message}" for place, message in ordered]
 
     def raise_problems(self) -> None:
-        """:raises ConfigError: every problem so far."""
+        """Raise all problems so far, if any.
+
+        :raises ConfigError: There are problems.
+        """
         if self.problems:
             raise ConfigError(self.told())
 
 
 def dotted(key: Key) -> str:
+    """Return the key as text, joined by dots."""
     return ".".join(key)

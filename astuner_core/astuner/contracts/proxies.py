@@ -1,7 +1,7 @@
-"""Keep requests to this machine away from HTTP proxies.
+"""Exclude requests to this machine from HTTP proxies.
 
-On a company's machine ``HTTP_PROXY`` names a proxy for everything outside, and often ``NO_PROXY`` is not set. HTTP
-clients of agents would then send requests for the run's own endpoint to that proxy.
+On company machines, ``HTTP_PROXY`` is often set without ``NO_PROXY``. HTTP clients of agents would then send requests
+for the run's own endpoint to the proxy.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 _EXCEPTIONS = ("no_proxy", "NO_PROXY")
 _LOOPBACK = ("localhost", "127.0.0.1")
-"""Without ``::1``: httpx before 0.24 fails on an IPv6 address in ``NO_PROXY``."""
+"""Loopback hosts, without ``::1``: httpx before 0.24 fails on an IPv6 address in ``NO_PROXY``."""
 
 
 def bypass_proxies(*hosts: str) -> None:
@@ -28,4 +28,4 @@ def without_proxy(*hosts: str) -> str:
     """Return the value of ``NO_PROXY`` with ``hosts`` added to the entries of both its spellings."""
     written = ",".join(os.environ.get(name, "") for name in _EXCEPTIONS).split(",")
     entries = list(dict.fromkeys(entry.strip() for entry in (*written, *hosts) if entry.strip()))
-    return "*" if "*" in entries else ",".join(entries)  # clients know "*" only alone
+    return "*" if "*" in entries else ",".join(entries)  # clients accept "*" only as the sole entry

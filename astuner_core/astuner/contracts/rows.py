@@ -1,7 +1,7 @@
-"""From a row of a data set to a task; the same rules for every reader.
+"""Convert a row of a data set to a task, with the same rules for all task readers.
 
-A row is one JSON object.  The query is the field that was named, else the first of the usual names the row has.
-Metadata is the whole row, and where the row has a ``metadata`` object of its own, that object's fields too.
+A row is a JSON object. The query is the configured field, or the first field with one of the usual names. The metadata
+contains the complete row and the fields of its ``metadata`` object, if it has one.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from typing import Any
 from astuner.contracts.types import Task
 
 QUERY_FIELDS = ("main_query", "question", "problem", "query", "prompt")
-"""Where the query is looked for, in this order, when the config names no field."""
+"""Fields to search for the query, in this order, if the config names none."""
 ID_FIELDS = ("task_id", "id")
-"""Likewise for the task's label."""
+"""Fields to search for the task's label, in this order, if the config names none."""
 _MAX_DEPTH = 64
 
 
 class BadRow(ValueError):
-    """A row that is no task; the message says why, the reader adds where."""
+    """A row that is not a task. The message describes the problem; the reader adds the place."""
 
 
 @dataclass(frozen=True)
 class FieldMap:
-    """Which fields of a row are the query and the id; None looks for the usual names."""
+    """Names of the query and ID fields; None searches for the usual names."""
 
     query_field: str | None = None
     id_field: str | None = None
 
     def task(self, row: object, default_id: str) -> Task:
-        """The task in ``row``.
+        """Return the task in ``row``.
 
-        :param default_id: the label of a row that has none.
-        :raises BadRow: not an object, no query, or fields of the wrong type.
+        :param default_id: Label for a row without one.
+        :raises BadRow: The row is not an object, has no query, or has fields of the wrong type.
         """
         if not isinstance(row, Mapping):
-            raise BadRow(f"a task is a JSON object, this is {_kind(row)}")
+            raise BadRow(f"a task must be a JSON object, but this is {_kind(row)}")
         messages = _messages(row)
         return Task(
             task_id=self._id(row, default_id),
@@ -59,10 +59,10 @@ class FieldMap:
                 return ""
             has = ", ".join(map(str, row)) or "none"
             names = repr(self.query_field) if self.query_field else " or ".join(QUERY_FIELDS)
-            raise BadRow(f"it has no field {names} (its fields: {has}); name the right one with query_field")
+            raise BadRow(f"field {names} is missing (fields: {has}); name the query's field with query_field")
         query = row[name]
         if not isinstance(query, str):
-            raise BadRow(f"field {name!r} holds {_kind(query)}; a query is text")
+            raise BadRow(f"field {name!r} is {_kind(query)}; a query must be text")
         if not query.strip() and needed:
             raise BadRow(f"field {name!r} is empty")
         return query
@@ -72,22 +72,22 @@ class FieldMap:
         value = next((row[c] for c in candidates if row.get(c) not in (None, "")), None)
         if value is None:
             if self.id_field:
-                raise BadRow(f"it has no field {self.id_field!r}; correct id_field, or leave it out")
+                raise BadRow(f"field {self.id_field!r} is missing; correct or remove id_field")
             return default_id
         if isinstance(value, bool) or not isinstance(value, (str, int)):
-            raise BadRow(f"its id is {_kind(value)}; an id is text or a whole number")
+            raise BadRow(f"the id is {_kind(value)}; an id must be text or an integer")
         return str(value)
 
 
 def parse_json(text: bytes) -> Any:
     """Return the value of a JSON text in UTF-8.
 
-    :raises BadRow: it is not JSON, or holds a value that no task may hold (NaN, half a surrogate pair).
+    :raises BadRow: The text is not JSON, or contains a value that tasks must not contain (NaN, a lone surrogate).
     """
     try:
         value = json.loads(text.decode("utf-8"), parse_constant=_number, parse_float=_number)
         if b"\\u" in text:
-            json.dumps(value, ensure_ascii=False).encode()  # raises at half a surrogate pair, which no tokenizer takes
+            json.dumps(value, ensure_ascii=False).encode()  # raises for lone surrogates, which tokenizers reject
         return value
     except UnicodeDecodeError as e:
         raise BadRow(f"byte {e.start + 1} of the line ({text[e.start]:#04x}) is not UTF-8") from None
@@ -95,15 +95,15 @@ def parse_json(text: bytes) -> Any:
         line = f"line {e.lineno}, " if e.lineno > 1 else ""
         raise BadRow(f"not JSON at {line}column {e.colno}: {e.msg}") from None
     except RecursionError:
-        raise BadRow("its JSON is nested too deeply") from None
+        raise BadRow("the JSON is nested too deeply") from None
     except ValueError as e:  # a number with more digits than Python converts
-        raise BadRow(f"not JSON that can be read: {e}") from None
+        raise BadRow(f"the JSON cannot be read: {e}") from None
 
 
 def _number(text: str) -> float:
     if math.isfinite(number := float(text)):
         return number
-    raise BadRow(f"{text[:40]} is not JSON, or too large a number; write null or a number")
+    raise BadRow(f"{text[:40]} is not valid JSON or too large; write null or a smaller number")
 
 
 def _messages(row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
@@ -111,7 +111,7 @@ def _messages(row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     if messages is None:
         return ()
     if not isinstance(messages, list) or not all(isinstance(m, Mapping) and _text(m, "role") for m in messages):
-        raise BadRow("init_messages is not a list of messages with a role")
+        raise BadRow("init_messages must be a list of messages that have a role")
     return tuple(messages)
 
 
@@ -120,7 +120,7 @@ def _text(row: Mapping[str, Any], name: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise BadRow(f"field {name!r} holds {_kind(value)}; it must be text")
+        raise BadRow(f"field {name!r} is {_kind(value)}; it must be text")
     return value
 
 
@@ -133,9 +133,9 @@ def _metadata(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any, name: str, depth: int = 0) -> Any:
-    """The value as JSON can hold it: Parquet also has dates and decimals, which become text."""
+    """Return the value as JSON types. Dates and decimals, as in Parquet, become text."""
     if depth > _MAX_DEPTH:
-        raise BadRow(f"field {name[:80]!r} is nested more than {_MAX_DEPTH} levels deep")
+        raise BadRow(f"field {name[:80]!r} has more than {_MAX_DEPTH} nested levels")
     if value is None or isinstance(value, (str, int, float)):
         return value
     if isinstance(value, (datetime, date, time, Decimal)):
@@ -144,7 +144,7 @@ def _plain(value: Any, name: str, depth: int = 0) -> Any:
         return {str(k): _plain(v, name, depth + 1) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(v, name, depth + 1) for v in value]
-    raise BadRow(f"field {name!r} holds {_kind(value)}, which is not JSON; remove that column")
+    raise BadRow(f"field {name!r} is {_kind(value)}, which JSON cannot represent; remove that column")
 
 
 def _kind(value: object) -> str:

@@ -1,9 +1,9 @@
-"""What a backbone drives: the tasks, the episodes and the credit of one run, and what is written down of it.
+"""Interface of a run for backbones: tasks, episodes, credit assignment and records.
 
-A backbone's loop reads: roll out, assign credit, update, publish the step, validate, save.  Everything here is the same
-for all backbones; everything about weights is theirs.  There are three ways to have a step's groups: `Run.rollout` runs
-them while it is waited for; with `Run.prefetch` they are begun before; and a trainer with a scheduler of its own asks
-for draws (`Run.draw`), reports each group (`Run.end`) and takes those it trains on (`Run.take`).
+A backbone's loop is: roll out, assign credit, update, publish the step, validate, save. The run implements everything
+except the weights. A backbone can get the groups of a step in three ways: `Run.rollout` runs them and waits;
+`Run.prefetch` starts them earlier; a trainer with its own scheduler requests draws (`Run.draw`), reports each group
+(`Run.end`) and selects the groups to train on (`Run.take`).
 """
 
 from __future__ import annotations
@@ -28,95 +28,95 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Run(Protocol):
-    """One run of one config, as `Backbone.train` gets it."""
+    """One run of a config, as passed to `Backbone.train`."""
 
     config: Config
     run_dir: RunDir
-    """Where it writes; a backbone saves below it."""
+    """Run folder; a backbone saves below it."""
     runner: EpisodeRunner
-    """Runs an episode where the models are; picklable, so that a worker can be handed one."""
+    """Runs episodes; picklable, so that workers can use it."""
     interrupt: Interrupt
-    """Whether the person asked to stop, and what that cancels."""
+    """The user's request to stop, and the operation that it cancels."""
     resume_from: Path | None
-    """The newest whole state, or None for a fresh start. A backbone loads weights from it, then calls `restore`."""
+    """Newest intact state, or None for a new run. A backbone loads weights from it and then calls `restore`."""
     total_steps: int
-    """Of the whole run."""
+    """Number of steps of the complete run."""
     validation_tasks: Sequence[Task]
 
     def check_stop(self) -> None:
-        """Before a step.
+        """Raise if the run must stop; call it before each step.
 
-        :raises astuner.contracts.errors.Interrupted: the person asked to stop.
-        :raises astuner.contracts.errors.AstunerError: a subscriber wants it to stop, e.g. for an alarm that
-            `sentinel.stop_on` names.
+        :raises astuner.contracts.errors.Interrupted: The user requested a stop.
+        :raises astuner.contracts.errors.AstunerError: A subscriber requested a stop, e.g. for an alarm in
+            `sentinel.stop_on`.
         """
 
     def is_due(self, what: str, step: int) -> bool:
-        """Whether ``save``, ``test`` or ``resume`` happens after ``step``; the last step does all three.
+        """Return whether ``save``, ``test`` or ``resume`` is due after ``step``; after the last step, all are.
 
-        ``test`` is due where there are tasks for it, once: a run that is resumed does not repeat it.
+        ``test`` requires validation tasks and is due only once per step, also in a resumed run.
         """
 
     def rollout(self, models: Models | EpisodeHost, step: int) -> StepRollout:
-        """The groups of a step that can be trained on: those of `prefetch` that ended, or they are run now.
+        """Return the trainable groups of a step: finished groups of `prefetch`, or groups that run now.
 
-        With dynamic sampling, another group is run for each that cannot be trained on, while fewer than
-        `algorithm.max_draws` batches were drawn; then there are fewer groups.
+        With dynamic sampling, each group that cannot be trained on is replaced by another one, up to
+        `algorithm.max_draws` batches. After that, the step has fewer groups.
 
-        :param models: policy -> engine and codec (see `astuner.rollout.models.one_model`), or where episodes run.
-        :raises astuner.contracts.errors.RunError: more episodes failed than `rollout.max_failed_share` allows.
-        :raises astuner.contracts.errors.Interrupted: the person asked to stop.
+        :param models: Policy -> engine and codec (see `astuner.rollout.models.one_model`), or the host of episodes.
+        :raises astuner.contracts.errors.RunError: More episodes failed than `rollout.max_failed_share` allows.
+        :raises astuner.contracts.errors.Interrupted: The user requested a stop.
         """
 
     def prefetch(self, host: EpisodeHost, groups: int) -> None:
-        """Have at least this many groups under way, for later calls of `rollout`; 0 ends those that nobody took.
+        """Start groups for later calls of `rollout`, so that at least ``groups`` of them run; 0 cancels unused ones.
 
-        What ``host`` runs goes on while the caller does other things.
+        ``host`` runs them in the background.
 
-        :param host: the same in every call, here and to `rollout`.
+        :param host: Host of the episodes, the same in every call of this method and `rollout`.
         """
 
     def draw(self, step: int, split: Split = Split.TRAIN) -> list[Draw]:
-        """The draws of a step, once: more than its batch needs with `rollout.oversample`; or all validation tasks.
+        """Return the draws of a step (extra ones with `rollout.oversample`) or all validation tasks. Call it once.
 
-        They are for whoever runs them himself, and tells of each episode (`EpisodeEnded`) and group (`end`).
+        The caller runs them and reports each episode (`EpisodeEnded`) and each group (`end`).
         """
 
     def end(self, step: int, group: Group) -> Ending:
-        """A group of `draw` came back whole. With the last one of a validation, that is published.
+        """Report a complete group of `draw`. After the last group of a validation, publish the validation.
 
-        :raises LookupError: nobody waits for it: its step was closed without it.
-        :raises astuner.contracts.errors.RunError: more episodes failed than `rollout.max_failed_share` allows.
+        :raises LookupError: The group's step was closed without it.
+        :raises astuner.contracts.errors.RunError: More episodes failed than `rollout.max_failed_share` allows.
         """
 
     def take(self, step: int, group_ids: Collection[str]) -> StepRollout:
-        """A step's batch is made of these groups; its other draws, cut short or late, will be drawn again.
+        """Build the batch of a step from these groups. The step's other draws are drawn again later.
 
-        :raises astuner.contracts.errors.RunError: more episodes failed than `rollout.max_failed_share` allows.
+        :raises astuner.contracts.errors.RunError: More episodes failed than `rollout.max_failed_share` allows.
         """
 
     def credit(
         self, rollout: StepRollout, *, policy_version: int, penalties: Penalties | None = None
     ) -> tuple[list[Sample], Metrics]:
-        """Samples with advantages and token weights, and what they look like; called again, it replaces the first.
+        """Return samples with advantages and token weights, and their metrics. A second call replaces the first.
 
-        :param penalties: (episode id, agent) -> what is subtracted from its reward, such as a KL term.
+        :param penalties: (episode ID, agent) -> value to subtract from the reward, such as a KL term.
         """
 
     def validate(self, models: Models | EpisodeHost, step: int) -> Evaluation | None:
-        """Measure the policy on all validation tasks; None when there are none. Raises as `rollout`."""
+        """Evaluate the policy on all validation tasks; None without tasks. Raises the errors of `rollout`."""
 
     def try_out(self, models: Models, *, tasks: int, max_parallel: int) -> list[Episode]:
-        """One episode of each of the first training tasks, for looking at; nothing is trained or dropped."""
+        """Run one episode of each of the first training tasks for inspection, without training or dropping any."""
 
     def publish(self, event: Event) -> None:
-        """Tell the run's subscribers: `StepEnded` with a step's numbers, `Note`, `Saving`, `TokenizersLoaded`, …
+        """Send an event to the run's subscribers, e.g. `StepEnded`, `Note`, `Saving` or `TokenizersLoaded`.
 
-        :raises OSError: something cannot be written that the run cannot do without.
+        :raises OSError: An essential subscriber cannot write its data.
         """
 
     def state(self) -> dict[str, Any]:
-        """Everything but weights that a resumed run needs; JSON-serialisable, saved with the weights."""
+        """Return the JSON-serializable state that a resumed run needs besides weights, to save with them."""
 
     def restore(self, state: Mapping[str, Any], step: int) -> None:
-        """Continue after ``step``: what is drawn and counted, and the folder's files, are as they were then."""
+        """Continue after ``step`` with the draws, counters and files of that time."""

@@ -1,6 +1,6 @@
-"""Turn numbers and truth values of any library into Python's own.
+"""Convert numbers and truth values of any library to Python's types.
 
-NumPy's, torch's and `decimal`'s are recognised by their methods, so no such library is imported.
+Values of NumPy, torch and `decimal` are recognized by their methods, so these libraries are not imported.
 """
 
 from __future__ import annotations
@@ -10,25 +10,24 @@ import numbers
 from typing import Any
 
 _OTHER_KINDS = "cmMSUT"
-"""NumPy's kinds of elements that are not real numbers: complex numbers, durations, times and texts."""
+"""NumPy's element kinds that are not real numbers: complex numbers, durations, times and strings."""
 
 
 def as_float(value: object) -> float | None:
-    """Return ``value`` as a finite float; None where it is not one real number.
+    """Return ``value`` as a finite float, or None if it is not a single real number.
 
-    Real numbers are Python's and instances of classes with ``__float__`` or ``__index__``, truth values, and arrays or
-    tensors with a single element.  Texts are not, although ``float()`` reads them; nor are complex numbers, NaN,
-    infinities, and integers that a float cannot hold.
+    Real numbers are Python's numbers, truth values, objects with ``__float__`` or ``__index__``, and arrays or tensors
+    with a single element. Strings, complex numbers, NaN, infinities and integers beyond the range of a float are not.
     """
     try:
         found = float(_real(value))
-    except Exception:  # the methods of somebody else's class may raise anything
+    except Exception:  # methods of third-party classes may raise anything
         return None
     return found if math.isfinite(found) else None
 
 
 def as_bool(value: object) -> bool | None:
-    """Return ``value`` as Python's truth value; None where it is neither that nor an array's single truth value."""
+    """Return ``value`` as a Python bool, or None if it is neither a bool nor an array with a single bool."""
     if isinstance(value, bool):
         return value
     if not _is_of(value, "bool"):
@@ -41,15 +40,15 @@ def as_bool(value: object) -> bool | None:
 
 
 def _real(value: Any) -> Any:
-    """Return what ``float()`` turns into a number and not into a guess.
+    """Return an object that ``float()`` converts to the intended number.
 
-    :raises TypeError: it is something else.
+    :raises TypeError: The value is not a real number.
     """
     kind = getattr(getattr(value, "dtype", None), "kind", "")
     if kind in [*_OTHER_KINDS] or _is_of(value, "complex") or (hasattr(value, "filled") and value.mask.any()):
         raise TypeError("not a real number, or a masked one")
     if hasattr(value, "dtype") and hasattr(value, "item"):
-        value = value.item()  # of more than one element it raises
+        value = value.item()  # raises for more than one element
     if isinstance(value, (str, bytes)) or (isinstance(value, numbers.Complex) and not isinstance(value, numbers.Real)):
         raise TypeError("not a real number")
     if not any(hasattr(type(value), method) for method in ("__float__", "__index__")):
@@ -58,5 +57,5 @@ def _real(value: Any) -> Any:
 
 
 def _is_of(value: object, kind: str) -> bool:
-    """Whether the elements of an array, or of a library's scalar, are of this kind: ``bool``, ``torch.bool``."""
+    """Return whether the elements of an array or scalar are of this kind, e.g. ``bool`` or ``torch.bool``."""
     return str(getattr(value, "dtype", "")).rpartition(".")[2].startswith(kind)

@@ -1,8 +1,8 @@
-"""Secrets stay out of everything that is printed or written.
+"""Remove secrets from all output.
 
-A key is taken for a secret by its name, and so is the user part of any URL (``https://user:password@host``) and a
-parameter of one (``?api_key=…``).  Written as ``${oc.env:NAME}`` it is shown as that, which gives nothing away and can
-be read again; written in clear it is shown as `REMOVED`.
+Secrets are values of keys with a secret's name, the user part of URLs (``https://user:password@host``) and secret URL
+parameters (``?api_key=...``). A secret written as ``${oc.env:NAME}`` is shown in this form, which can be loaded again.
+A secret written in plain text is replaced by `REMOVED`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from urllib.parse import quote, quote_plus, unquote
 
 REMOVED = "(removed: a secret)"
 SHORTEST = 8
-"""Characters of a value that is looked for in texts; a shorter one may mean something else."""
+"""Minimum length of values to remove from texts; shorter values could match unrelated text."""
 
 _BORDER = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[^A-Za-z0-9]+")
 _QUALIFIER = re.compile(r"(_(\d+|prod|production|dev|test|staging|live|old|new|backup|base|b64|base64|value))+$|\d+$")
-"""What may follow the name of a secret: ``API_KEY_2``, ``SECRET_KEY_BASE``."""
+"""Suffixes of a secret's name: ``API_KEY_2``, ``SECRET_KEY_BASE``."""
 _KINDS_OF_KEY = (
     "api|app|access|account|auth|client|consumer|deploy|encryption|license|master|private|secret|service|session|shared"
     "|signing|ssh|subscription"
@@ -39,15 +39,15 @@ _SECRET = re.compile(
     r"|(^|_)(?<!bos_)(?<!eos_)(?<!pad_)(?<!unk_)(?<!sep_)(?<!cls_)(?<!mask_)(?<!stop_)(?<!end_)(?<!start_)(?<!image_)token$"
 )
 _SECRET_VARIABLE = re.compile(r"_(key|keys|pass|pwd|auth|pin|sas)$")
-"""Ends of variables' names that hold secrets; keys of an experiment such as ``id_key`` or ``first_pass`` hold none."""
+"""Endings of secret environment variables. Experiment keys such as ``id_key`` or ``first_pass`` are not secrets."""
 _PARAMETERS = frozenset(
     ("key", "auth", "code", "passwd", "pass", "pwd", "pw", "sig", "signature", "sas", "session", "sid", "ticket")
 )
-"""Parameters of URLs that are secrets, besides those with a secret's name."""
+"""Secret URL parameters, in addition to parameters with a secret's name."""
 
 _USER_OF_URL = re.compile(
     r"(?<=://)(?:[^\s/?#]+(?=@)"
-    r"|[^\s/?#:@'\"]*:(?!\d+[/?#])[^\s'\"<>]+(?=@))"  # with / ? or # in the password, which should be quoted
+    r"|[^\s/?#:@'\"]*:(?!\d+[/?#])[^\s'\"<>]+(?=@))"  # a password with unquoted / ? or #
 )
 _PARAMETER = re.compile(r"(?<=[?&;#])([\w.%\[\]-]+)=([^\s&;#'\"<>]+)")
 _HEADER = re.compile(r"(?<=\b(?i:basic) )(?=\S*[\d=])[A-Za-z0-9+/_=-]{12,}|(?<=\b(?i:bearer) )(?=\S*\d)[\w.~+/=-]{12,}")
@@ -57,19 +57,19 @@ _ORDINARY = frozenset(
         "undefined", "disabled", "anonymous",
     )
 )  # fmt: skip
-"""Values that are secrets nowhere, and words of ordinary texts."""
+"""Common words that are never removed from texts."""
 _written: set[str] = set()
-"""Those that this process has removed from experiments, and of variables that they name."""
+"""Secrets that this process removed from experiments, and values of variables that experiments name."""
 _ONLY_EXPRESSIONS = re.compile(r"(\$\{[^{}]*\}|:)*")
 
 
 def is_secret(name: str) -> bool:
-    """Whether a key of this name holds a secret (``api_key``, ``+hf_token``; not ``api_key_env``, ``eos_token``)."""
+    """Return whether a key is secret by its name (``api_key``, ``+hf_token``; not ``api_key_env``, ``eos_token``)."""
     return _SECRET.search(_words(name)) is not None
 
 
 def is_secret_variable(name: str) -> bool:
-    """Whether an environment variable of this name holds a secret (``GITHUB_PAT``, ``OPENAI_KEY``; not ``PATH``)."""
+    """Return whether an environment variable is secret (``GITHUB_PAT``, ``OPENAI_KEY``; not ``PATH``)."""
     words = _words(name)
     return _SECRET.search(words) is not None or _SECRET_VARIABLE.search(words) is not None
 
@@ -96,13 +96,13 @@ def _is_secret_parameter(name: str) -> bool:
 
 
 def without_secrets(text: str) -> str:
-    """Return ``text`` without secrets of URLs, of variables named like secrets, and of experiments."""
+    """Return ``text`` without secrets of URLs, secret variables and experiments."""
     text = without_values(text, {*_of_variables(), *_written})
     return _HEADER.sub(REMOVED, without_user(text))
 
 
 def without_values(text: str, values: Iterable[str], removed: str = REMOVED) -> str:
-    """Return ``text`` without ``values``, also where they are quoted for a URL, JSON, HTML or a shell, or encoded."""
+    """Return ``text`` without ``values``, also if they are encoded or quoted for a URL, JSON, HTML or a shell."""
     for value in sorted(set(values), key=len, reverse=True):
         if len(value) >= SHORTEST and value.lower() not in _ORDINARY:
             for form in _forms(value):
@@ -111,7 +111,7 @@ def without_values(text: str, values: Iterable[str], removed: str = REMOVED) -> 
 
 
 def _of_variables() -> Iterator[str]:
-    """The secrets in this process's variables; a path of a file is none."""
+    """Yield the secrets in this process's environment variables, except paths of existing files."""
     for name, value in os.environ.items():
         if is_secret_variable(name) and not (os.path.isabs(value) and os.path.exists(value)):
             yield value
@@ -120,7 +120,7 @@ def _of_variables() -> Iterator[str]:
 
 
 def _of_urls(text: str) -> Iterator[str]:
-    """The passwords and secret parameters in URLs, as they are written and unquoted."""
+    """Yield the passwords and secret parameters in URLs, as written and unquoted."""
     found = [user.partition(":")[2] or user for user in _USER_OF_URL.findall(text)]
     found += [value for name, value in _PARAMETER.findall(text) if _is_secret_parameter(name)]
     yield from found
@@ -129,7 +129,7 @@ def _of_urls(text: str) -> Iterator[str]:
 
 @functools.lru_cache(maxsize=1024)
 def _forms(value: str) -> tuple[str, ...]:
-    """Return how a value may be spelled in a text, the longest spelling first."""
+    """Return the forms of a value in texts, the longest first."""
     quoted = {quote(value), quote(value, safe=""), quote_plus(value)}
     data = value.encode("utf-8", "surrogateescape")
     forms = {
@@ -150,7 +150,7 @@ def _forms(value: str) -> tuple[str, ...]:
 
 
 def _in_base64(data: bytes) -> Iterator[str]:
-    """The characters of base64 that ``data`` alone decides, wherever in the encoded bytes it begins."""
+    """Yield the Base64 characters that depend on ``data`` only, for each possible offset in the encoded bytes."""
     for before in range(3):
         encoded = base64.b64encode(b"\0" * before + data).decode()
         end = len(encoded.rstrip("=")) - (1 if (before + len(data)) % 3 else 0)
@@ -161,16 +161,16 @@ def _in_base64(data: bytes) -> Iterator[str]:
 
 
 def is_removed(value: Any) -> bool:
-    """Whether a secret was removed from ``value`` (a list may hold one) when it was written out."""
+    """Return whether a secret was removed from ``value`` (or from an entry of a list) when it was written out."""
     if isinstance(value, (list, tuple)):
         return any(map(is_removed, value))
     return isinstance(value, str) and REMOVED in value
 
 
 def redact(value: Any, expressions: Mapping[tuple[str, ...], str], key: tuple[str, ...] = ()) -> Any:
-    """``value`` with every secret in it replaced.
+    """Return ``value`` with all secrets replaced.
 
-    :param expressions: the interpolations that values were written as, by key.
+    :param expressions: Key -> the interpolation that its value was written as.
     """
     if isinstance(value, Mapping):
         return {name: redact(below, expressions, (*key, str(name))) for name, below in value.items()}

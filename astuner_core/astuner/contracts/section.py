@@ -1,4 +1,4 @@
-"""What every section of an experiment file is made of."""
+"""Base classes of the sections of an experiment file."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from astuner.contracts import installed as installed  # before the first model i
 
 
 class Section(BaseModel):
-    """A group of keys. Unknown keys are errors; the sentence under a field is its documentation."""
+    """A group of keys. Unknown keys are errors; the docstring under a field is its documentation."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True, allow_inf_nan=False)
 
     no_groups: ClassVar[str] = ""
-    """Of a workflow's section: why its episodes are no attempts at one task, e.g. ``with it every episode is a game of
-    its own``; training then refuses groups of several. Empty: they are."""
+    """For a workflow's section: why the episodes of a group cannot be compared, e.g. ``every episode plays a different
+    game``. Training then rejects groups of several episodes. Empty: they can be compared."""
 
 
 class OpenSection(Section):
-    """A section that also holds one sub-section per plugin, checked by that plugin's own schema."""
+    """A section with additional subsections of plugins, which the plugins' schemas check."""
 
     model_config = ConfigDict(extra="allow")

@@ -1,4 +1,4 @@
-"""A server that an experiment needs beside it, started by ``astuner run --with NAME`` and stopped at its end."""
+"""Interface of services: servers that ``astuner run --with NAME`` starts and stops together with a run."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from astuner.contracts.building import Built
 
 
 class Service(Built, ABC):
-    """Starts a server, knows when it answers, and stops it again."""
+    """A server that runs during an experiment."""
 
     is_planned_with: bool = True
-    """Whether ``--dry-run`` needs it: what only trains is not started for a plan."""
+    """Whether ``--dry-run`` starts it. Set it to False if only training needs the service."""
     run_dir: Path | None = None
-    """The folder of the run that it stands beside, which may not be there yet; set before `start`."""
+    """Folder of the run, which may not exist yet; set before `start`."""
 
     def __init__(self, config: Any = None) -> None:
         self.config = config
 
     @abstractmethod
     def start(self, *, url: str = "", log: Path | None = None) -> None:
-        """Start it and return at once; raise when that is impossible.
+        """Start the server and return immediately; raise if that fails.
 
-        :param url: where the experiment expects it; empty: wherever there is room.
-        :param log: the file for what the server prints.
+        :param url: Address that the experiment expects; empty: any free port.
+        :param log: File for the server's output.
         """
 
     @abstractmethod
     def is_ready(self) -> bool:
-        """Whether it really answers (a request, not a line in a log).
+        """Return whether the server answers. Send a request; do not rely on its log.
 
-        :raises astuner.contracts.errors.RunError: it never will: it has ended.
+        :raises astuner.contracts.errors.RunError: The server has ended.
         """
 
     @abstractmethod
     def stop(self) -> None:
-        """Stop what `start` started, and only that; also called after a failed start and on Ctrl-C."""
+        """Stop the processes that `start` started, and no others. Also called after a failed start and on Ctrl-C."""
 
     def environ(self) -> Mapping[str, str]:
-        """Variables by which the run finds it, known once it is ready; they hold for as long as it runs."""
+        """Return environment variables with which the run finds the server; called when it is ready."""
         return {}
 
     def address(self) -> str:
-        """Where it listens, for the plan and the log."""
+        """Return the server's address, for the plan and the log."""
         return ""
 
 
@@ -55,13 +55,13 @@ _set: dict[str, str] = {}
 
 
 def variable(name: str) -> str:
-    """A variable of this process, else as `variables_set` has it (code may clear ``os.environ``), else empty."""
+    """Return an environment variable, or the value set by `variables_set` if code cleared ``os.environ``, or empty."""
     return os.environ.get(name) or _set.get(name, "")
 
 
 @contextmanager
 def variables_set(added: Mapping[str, str]) -> Iterator[None]:
-    """These variables in this process, and those before afterwards."""
+    """Set environment variables in this block, and restore them afterwards."""
     before = {name: os.environ.get(name) for name in added}
     os.environ.update(added)
     _set.update(added)

@@ -1,4 +1,4 @@
-"""Print a command so that it can be copied into a shell."""
+"""Format commands for copying into a shell."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _without_secret(word: str) -> str:
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
-        value = text  # refused elsewhere, with its place
+        value = text  # the config loader reports the error
     clean = redact(value, {}, tuple(key.split(".")))
     if clean == value:
         return without_user(word)

@@ -1,4 +1,4 @@
-"""The statistics that every page of numbers shares, so that the same episodes give the same figures everywhere."""
+"""Shared statistics, so that the same episodes give the same figures everywhere."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def wilson_interval(successes: float, n: int, z: float = 1.959964) -> tuple[float, float]:
-    """95 % confidence interval of a proportion (Wilson 1927); (0, 1) when nothing was tried."""
+    """Return the 95 % confidence interval of a proportion (Wilson 1927); (0, 1) for ``n`` = 0."""
     if n == 0:
         return 0.0, 1.0
     p, zz = successes / n, z * z
@@ -17,10 +17,10 @@ def wilson_interval(successes: float, n: int, z: float = 1.959964) -> tuple[floa
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean; 0 for no values."""
+    """Return the mean; 0 without values."""
     if not values:
         return 0.0
     try:
         return math.fsum(values) / len(values)
-    except OverflowError:  # the sum is beyond a float; the mean is not
+    except OverflowError:  # the sum exceeds the range of a float, but the mean does not
         return math.fsum(v / len(values) for v in values)

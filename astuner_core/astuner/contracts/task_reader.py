@@ -1,7 +1,7 @@
-"""Where tasks come from.
+"""Interface of task readers.
 
-A task reader is built once per run with its own validated section (``astuner.task_reader.<name>``) and yields
-tasks, lazily and in a stable order; shuffling and repeating is the core's business, so that a run can resume.
+A task reader is created once per run with its section (``astuner.task_reader.<name>``) and yields tasks lazily in a
+stable order. The core shuffles and repeats them, so that a run can resume.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from astuner.contracts.types import Split, Task
 
 
 class TaskReader(Built, ABC):
-    """Yields the tasks of a split."""
+    """A source of tasks."""
 
     of_environments: ClassVar[bool] = False
-    """Whether its tasks are those of environments (`Task.env_type`), in which a workflow acts."""
+    """Whether its tasks have environments (`Task.env_type`)."""
 
     def __init__(self, config: Any = None) -> None:
-        """Keep the section; open nothing yet.
+        """Store the section. Do not open files yet.
 
-        :param config: an instance of the provider's ``config`` model, or None when it declares none.
+        :param config: Instance of the provider's ``config`` model, or None without a model.
         """
         self.config = config
 
     @classmethod
     def missing(cls, section: Any, base_dir: Path) -> tuple[str, str]:
-        """What is to be fetched and cannot be had: the key of the section that names it, and why; empty if nothing.
+        """Return the key of a data set that cannot be downloaded and the reason; both empty if nothing is missing.
 
-        It is asked before anything heavy is imported, and takes seconds at most.
+        Called before heavy imports; it must take at most a few seconds.
 
-        :param section: as for the constructor.
-        :param base_dir: the experiment file's folder.
+        :param section: As for the constructor.
+        :param base_dir: Folder of the experiment file.
         """
         return "", ""
 
     @property
     def elsewhere(self) -> str:
-        """Where the tasks would have to be fetched from, which `astuner config check` does not do; empty: from here."""
+        """Return the remote source of the tasks, which `astuner config check` does not contact; empty if local."""
         return ""
 
     @abstractmethod
     def read(self, split: Split) -> Iterator[Task]:
-        """Yield the tasks of ``split``; the same ones in the same order every time.
+        """Yield the tasks of ``split``, always the same tasks in the same order.
 
-        :raises astuner.contracts.errors.DataError: a task cannot be read; names file and line.
+        :raises astuner.contracts.errors.DataError: A task cannot be read. The message contains file and line.
         """

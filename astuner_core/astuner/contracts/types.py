@@ -1,8 +1,7 @@
-"""What is handed from room to room.
+"""Data types that packages exchange: task, workflow task, generation, turn, episode, sample.
 
-One direction: task, workflow task, generation, turn, episode, sample.  Every value is complete and frozen
-when it is handed over; nobody writes into it afterwards.  These are plain dataclasses, not pydantic models:
-validating a 20,000-token sample costs 564 µs there and 1 µs here.
+Invariant: values are complete and frozen when they are passed on. They are dataclasses instead of pydantic models for
+speed: creating a sample of 20,000 tokens takes 1 µs instead of 564 µs.
 """
 
 from __future__ import annotations
@@ -20,74 +19,74 @@ if TYPE_CHECKING:
     from astuner.contracts.environment import Evaluation
 
 DEFAULT_AGENT = "default"
-"""The name of an agent that was given none."""
+"""Name of an agent without a name."""
 DEFAULT_ROLE = "default"
-"""The role of every agent while `astuner.agents` is empty."""
+"""Role of all agents if `astuner.agents` is empty."""
 DEFAULT_POLICY = "default"
-"""The one policy of an experiment that names none."""
+"""Policy of an experiment that names no policies."""
 
 
 class Split(str, Enum):
-    """Which part of the data a task belongs to."""
+    """Part of the data that a task belongs to."""
 
     TRAIN = "train"
     VALIDATION = "validation"
 
 
 class FinishReason(str, Enum):
-    """Why the engine stopped one generation."""
+    """Why a generation ended."""
 
     STOP = "stop"
-    """The model produced an end token (it is the last of `response_ids`), or the caller's stop string."""
+    """The model generated an end token (the last of `response_ids`) or the caller's stop string."""
     LENGTH = "length"
-    """`max_tokens` or the context limit was reached; no end token was added."""
+    """The generation reached `max_tokens` or the context limit, without an end token."""
     CANCELLED = "cancelled"
-    """The caller went away; the tokens so far are returned."""
+    """The caller disconnected; the tokens so far are returned."""
 
 
 class StopReason(str, Enum):
-    """How an episode ended."""
+    """Why an episode ended."""
 
     COMPLETED = "completed"
     """The workflow returned an output."""
     TRUNCATED = "truncated"
-    """Its last generation was cut off by a length limit, or an agent used up its model calls."""
+    """A length limit truncated the last generation, or an agent reached its limit of model calls."""
     CONTEXT_OVERFLOW = "context_overflow"
-    """The conversation outgrew the context; still judged, since the policy caused it."""
+    """The conversation exceeded the context. It is still judged, because the policy caused it."""
     PROMPT_TOO_LONG = "prompt_too_long"
-    """The task's first prompt does not fit, before the policy has said a word."""
+    """The task's first prompt does not fit."""
     CHECK_ABORTED = "check_aborted"
-    """A check on the model's output fired (the seeds' "madness"); rewarded with `agent_madness_reward`."""
+    """An output check failed; the reward is `agent_madness_reward`."""
     WORKFLOW_FAILED = "workflow_failed"
-    """The workflow raised, asked the model for something it refuses, or returned nothing usable."""
+    """The workflow raised, sent an unsupported request to the model, or returned an unusable output."""
     TIMED_OUT = "timed_out"
     """The workflow took longer than `rollout.episode_timeout`."""
     ENVIRONMENT_FAILED = "environment_failed"
     MODEL_FAILED = "model_failed"
     WORKER_LOST = "worker_lost"
-    """The process that ran the episode ended, or could not be reached any more."""
+    """The process that ran the episode ended or became unreachable."""
     JUDGE_FAILED = "judge_failed"
-    """There is no verdict, although the judge was asked again; the attempt itself is never made again for that."""
+    """The judge failed repeatedly. The attempt itself is not repeated."""
     LEFT_OUT = "left_out"
-    """It ended at a limit, and `rollout.truncated_reward: drop` leaves such episodes out of their groups."""
+    """The episode ended at a limit and was removed from its group (`rollout.truncated_reward: drop`)."""
     CANCELLED = "cancelled"
-    """A straggler that was no longer needed, or the run was interrupted."""
+    """The episode was no longer needed, or the run was interrupted."""
 
     @property
     def is_limit(self) -> bool:
-        """Whether a limit on calls or tokens ended the episode: `rollout.truncated_reward` says what it is worth."""
+        """Whether a limit on calls or tokens ended the episode, so that `rollout.truncated_reward` applies."""
         return self in _LIMITS
 
     @property
     def is_scored(self) -> bool:
-        """Whether an episode that ended like this may carry a reward."""
+        """Whether an episode with this stop reason may have a reward."""
         return self in _SCORED
 
     @property
     def is_retried(self) -> bool:
-        """Whether another rollout is fair: the attempt ended before anybody knew how good it was.
+        """Whether the attempt may be repeated, because it ended before its reward was known.
 
-        Not so when the judge failed: rolling out again whatever it cannot judge would select what it can.
+        This excludes failures of the judge: repeating attempts that it cannot judge would bias the selection.
         """
         return self in _RETRIED
 
@@ -99,66 +98,66 @@ _RETRIED = {StopReason.ENVIRONMENT_FAILED, StopReason.MODEL_FAILED, StopReason.W
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One problem, as a task reader yields it. Pure data, JSON-serialisable."""
+    """One problem from a task reader, as JSON-serializable data."""
 
     task_id: str
-    """A label for people and logs. It may repeat; groups never rely on it."""
+    """Label for users and logs. It need not be unique."""
     main_query: str = ""
     init_messages: Sequence[Mapping[str, Any]] = ()
-    """OpenAI-style messages to start from, when the data set has them."""
+    """Initial OpenAI-style messages, if the data set has them."""
     env_type: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Everything else the data set knows, the reference answer included."""
+    """All other data, including the reference answer."""
 
     @property
     def has_environment(self) -> bool:
-        """Whether an attempt at it has an environment to act in."""
-        return self.env_type not in ("", "no_env")  # the first data sets write the word
+        """Whether the task has an environment."""
+        return self.env_type not in ("", "no_env")  # legacy data sets use "no_env"
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkflowTask:
-    """One attempt at one drawn task: what `Workflow.execute` receives."""
+    """One attempt at a drawn task: the input of `Workflow.execute`."""
 
     task: Task
     episode_id: str
     group_id: str
-    """The draw this attempt belongs to; all attempts at one draw form a GRPO group."""
+    """Draw of the task; all attempts at one draw form a GRPO group."""
     split: Split = Split.TRAIN
     attempt: int = 0
-    """0 … num_repeat-1 within the group."""
+    """Index within the group, 0 ... num_repeat-1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How to draw tokens. The distribution sampled from is softmax(logits / temperature), then top-k, then top-p."""
+    """Sampling parameters. Tokens are drawn from softmax(logits / temperature), then top-k, then top-p."""
 
     max_tokens: int
     temperature: float = 1.0
-    """0 means greedy."""
+    """0 is greedy."""
     top_p: float = 1.0
     top_k: int = -1
-    """-1 means no limit."""
+    """-1 is unlimited."""
     stop_token_ids: tuple[int, ...] = ()
-    """Any of these ends the generation and stays in `response_ids`."""
+    """Tokens that end the generation; they stay in `response_ids`."""
     stop: tuple[str, ...] = ()
-    """The token with which the text of the response comes to hold one of these ends the generation, and stays in
-    `response_ids`. An engine that cannot see to it, or only to some, goes on: whoever asked cuts what is behind."""
+    """Strings that end the generation when one of them is complete; its last token stays in `response_ids`. An engine
+    may ignore some or all of them; then the caller truncates the response."""
     seed: int | None = None
-    """Makes this one generation repeatable where the engine can (otherwise the engine raises)."""
+    """Seed of this generation. An engine that does not support seeds raises."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """One model call, exactly as the engine saw it. Never re-tokenised."""
+    """One model call with the engine's exact tokens. They are never re-tokenized."""
 
     prompt_ids: Sequence[int]
     response_ids: Sequence[int]
     logprobs: Sequence[float]
-    """One per response token, of the distribution that was sampled from (natural log)."""
+    """Natural log-probability of each response token under the sampling distribution."""
     finish_reason: FinishReason
     policy_version: int
-    """How many updates the weights had seen; -1 when the engine cannot know."""
+    """Number of updates of the weights; -1 if unknown."""
 
     def __post_init__(self) -> None:
         if len(self.logprobs) != len(self.response_ids):
@@ -168,162 +167,163 @@ class Generation:
 
 
 BRANCH_REASONS = {
-    "repeated_request": "the same first request was sent again, as a retry or to draw another answer",
-    "new_conversation": "the request mentions nothing that the model said in this episode",
-    "history_retold": "what the model said comes back inside another's message (a multi-agent formatter)",
-    "tools_changed": "the messages go on from a turn, but the list of tools, which is part of the prompt, is another",
-    "messages_removed": "a message that a turn was answered under is gone, such as a one-shot hint",
-    "messages_inserted": "a message was put in before a reply of the model",
-    "history_rewritten": "messages before a reply, or the reply itself, were changed",
-    "template_not_incremental": "in such a conversation, the chat template writes what follows a reply in another way",
+    "repeated_request": "the same first request was sent again, as a retry or for another answer",
+    "new_conversation": "the request contains no earlier reply of the model in this episode",
+    "history_retold": "earlier replies appear inside messages of other speakers (a multi-agent formatter)",
+    "tools_changed": "the messages continue a turn, but the list of tools, which is part of the prompt, changed",
+    "messages_removed": "a message before an earlier reply was removed, such as a one-time hint",
+    "messages_inserted": "a message was inserted before an earlier reply",
+    "history_rewritten": "messages before an earlier reply, or the reply itself, changed",
+    "template_not_incremental": "the chat template renders the messages after a reply differently in this conversation",
 }
-"""Every reason, with what it means."""
+"""Branch reason -> its meaning."""
 
 STARTS = frozenset({"new_conversation", "repeated_request"})
-"""Branch reasons of turns that have nothing of the model's to go on from."""
+"""Branch reasons of turns without an earlier reply to continue."""
 
 APPROXIMATIONS = {
     "whitespace": "white space in a message differs",
-    "names": "the name of a speaker or of a tool differs",
-    "call_ids": "tool calls are the same, but have other ids",
-    "reasoning": "the reasoning that comes back with a reply is another",
-    "calls": "tool calls differ, in their names, arguments or number",
-    "tools": "the list of tools, which is part of the prompt, is another",
+    "names": "the name of a speaker or a tool differs",
+    "call_ids": "IDs of tool calls differ",
+    "reasoning": "the reasoning returned with a reply differs",
+    "calls": "names, arguments or number of tool calls differ",
+    "tools": "the list of tools, which is part of the prompt, differs",
 }
-"""What may be overlooked, the least first."""
+"""Differences that `rollout.merge_level: text` ignores -> their meaning, least severe first."""
 
 
 def gravest(overlooked: Iterable[str]) -> str:
-    """The one of several approximations that is reported; empty for none."""
+    """Return the most severe of several approximations, or an empty string."""
     return max(overlooked, key=["", *APPROXIMATIONS].index, default="")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """A generation with its place in the episode: who spoke, and what the agent saw of it."""
+    """A generation with its agent, its messages and its position in the episode."""
 
     index: int
-    """0, 1, 2 … in the order the calls were answered, over all agents of the episode."""
+    """Position in the order of replies, over all agents of the episode, starting at 0."""
     agent: str
     generation: Generation
     continues: int | None
-    """The turn whose prompt + response begin this turn's prompt, exactly; None starts a branch."""
+    """Turn whose prompt and response are exactly the start of this turn's prompt; None starts a branch."""
     branch_reason: str = ""
-    """Why this turn does not continue an earlier one of its agent (`BRANCH_REASONS`); empty for a first turn or a
-    continuation."""
+    """Why this turn does not continue an earlier turn of its agent (`BRANCH_REASONS`). Empty for the first turn and for
+    continuations."""
     request: Sequence[Mapping[str, Any]] = ()
-    """Only the messages that are new since the turn this one continues (all of them on a branch)."""
+    """New messages since the turn that this one continues; on a branch, all messages."""
     tools: Sequence[Mapping[str, Any]] = ()
-    """The tools offered, when they differ from those of the turn this one continues."""
+    """Offered tools, if they differ from the turn that this one continues."""
     message: Mapping[str, Any] = field(default_factory=dict)
     """The reply as an OpenAI-style assistant message."""
     role: str = DEFAULT_ROLE
-    """The entry of `astuner.agents` that applies to the agent; advantages are computed per role."""
+    """Entry of `astuner.agents` that applies to the agent; advantages are computed per role."""
     policy: str = DEFAULT_POLICY
-    """The policy that spoke."""
+    """Policy that generated the reply."""
     trained: bool = True
-    """Whether the turn may enter a sample; not so for an agent with `train: false`, nor where the reply is `lost`."""
+    """Whether the turn may enter a sample. False for an agent with `train: false` and for a `lost` reply."""
     lost: bool = False
-    """Whether it would train, but its reply reached nobody: the client that asked for it went away."""
+    """Whether the reply of a trained agent was not delivered, because the client disconnected."""
     approximation: str = ""
-    """What was overlooked to continue this turn, or one that its prompt holds (`rollout.merge_level: text`)."""
+    """Difference that was ignored to continue this turn, or an earlier turn in its prompt (`rollout.merge_level:
+    text`)."""
     started: float | None = None
-    """When the request came, in seconds since 1970; None where nobody wrote it down."""
+    """Time of the request, in seconds since 1970; None if unknown."""
     seconds: float | None = None
-    """From the request to the reply."""
+    """Duration from request to reply."""
     notes: dict[str, int] = field(default_factory=dict)
-    """What was passed over in the request, or is in the prompt in another way, by metric; not in the episode log."""
+    """Metric -> count of request details that were ignored or rendered differently. Not in the episode log."""
 
     @property
     def has_predecessor(self) -> bool:
-        """Whether it goes on from something that the model said in this episode."""
+        """Whether an earlier reply of the model in this episode precedes it."""
         return self.continues is not None or bool(self.branch_reason and self.branch_reason not in STARTS)
 
 
 def wasted_prompt(turns: Iterable[Turn]) -> int:
-    """Prompt tokens that were encoded and computed again, since their turns could not continue an earlier one."""
+    """Return the number of prompt tokens that were recomputed because turns could not continue an earlier one."""
     return sum(len(t.generation.prompt_ids) for t in turns if t.continues is None and t.has_predecessor)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExternalTurn:
-    """What a model outside of the run answered. It has no token ids, so it can never enter a sample."""
+    """A reply of an external model. It has no token IDs, so it never enters a sample."""
 
     index: int
-    """Its place among the turns of the episode."""
+    """Position among the turns of the episode."""
     agent: str
     role: str
     model: str
     request: Sequence[Mapping[str, Any]]
-    """The messages that are new since it spoke for this agent last (all of them where the earlier ones changed)."""
+    """New messages since its last reply for this agent; all messages if earlier ones changed."""
     message: Mapping[str, Any]
     prompt_tokens: int = 0
-    """As the other side counts them; 0 where it does not say."""
+    """Count reported by the server; 0 if it reports none."""
     completion_tokens: int = 0
     started: float | None = None
-    """As of a `Turn`."""
+    """As in `Turn`."""
     seconds: float | None = None
 
 
 @dataclass(kw_only=True)
 class WorkflowOutput:
-    """What a workflow returns. `reward` is None when a judge is to decide.
+    """Result of a workflow. If `reward` is None, the judge is called.
 
-    When the context or the turn limit ended a workflow before it could return one, the judge gets an output whose
-    `response` is the text of the model's last reply, and whose `metadata` is `{"stop_reason": …}`, the stop reason.
+    If the context or the turn limit ended the workflow before it returned, the judge receives an output whose
+    `response` is the text of the last reply and whose `metadata` is `{"stop_reason": ...}`.
     """
 
     reward: float | Mapping[str, float] | None = None
-    """One reward for all agents, or one for each: agent or role -> reward (an agent's own entry wins)."""
+    """One reward for all agents, or agent or role -> reward. An agent's entry takes precedence over its role's."""
     is_success: bool | None = None
     response: Any = None
-    """The agent's answer, in the words of agentscope.tuner; optional."""
+    """The agent's answer, as in agentscope.tuner; optional."""
     metadata: dict[str, Any] = field(default_factory=dict)
-    """What the judge needs to see, e.g. `final_answer`."""
+    """Data for the judge, e.g. `final_answer`."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Finite numbers to average over the step, logged as `workflow/<name>`."""
+    """Finite numbers, averaged over the step and logged as `workflow/<name>`."""
     evaluation: Evaluation | None = None
-    """What the task's environment says about the episode, for a judge that wants it (`Judge.wants_evaluation`)."""
+    """Evaluation by the task's environment, for judges with `Judge.wants_evaluation`."""
 
     def __post_init__(self) -> None:
         self.is_success = check_success("is_success", self.is_success)
 
 
 def is_finite(value: object) -> bool:
-    """Return whether it is a real number of any library that a float can hold, and no NaN."""
+    """Return whether a value is a finite real number of any library."""
     return as_float(value) is not None
 
 
 LARGEST_REWARD = 1e9
-"""Rewards are from minus this to this: trainers square and add them as float32, which ends at 3.4e38."""
+"""Maximum absolute reward: trainers sum squares of rewards in float32, whose limit is 3.4e38."""
 A_REWARD = "a finite number from -1e9 to 1e9"
 SUCCESS_TOLERANCE = 1e-6
-"""A reward that is below 1 by no more than this counts as success: sums of float32 numbers round by less."""
+"""Tolerance below 1 for a reward that counts as success, for rounding errors of float32 sums."""
 
 
 def as_reward(value: object) -> float | None:
-    """Return ``value`` as a reward, `A_REWARD` of any library's; None where it is not one."""
+    """Return a number of any library as a reward, or None if it is not `A_REWARD`."""
     reward = as_float(value)
     return None if reward is None or abs(reward) > LARGEST_REWARD else reward
 
 
 def is_reward(value: object) -> bool:
-    """Whether it is `A_REWARD` of Python's own, and no truth value: what JSON calls a number."""
+    """Return whether ``value`` is `A_REWARD` as a Python int or float, like a number in JSON. Bools are not."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and as_reward(value) is not None
 
 
 def counts_as_success(reward: float, stated: bool | None = None, *, at: float = 1.0) -> bool:
-    """Return whether an attempt succeeded: what was stated, else whether the reward reaches ``at``.
+    """Return whether an attempt succeeded: the stated value, otherwise whether the reward reaches ``at``.
 
-    Invariant: this is the only place that compares a reward with what success takes (`SUCCESS_TOLERANCE`).
+    Invariant: only this function compares rewards with the success threshold (`SUCCESS_TOLERANCE`).
     """
     return reward >= at - SUCCESS_TOLERANCE if stated is None else stated
 
 
 def check_success(name: str, value: Any) -> bool | None:
-    """Return the truth value, of any library, as Python's; None stays None.
+    """Return a truth value of any library as a Python bool; None stays None.
 
-    :raises ValueError: it is something else, such as a word or a number.
+    :raises ValueError: The value is something else, such as a string or a number.
     """
     found = as_bool(value)
     if found is None and value is not None:
@@ -339,25 +339,25 @@ def _own_reward(value: object) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeOutput:
-    """A judge's verdict on one episode."""
+    """A judge's verdict on an episode."""
 
     reward: float
     is_success: bool | None = None
-    """None means: a reward of 1 or more counts as success, and one that is lower by no more than `SUCCESS_TOLERANCE`.
-    Nothing else is taken for a truth value."""
+    """Whether the episode succeeded. None: a reward of at least 1 - `SUCCESS_TOLERANCE` counts as success. Only truth
+    values are accepted."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Finite numbers to average over the step, logged as `judge/<name>`."""
+    """Finite numbers, averaged over the step and logged as `judge/<name>`."""
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """Agent or role -> reward, where they differ; empty: `reward` is everybody's. See `per_agent`."""
+    """Agent or role -> reward, if they differ. Empty: `reward` applies to all agents. See `per_agent`."""
 
     def __post_init__(self) -> None:
         own = {"reward": _own_reward(self.reward), "rewards": {n: _own_reward(r) for n, r in self.rewards.items()}}
         for name, value in {**own, "is_success": check_success("is_success", self.is_success)}.items():
-            object.__setattr__(self, name, value)  # Python's own numbers from here on
+            object.__setattr__(self, name, value)  # as Python numbers
 
     @property
     def succeeded(self) -> bool:
-        """Whether it counts as success (`counts_as_success`)."""
+        """Whether the episode counts as success (`counts_as_success`)."""
         return counts_as_success(self.reward, self.is_success)
 
     @classmethod
@@ -368,57 +368,57 @@ class JudgeOutput:
         is_success: bool | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> JudgeOutput:
-        """A verdict with a reward for each agent or role.
+        """Return a verdict with a reward for each agent or role.
 
-        Its `reward`, the episode's, is the mean of all entries, each counted once: of a role's entry whatever the
-        number of its agents, of agents that do not train, and of a role that did not speak.
+        The episode's `reward` is the mean of all entries. Each entry counts once, regardless of the number of agents
+        in a role, and including agents that are not trained and roles without turns.
 
-        :raises ValueError: there is no entry, or one is not a finite number.
+        :raises ValueError: ``rewards`` is empty, or an entry is not a finite number.
         """
         if not rewards:
-            raise ValueError("a mapping of rewards must have at least one entry")
+            raise ValueError("rewards must have at least one entry")
         each = cls(reward=0.0, rewards=rewards, is_success=is_success, metrics=metrics or {})
         return replace(each, reward=math.fsum(rewards.values()) / len(rewards))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
-    """One finished attempt, good or bad. A failed episode is data, not a crash."""
+    """A finished attempt, successful or failed."""
 
     workflow_task: WorkflowTask
     turns: Sequence[Turn]
     output: WorkflowOutput | None
     verdict: JudgeOutput | None
-    """The reward and where it came from; None exactly when the episode is not scored."""
+    """The reward; None if and only if the episode is not scored."""
     reward_source: str = ""
-    """`workflow`, `judge`, `check` or `limit`; empty when the episode is not scored."""
+    """`workflow`, `judge`, `check` or `limit`; empty if the episode is not scored."""
     stop_reason: StopReason
     error: str = ""
-    """One paragraph: what failed, where; empty when nothing did."""
+    """Description of the failure in one paragraph; empty without a failure."""
     seconds: float = 0.0
     retries: int = 0
-    """How many times an infrastructure failure made us start over, and a judge's failure ask it again."""
+    """Number of restarts after infrastructure failures and of repeated calls of the judge."""
     external: Sequence[ExternalTurn] = ()
-    """What models outside of the run answered."""
+    """Replies of external models."""
     started: float | None = None
-    """When the attempt began, in seconds since 1970; None where nobody wrote it down."""
+    """Start of the attempt, in seconds since 1970; None if unknown."""
 
     @property
     def is_open(self) -> bool:
-        """Whether it waits for its group's verdicts."""
+        """Whether it waits for the verdicts of its group."""
         return self.verdict is None and self.stop_reason.is_scored
 
     def closed(self, reason: StopReason, why: str) -> Episode:
-        """What an open one is when it will have no verdict."""
+        """Return an open episode as one without a verdict."""
         return replace(self, stop_reason=reason, error=why)
 
     @property
     def reward(self) -> float | None:
-        """The episode's reward; the mean where agents have their own."""
+        """The episode's reward; the mean if agents have different rewards."""
         return self.verdict.reward if self.verdict else None
 
     def reward_of(self, agent: str, role: str) -> float | None:
-        """The reward of one agent: its own entry, else its role's, else everybody's; None when it has none."""
+        """Return an agent's reward: its own entry, its role's, or the reward for all agents; None without one."""
         if self.verdict is None or not self.verdict.rewards:
             return self.reward
         return self.verdict.rewards.get(agent, self.verdict.rewards.get(role))
@@ -430,10 +430,10 @@ class Episode:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One training sequence: a root-to-leaf path through an episode's tree of turns.
+    """A training sequence: a path from the root to a leaf of an episode's tree of turns.
 
-    `input_ids`, `loss_mask` and `logprobs` have the same length n.  A position is trained where
-    `loss_mask` is 1: the model generated that token, and no other sample trains it.
+    `input_ids`, `loss_mask` and `logprobs` have the same length n. Where `loss_mask` is 1, the model generated the
+    token, and only this sample trains it.
     """
 
     episode_id: str
@@ -442,18 +442,18 @@ class Sample:
     input_ids: Sequence[int]
     loss_mask: Sequence[int]
     logprobs: Sequence[float]
-    """Of the sampling distribution, at positions the model generated; 0.0 elsewhere."""
+    """Log-probabilities under the sampling distribution for generated tokens; 0.0 elsewhere."""
     policy_version: int
-    """Of the oldest generation on the path."""
+    """Policy version of the oldest generation on the path."""
     reward: float
-    """The agent's."""
+    """Reward of the agent."""
     advantage: float = 0.0
-    """Set by `astuner.rollout.credit`; the same for every sample of an episode and agent."""
+    """Set by `astuner.rollout.credit`; the same for all samples of an agent in an episode."""
     token_weight: float = 0.0
-    """Set by `astuner.rollout.credit`: what each trained token's loss is multiplied with before summing."""
+    """Set by `astuner.rollout.credit`: factor of each trained token's loss before summing."""
     role: str = DEFAULT_ROLE
     policy: str = DEFAULT_POLICY
-    """The policy that this sample trains."""
+    """Policy that this sample trains."""
 
     def __post_init__(self) -> None:
         n = len(self.input_ids)

@@ -1,6 +1,6 @@
-"""What a step's row of numbers says of its update: whether there was one, and if not, why not.
+"""Determine from the metrics of a step whether it updated the weights, and if not, why.
 
-A pure function of the names in ``metrics.jsonl``, so the console, the report and an older run's folder say the same.
+The functions use only metrics in ``metrics.jsonl``, so console, report and folders of older runs agree.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from astuner.contracts.types import SUCCESS_TOLERANCE
 Row = Mapping[str, Any]
 
 _EQUAL = 1e-9
-"""Rewards closer than this are equal: the rounding of a sum."""
+"""Rewards that differ by less are equal, because sums are rounded."""
 SOLVED = "every attempt succeeded"
 
 
 def missed(row: Row) -> str:
-    """Why a step changed no weights; empty where it changed some, or where the row does not tell."""
+    """Return why a step did not change weights; empty if it did, or if the metrics do not show it."""
     nothing = [value == 1 for name, value in row.items() if _is(name, "nothing_learnable")]
     if not nothing or not all(nothing):
         skipped = total(row, "skipped_steps") and total(row, "optimizer_steps") == 0
@@ -28,14 +28,17 @@ def missed(row: Row) -> str:
 
 
 def no_signal(row: Row) -> str:
-    """Why a step's rewards taught nothing; empty where they did. A KL or entropy term moves weights all the same."""
+    """Return why a step's rewards gave no learning signal; empty if they did.
+
+    A KL or entropy term may still change weights.
+    """
     return missed(row) or (_reason(row) if row.get("adv/zero_frac") == 1 else "")
 
 
 def _reason(row: Row) -> str:
-    """Why the rewards of a step without any advantage taught nothing."""
+    """Return why a step without advantages had no learning signal."""
     low, high = row.get("adv/reward_min"), row.get("adv/reward_max")
-    on_a_scale_to_1 = high is None or high <= 1 + SUCCESS_TOLERANCE  # grades from 1 to 5 all count as success
+    on_a_scale_to_1 = high is None or high <= 1 + SUCCESS_TOLERANCE  # all grades from 1 to 5 would count as success
     if row.get("success/mean") == 1 and (row.get("success/stated") or on_a_scale_to_1):
         return SOLVED
     if row.get("tokens/trainable") == 0:
@@ -46,7 +49,7 @@ def _reason(row: Row) -> str:
 
 
 def total(row: Row, name: str) -> float | None:
-    """A number of the step, summed over its policies; None where it is not counted."""
+    """Return a metric of the step, summed over policies, or None if it is missing."""
     found = [value for key, value in row.items() if _is(key, name) and value is not None]
     return float(sum(found)) if found else None
 

@@ -1,7 +1,7 @@
-"""What a validation found of each task, and which of several validations was the best.
+"""Results of validations per task, and the selection of the best validation.
 
-Validations are compared on the tasks that all of them scored: where episodes fail, each has a success over other tasks,
-and hard tasks that fail make a policy look better than it is.
+Validations are compared on the tasks that all of them scored. If episodes of hard tasks fail, a success rate over the
+remaining tasks would make a policy look better than it is.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from astuner.contracts.statistics import mean
 from astuner.contracts.types import Episode, Task
 
 COMPARABLE_SHARE = 0.5
-"""Validations are compared as long as they have this share of the tasks of the fullest one in common."""
+"""Minimum share of tasks, relative to the validation with most tasks, that compared validations have in common."""
 HOW_TO_DEFINE = "return is_success with the reward, as in JudgeOutput(reward=…, is_success=…)"
-"""What defines success where a reward of 1 or more does not."""
+"""How to define success if it is not a reward of 1 or more."""
 _DIGITS = 9
-"""Means are equal when they agree to so many decimals: sums of floats depend on their order."""
+"""Decimals to which equal means agree, because sums of floats depend on their order."""
 
 
 @dataclass(frozen=True)
 class TaskResult:
-    """What the scored episodes of one task came to."""
+    """Result of the scored episodes of a task."""
 
     successes: int
     scored: int
-    """Episodes; 1 or more."""
+    """Number of scored episodes, at least 1."""
     stated: int
-    """Episodes of which a judge or a workflow stated whether they succeeded (``is_success``)."""
+    """Number of episodes for which a judge or workflow set ``is_success``."""
     reward: float
-    """The mean over them."""
+    """Mean reward of the scored episodes."""
 
     @property
     def success(self) -> float:
@@ -42,7 +42,7 @@ class TaskResult:
 
     @classmethod
     def of(cls, episodes: Iterable[Episode]) -> TaskResult | None:
-        """Return the result of a task's episodes; None where none of them was scored."""
+        """Return the result of a task's episodes, or None if no episode was scored."""
         scored = [e for e in episodes if e.reward is not None]
         if not scored:
             return None
@@ -55,11 +55,11 @@ class TaskResult:
 
 
 Results: TypeAlias = Mapping[str, TaskResult]
-"""Of a validation: the key of a task (`task_keys`) -> its result; a task without a scored episode is missing."""
+"""Results of a validation: key of a task (`task_keys`) -> its result. Tasks without scored episodes are missing."""
 
 
 def states_success(episode: Episode) -> bool:
-    """Return whether a judge or a workflow stated whether the episode succeeded; a limit or a check does not count."""
+    """Return whether a judge or workflow set ``is_success``; limits and checks do not count."""
     by_rule = episode.reward_source in ("limit", "check")
     return episode.verdict is not None and episode.verdict.is_success is not None and not by_rule
 
@@ -67,7 +67,7 @@ def states_success(episode: Episode) -> bool:
 def task_keys(tasks: Sequence[Task]) -> list[str]:
     """Return a key for each task: a hash of its question, numbered if tasks repeat.
 
-    So a task keeps its key when others are added, removed or reordered.
+    A task keeps its key when other tasks are added, removed or reordered.
     """
     seen: Counter[str] = Counter()
     keys = []
@@ -80,14 +80,15 @@ def task_keys(tasks: Sequence[Task]) -> list[str]:
 
 
 def results_row(results: Results) -> dict[str, list[float]]:
-    """Return results as JSON, some 30 bytes a task."""
+    """Return results as JSON data, about 30 bytes per task."""
     return {key: [result.successes, result.scored, result.stated, result.reward] for key, result in results.items()}
 
 
 def read_results(row: Mapping[str, Sequence[Any]]) -> dict[str, TaskResult]:
-    """Return what `results_row` wrote.
+    """Return the results in the output of `results_row`.
 
-    :raises TypeError: it did not write that; or `ValueError`.
+    :raises TypeError: The data has another format.
+    :raises ValueError: The data has another format.
     """
     return {
         key: TaskResult(int(successes), int(scored), int(stated), float(reward))
@@ -110,28 +111,28 @@ class Figures:
 
 @dataclass(frozen=True)
 class Best:
-    """The best of several validations, and how that was found."""
+    """The best of several validations and the compared figures."""
 
     step: int
     tasks: int | None
-    """On which they were compared, the same for all; None: results of tasks are missing, so each has its own."""
+    """Number of common tasks; None if results per task are missing, so that each validation uses its own tasks."""
     compared: Mapping[int, Figures]
-    """Step -> its means over these tasks."""
+    """Step -> means over these tasks."""
     not_comparable: Sequence[int] = ()
     """Steps whose validation has too few tasks in common with the others."""
 
     def __str__(self) -> str:
         figures = self.compared[self.step]
-        over = "its own tasks" if self.tasks is None else f"the {self.tasks} tasks that all of them scored"
+        over = "each one's own tasks" if self.tasks is None else f"the {self.tasks} tasks scored by all"
         text = f"success {figures.success:.1%}, reward {figures.reward:.3g}"
         if len(self.compared) > 1:
             text += f", compared with {_steps([s for s in self.compared if s != self.step])} on {over}"
         if self.not_comparable:
-            text += f"; not comparable, since too many other tasks failed there: {_steps(self.not_comparable)}"
+            text += f"; not comparable because too many tasks failed: {_steps(self.not_comparable)}"
         return text
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the fields as JSON data."""
         compared = [{"step": step, **vars(figures)} for step, figures in self.compared.items()]
         return {
             "step": self.step,
@@ -146,12 +147,13 @@ def _steps(steps: Sequence[int]) -> str:
 
 
 def best_of(validations: Mapping[int, Results]) -> Best | None:
-    """Return the best validation by success, then by reward; the newest of equals. None where there is none.
+    """Return the best validation by success, then reward, then step; None without results.
 
-    They are compared on the tasks that all of them scored.  The fullest one comes first, then each that leaves at least
-    `COMPARABLE_SHARE` of its tasks in common; the others cannot be compared, and so are not the best.
+    Validations are compared on the tasks that all of them scored. Starting with the validation with most tasks, each
+    further one is included if at least `COMPARABLE_SHARE` of these tasks remain in common. Other validations are not
+    comparable and cannot be the best.
 
-    :param validations: step -> what was found.
+    :param validations: Step -> results.
     """
     fullest_first = sorted(validations, key=lambda step: (len(validations[step]), step), reverse=True)
     if not fullest_first or not validations[fullest_first[0]]:
@@ -168,5 +170,5 @@ def best_of(validations: Mapping[int, Results]) -> Best | None:
 
 
 def best_step(figures: Mapping[int, Figures]) -> int:
-    """Return the step with the best means: by success, then by reward, the newest of equals."""
+    """Return the step with the best means by success, then reward; for equal means, the newest step."""
     return max(figures, key=lambda step: (*(round(value, _DIGITS) for value in astuple(figures[step])), step))

@@ -1,7 +1,7 @@
-"""What happens to one task.
+"""Interface of workflows.
 
-A workflow is the user's own code: it builds an agent around ``model_tuner``, lets it work on the task and
-returns what the judge needs.  A fresh instance is made for every episode, so ``self`` may hold anything.
+A workflow is user code: it creates an agent that uses ``model_tuner``, runs it on the task, and returns the output for
+the judge. Each episode uses a new instance, so ``self`` may store any state.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Workflow(Built, ABC):
-    """One way to work on a task."""
+    """User code that works on a task."""
 
     name: str = ""
 
@@ -26,13 +26,13 @@ class Workflow(Built, ABC):
     def execute(
         self, workflow_task: WorkflowTask, model_tuner: ModelTuner
     ) -> Awaitable[WorkflowOutput] | WorkflowOutput:
-        """Work on the task; ``async def`` or plain ``def`` (which then runs in a thread of its own).
+        """Work on the task. Implement it as ``async def`` or ``def`` (which runs in its own thread).
 
-        For a task with an environment, an ``async def`` runs on an event loop of its own, where ``gym_step`` may block;
-        so it shares nothing that belongs to a loop (a client, a lock) with other episodes.
+        For a task with an environment, an ``async def`` runs on a separate event loop, where ``gym_step`` may block. So
+        do not share objects bound to a loop (a client, a lock) between episodes.
 
-        Whatever it raises ends this episode only.  `astuner.contracts.errors.ContextOverflow` and the other
-        `EpisodeError` kinds may be raised (or let through) to say how it ended.
+        An exception ends only this episode. Raise `astuner.contracts.errors.ContextOverflow` or another `EpisodeError`,
+        or let it pass, to set the stop reason.
 
-        :returns: the output; leave ``reward`` None to ask the judge.
+        :returns: The output. Leave ``reward`` None to call the judge.
         """

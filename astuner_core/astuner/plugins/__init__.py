@@ -1,4 +1,4 @@
-"""Finding what an experiment names: plugins, what they register, and the user's own code."""
+"""Find the objects that an experiment names: plugins, their providers, and user code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _OF_LOADER = ("CORE", "DISABLE_PLUGINS", "Plugin", "PluginManager", "PluginStatu
 
 
 def __getattr__(name: str) -> object:
-    """Names of `astuner.plugins.loader`, which is imported then: `user_code` is also used where pluggy is not."""
+    """Return a name of `astuner.plugins.loader`, imported lazily: `user_code` also works without pluggy."""
     if name not in _OF_LOADER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from astuner.plugins import loader

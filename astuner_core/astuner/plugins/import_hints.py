@@ -22,15 +22,15 @@ from urllib.request import url2pathname
 from astuner.contracts.errors import safe_text
 
 TYPO = 0.8
-"""How similar, by `difflib`, a name is that was meant. Names of other versions, as `ReActAgent` to `RealtimeAgent`, are
-less similar."""
+"""Minimum `difflib` similarity of a suggested name. Renamed classes, such as `ReActAgent` and `RealtimeAgent`, are less
+similar."""
 
 
 def import_hint(error: BaseException) -> str:
     """Return the end of a message about a name or a module that does not exist, or an empty string.
 
     If the missing name belongs to an installed package, the hint names the package's version, because the code may have
-    been written for another one. The standard library, namespace packages and the user's own modules have no version.
+    been written for a different one. The standard library, namespace packages and user modules have no version.
     """
     module: object = None
     missing: str | None = ""
@@ -108,7 +108,7 @@ def distribution_of(file: str) -> str:
 
 
 def _lists(distribution: importlib.metadata.Distribution, file: str) -> bool:
-    """Return whether a file is one of those that a distribution installed."""
+    """Return whether a distribution installed a file."""
     root = os.path.join(str(distribution.locate_file("")), "")
     if not file.startswith(root):
         return False

@@ -1,8 +1,8 @@
 """Find, load and list plugins.
 
-pluggy's own ``load_setuptools_entrypoints`` stops at the first plugin that raises, drops a second plugin of the same
-name without a word, and asks nothing about versions.  So the loading is done here, one plugin at a time: whatever
-goes wrong is written down next to the plugin it went wrong in, and never touches another one.
+pluggy's ``load_setuptools_entrypoints`` stops at the first plugin that raises, silently drops a second plugin with the
+same name, and does not check versions. So this module loads plugins one at a time. It records an error with the plugin
+that caused it and continues with the next plugin.
 """
 
 from __future__ import annotations
@@ -27,7 +27,14 @@ import astuner
 from astuner import __version__
 from astuner.contracts import hookspecs, installed
 from astuner.contracts.errors import PluginError, UnknownName, told
-from astuner.contracts.hookspecs import KINDS, PROJECT, EnvironmentProvider, LossProvider, Provider
+from astuner.contracts.hookspecs import (
+    KINDS,
+    PROJECT,
+    CommandProvider,
+    EnvironmentProvider,
+    LossProvider,
+    Provider,
+)
 from astuner.contracts.interrupt import Interrupt, StoppedAtOnce
 from astuner.contracts.parts import PARTS
 from astuner.plugins.user_code import close_name
@@ -36,17 +43,21 @@ _toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "t
 
 CORE = "astuner-core"
 BUILTIN = ("core", "astuner.builtin")
-"""The plugin that the core itself registers, through the same hooks as anybody."""
+"""The plugin of the core, registered through the same hooks as all others."""
 DISABLE_PLUGINS = "ASTUNER_DISABLE_PLUGINS"
 TRACE_VARIABLE = "ASTUNER_TRACE_PLUGINS"
-_CLASSES: Mapping[str, type[Provider]] = {"environment": EnvironmentProvider, "loss": LossProvider}
-"""Kind -> what describes it, if that is more than a `Provider`."""
+_CLASSES: Mapping[str, type[Provider]] = {
+    "command": CommandProvider,
+    "environment": EnvironmentProvider,
+    "loss": LossProvider,
+}
+"""Kind -> class of its providers, for kinds with more fields than `Provider`."""
 Aliases = Mapping[tuple[str, str], Sequence[str]]
-"""(kind, name) -> older names of it."""
+"""(kind, name) -> its legacy names."""
 
 
 class PluginStatus(str, Enum):
-    """What became of an installed plugin."""
+    """Result of loading an installed plugin."""
 
     LOADED = "loaded"
     DISABLED = "disabled"
@@ -65,7 +76,7 @@ class Plugin:
     module_name: str
     status: PluginStatus = PluginStatus.LOADED
     reason: str = ""
-    """Why it is not loaded; empty when it is."""
+    """Why the plugin is not loaded; empty if it is."""
     module: ModuleType | None = field(default=None, repr=False)
     provides: dict[str, dict[str, Provider]] = field(default_factory=dict)
     """Kind -> name -> provider."""
@@ -77,17 +88,17 @@ def _cached(disabled: frozenset[str]) -> PluginManager:
 
 
 def load_plugins(disabled: Iterable[str] = ()) -> PluginManager:
-    """The built-in and the installed plugins; loaded once per process and set of disabled names.
+    """Return the built-in and installed plugins, loaded once per process and set of disabled names.
 
-    :param disabled: plugin or distribution names to leave out, besides those in ``ASTUNER_DISABLE_PLUGINS``
-        (separated by commas or spaces; Ray workers inherit it).
+    :param disabled: Plugin or distribution names to disable, in addition to the names in ``ASTUNER_DISABLE_PLUGINS``
+        (separated by commas or spaces; Ray workers inherit the variable).
     """
     from_environment = re.split(r"[,\s]+", os.environ.get(DISABLE_PLUGINS, ""))
     return _cached(frozenset(name for name in (*disabled, *from_environment) if name))
 
 
 class PluginManager:
-    """The installed plugins and what they provide."""
+    """The installed plugins and their providers."""
 
     def __init__(self, disabled: Iterable[str] = ()) -> None:
         self._pm = pluggy.PluginManager(PROJECT)
@@ -100,13 +111,13 @@ class PluginManager:
         self._aliases: list[Aliases] = []
 
     def __reduce__(self) -> tuple[Callable[[Iterable[str]], PluginManager], tuple[tuple[str, ...]]]:
-        """Goes to another process as the names that are off: the others are found there anew."""
+        """Pickle the names of disabled plugins only; the other process loads its own installed plugins."""
         return load_plugins, (tuple(sorted(self.disabled)),)
 
     def load(self, entry_points: Iterable[importlib.metadata.EntryPoint] | None = None) -> PluginManager:
-        """Load the built-in plugin and every installed one; never raises because of one of them.
+        """Load the built-in plugin and all installed ones. Errors of a plugin are recorded, not raised.
 
-        :param entry_points: load these instead, and not the built-in one.
+        :param entry_points: Load only these plugins.
         """
         if entry_points is None:
             name, module = BUILTIN
@@ -117,7 +128,7 @@ class PluginManager:
             for place, error in installed.broken.items():
                 name = Path(place).name.partition("-")[0]
                 if not self._is_disabled(plugin := Plugin(name, name, "", "")):
-                    reason = f"{place} cannot be read ({told(error)}); install it anew, or remove that folder"
+                    reason = f"{place} cannot be read ({told(error)}); reinstall the package, or remove that folder"
                     self._skip(plugin, PluginStatus.BROKEN, reason)
         taken = {plugin.name: {plugin.dist} for plugin in self.plugins}
         found = sorted(((ep, ep.dist) for ep in entry_points if ep.dist), key=lambda f: (f[0].name, f[1].name))
@@ -130,7 +141,7 @@ class PluginManager:
                 continue
             if twins:
                 also = " and ".join(sorted(twins))
-                reason = f"{also} is also called {ep.name!r}; turn one off with -p no:{dist.name}"
+                reason = f"{also} uses the same plugin name {ep.name!r}; disable one of them, e.g. -p no:{dist.name}"
                 self._skip(plugin, PluginStatus.DUPLICATE, reason)
             elif reason := _incompatible(dist):
                 self._skip(plugin, PluginStatus.INCOMPATIBLE, reason)
@@ -141,24 +152,24 @@ class PluginManager:
         return self
 
     def offers(self, kind: str) -> Iterator[tuple[Plugin, str, Provider]]:
-        """Everything of one kind, in the order the plugins were loaded."""
+        """Yield plugin, name and provider of everything of one kind, in the order of loading."""
         for plugin in self.plugins:
             for name, provider in plugin.provides.get(kind, {}).items():
                 yield plugin, name, provider
 
     def check_disabled(self, names: Iterable[str]) -> None:
-        """Whether each of ``names``, which a person asked to turn off, is there to be turned off.
+        """Check that each name in ``names``, which the user disabled, exists.
 
-        :raises UnknownName: one is not; says what is close, or what there is.
+        :raises UnknownName: A name does not exist. The message suggests a similar one or lists all.
         """
         known = sorted({n for plugin in self.plugins for n in (plugin.name, plugin.dist)})
         for name in sorted(set(names) - set(known)):
-            close = close_name(name, known) or f"; there are {', '.join(known)}"
-            raise UnknownName(f"-p no:{name}: no plugin or distribution is called {name!r}{close}")
+            close = close_name(name, known) or f"; installed: {', '.join(known)}"
+            raise UnknownName(f"-p no:{name}: unknown plugin or distribution {name!r}{close}")
 
     @property
     def hook(self) -> pluggy.HookRelay:
-        """The questions with one answer, such as ``hook.locate_model(path=…)``."""
+        """Return pluggy's hooks, e.g. ``hook.locate_model(path=...)``."""
         return self._pm.hook
 
     def _is_disabled(self, plugin: Plugin) -> bool:
@@ -168,12 +179,12 @@ class PluginManager:
 
     def _try(self, plugin: Plugin, load: Callable[[], Any]) -> None:
         try:
-            # Its own KeyboardInterrupt is none of the person's, and what it prints is no answer of a command.
+            # A KeyboardInterrupt raised by the plugin is not the user's Ctrl-C, and its output is not a command's.
             with Interrupt(requested=True).listening(), redirect_stdout(sys.stderr):
                 self._add(plugin, load())
         except StoppedAtOnce:
             raise
-        except BaseException as e:  # a plugin's import runs a stranger's code, which may raise anything
+        except BaseException as e:  # third-party code may raise anything while it is imported
             if self._pm.has_plugin(plugin.name):
                 self._pm.unregister(name=plugin.name)
             self._skip(plugin, PluginStatus.BROKEN, told(e))
@@ -183,14 +194,14 @@ class PluginManager:
         self._pm.register(module, name=plugin.name)
         for caller in self._pm.get_hookcallers(module) or ():
             if not caller.has_spec():
-                raise PluginError(f"it implements {caller.name!r}, which is not a hook of {CORE} {__version__}")
+                raise PluginError(f"implements {caller.name!r}, which is not a hook of {CORE} {__version__}")
         others = [p.module for p in self.plugins if p.module is not None]
         for kind, hook in KINDS.items():
             for offered in (*described.get(kind, ()), *self._pm.subset_hook_caller(hook, others)()):
                 _check(hook, offered)
                 plugin.provides.setdefault(kind, {}).update(offered)
         all_aliases = [aliases, *self._pm.subset_hook_caller("register_aliases", others)()]
-        _ = ["".join(more) for each in all_aliases for (_, _), more in each.items()]  # raises unless they are texts
+        _ = ["".join(more) for each in all_aliases for (_, _), more in each.items()]  # raises unless all are strings
         self._aliases += all_aliases
         plugin.module = module
         self.plugins.append(plugin)
@@ -207,22 +218,22 @@ class PluginManager:
 
 
 def _described(module: ModuleType) -> tuple[Mapping[str, Sequence[Mapping[str, Provider]]], Aliases]:
-    """What the file ``plugin.toml`` beside a plugin's module says that it offers (`astuner.contracts.hookspecs`).
+    """Read the providers in the file ``plugin.toml`` next to a plugin's module (`astuner.contracts.hookspecs`).
 
-    :returns: kind -> what the file offers of it, at most one mapping; and older names of what others offer.
-    :raises PluginError: the file cannot be read, or something in it stands for nothing; says where.
+    :returns: Kind -> at most one mapping of providers; and legacy names of other plugins' objects.
+    :raises PluginError: The file cannot be read or has an unknown table or key. The message names it.
     """
     beside = getattr(module, "__file__", None)
     if not beside or not (file := Path(beside).with_name("plugin.toml")).exists():
         return {}, {}
     try:
         tables = _toml.loads(file.read_text(encoding="utf-8"))
-    except ValueError as e:  # no TOML, or no UTF-8
+    except ValueError as e:  # not TOML, or not UTF-8
         raise PluginError(f"{file}: {e}") from e
     older: Mapping[str, Mapping[str, Sequence[str]]] = tables.pop("aliases", {})
     kinds = {kind.replace(" ", "_"): kind for kind in KINDS}
     if unknown := {*tables, *older} - kinds.keys():
-        raise PluginError(f"{file}: there is no kind {', '.join(sorted(unknown))}; there are {', '.join(kinds)}")
+        raise PluginError(f"{file}: unknown kind {', '.join(sorted(unknown))}; use one of {', '.join(kinds)}")
     offers = {
         kinds[kind]: [{name: _provider(f"{file}: [{kind}.{name}]", kinds[kind], of) for name, of in offered.items()}]
         for kind, offered in tables.items()
@@ -234,9 +245,10 @@ def _provider(place: str, kind: str, described: Any) -> Provider:
     cls = _CLASSES.get(kind, Provider)
     known = [f.name for f in fields(cls)]
     if not isinstance(described, Mapping) or "target" not in described:
-        raise PluginError(f'{place}: write target = "package.module:attribute" in this table')
+        raise PluginError(f'{place}: target is missing; add target = "package.module:attribute"')
     for name in described.keys() - known:
-        raise PluginError(f"{place}: there is no {name!r}{close_name(name, known) or f'; there are {known}'}")
+        hint = close_name(name, known) or f"; known keys: {', '.join(known)}"
+        raise PluginError(f"{place}: unknown key {name!r}{hint}")
     told: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in described.items()}
     return cls(**told)
 
@@ -246,11 +258,11 @@ def _check(hook: str, offered: object) -> None:
         raise PluginError(f"{hook}() must return a dict of name -> Provider, not {offered!r}")
     for name, provider in offered.items():
         if not isinstance(name, str) or not name or "/" in name:
-            raise PluginError(f"{hook}() names something {name!r}; a name is not empty and has no '/'")
-        if hook == KINDS["part"] and name not in PARTS:  # nothing would ever ask for it
-            hint = close_name(name, PARTS) or f"; there are {', '.join(PARTS)}"
-            raise PluginError(f"{hook}() names {name!r}, which is no part of the core{hint}")
-        "".join((*provider.requires, *provider.conflicts, *provider.aliases))  # raises unless they are texts
+            raise PluginError(f"{hook}() returns the name {name!r}; a name must not be empty or contain '/'")
+        if hook == KINDS["part"] and name not in PARTS:  # the core would never use it
+            hint = close_name(name, PARTS) or f"; use one of {', '.join(PARTS)}"
+            raise PluginError(f"{hook}() returns the unknown part {name!r}{hint}")
+        "".join((*provider.requires, *provider.conflicts, *provider.aliases))  # raises unless all are strings
         for what, target in (("target", provider.target), ("config", provider.config or "a:b")):
             module, _, attribute = target.partition(":")
             if not module or not attribute.isidentifier():
@@ -258,9 +270,9 @@ def _check(hook: str, offered: object) -> None:
 
 
 def _incompatible(dist: importlib.metadata.Distribution) -> str:
-    """Why this plugin does not go with the installed core, or an empty string.
+    """Return why a plugin is incompatible with the installed core, or an empty string.
 
-    pip checks this too, but not under ``--no-deps``, which is how the training engines are often installed.
+    pip checks this too, but not with ``--no-deps``, which is common for training engines.
     """
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.utils import canonicalize_name
@@ -269,7 +281,7 @@ def _incompatible(dist: importlib.metadata.Distribution) -> str:
         try:
             need = Requirement(text)
         except InvalidRequirement:
-            return f"its requirement {text!r} cannot be read"
+            return f"its requirement {text!r} is invalid"
         if canonicalize_name(need.name) == CORE and not need.specifier.contains(__version__, prereleases=True):
             return f"needs {CORE}{need.specifier}, but {__version__} is installed"
     return ""

@@ -1,8 +1,8 @@
-"""From a name in the config to the object it stands for.
+"""Resolve names of an experiment to objects.
 
-A reference is a registered name, ``plugin/name``, an older spelling of one, or code of the user's own as
-``package.module->Name`` or ``path/to/file.py->Name`` (``:`` works like ``->``).  Nothing is imported before it is asked
-for, and a failure says what to type instead.
+A reference is a registered name, ``plugin/name``, a legacy name, or user code as ``package.module->Name`` or
+``path/to/file.py->Name`` (``:`` is equivalent to ``->``). Objects are imported on first use, and error messages contain
+the name or command to use instead.
 """
 
 from __future__ import annotations
@@ -34,60 +34,58 @@ CONTRACTS = {
     "subscriber": "astuner.contracts.events:Subscriber",
     "config key": "astuner.contracts.section:Section",
 }
-"""The class that everything of a kind is a subclass of.
+"""Kind -> the base class of its objects.
 
-Not here: a part has a class for each name (`astuner.contracts.parts.PARTS`); workflow and judge may be functions, and
-a judge may have ``compute_reward`` instead, as `astuner.rollout.parts` checks; output checks, losses and advantage
-estimators are functions, as `astuner.rollout.parts` and `astuner.rollout.credit` see to; what a sentinel rule is, says
-`astuner_report`; a command is a
-`typer.Typer`, a diagnosis a function.
+Other kinds are checked elsewhere: parts by name (`astuner.contracts.parts.PARTS`); workflows, judges and output checks,
+which may be functions, in `astuner.rollout.parts`; losses and advantage estimators in `astuner.rollout.credit`;
+sentinel rules in `astuner_report`. A command is a `typer.Typer` or a function, a diagnosis a function.
 """
 
 
-_OLDER = "one that was written for an older environment service runs where astuner-env is: pip install astuner-env"
-"""What is said of an environment that shows signs of that, where no part adapts it."""
+_OLDER = "environments for the legacy environment service require astuner-env: pip install astuner-env"
+"""Hint for an environment that appears to be written for the legacy service, if no part adapts it."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """A provider, under the name it was found by."""
+    """A provider with its kind, name and plugin."""
 
     kind: str
     name: str
     plugin: Plugin
     provider: Provider
     unique: bool
-    """Whether no other plugin registers the same name."""
+    """Whether only this plugin registers the name."""
 
     @property
     def full_name(self) -> str:
-        """What names exactly this one: its name, or ``plugin/name`` where another plugin has the same."""
+        """Return an unambiguous name: the name, or ``plugin/name`` if several plugins register it."""
         return self.name if self.unique else f"{self.plugin.name}/{self.name}"
 
     @property
     def spellings(self) -> frozenset[str]:
-        """Everything that may be written for it."""
+        """Return all accepted names."""
         qualified = f"{self.plugin.name}/{self.name}"
         return frozenset({qualified, self.full_name, *self.provider.aliases})
 
 
 def is_code(reference: str) -> bool:
-    """Whether a reference names code (``module->Name``) rather than something registered."""
+    """Return whether a reference names code (``module->Name``) instead of a registered object."""
     return ":" in _colon(reference)
 
 
 def offers(manager: PluginManager, kind: str) -> list[Offer]:
-    """Everything of one kind, in the order the plugins were loaded."""
+    """Return all providers of one kind, in the order of loading."""
     everything = list(manager.offers(kind))
     names = Counter(name for _, name, _ in everything)
     return [Offer(kind, name, plugin, provider, unique=names[name] == 1) for plugin, name, provider in everything]
 
 
 def find_offer(manager: PluginManager, kind: str, reference: str) -> Offer:
-    """What is registered as ``reference``: a name, ``plugin/name``, or an older spelling.
+    """Return the provider registered as ``reference``: a name, ``plugin/name``, or a legacy name.
 
-    :raises UnknownName: nothing is; says what is close, or which distribution brings it.
-    :raises AmbiguousName: several plugins register it; says what to write.
+    :raises UnknownName: The name is not registered. The message suggests a similar name or the package to install.
+    :raises AmbiguousName: Several plugins register the name. The message lists the unambiguous names.
     """
     everything = offers(manager, kind)
     owner, _, bare = ("", "", reference) if is_code(reference) else reference.rpartition("/")
@@ -102,22 +100,22 @@ def find_offer(manager: PluginManager, kind: str, reference: str) -> Offer:
 
 
 def find_provider(manager: PluginManager, kind: str, reference: str) -> Provider:
-    """The provider registered as ``reference``; raises as `find_offer`."""
+    """Return the provider registered as ``reference``; raises the errors of `find_offer`."""
     return find_offer(manager, kind, reference).provider
 
 
 def resolve(manager: PluginManager, kind: str, reference: str, *, base_dir: Path | None = None) -> Any:
-    """Import what ``reference`` names.
+    """Import the object that ``reference`` names.
 
-    :param base_dir: the experiment file's folder, where the user's own code is looked for first.
-    :raises UnknownName: no such name, file, module or attribute.
-    :raises MissingDependency: a package it needs is not installed; says how to install it.
-    :raises PluginError: it raised when imported, conflicts with what is installed, or is not of this kind.
+    :param base_dir: Folder of the experiment file, searched first for user code.
+    :raises UnknownName: The name, file, module or attribute does not exist.
+    :raises MissingDependency: A required package is not installed. The message contains the install command.
+    :raises PluginError: The import failed, an installed package conflicts, or the object is not of this kind.
     """
     environments: EnvironmentsPart | None = None
     if kind == "environment" and (part := find_optional_part(manager, "environments")) is not None:
         environments = part()
-        environments.prepare_import()  # a file for the older service imports what is not there
+        environments.prepare_import()  # files for the legacy service import modules that no longer exist
     provider = None
     if not is_code(reference) or find_user_file(reference, base_dir) is None:
         try:
@@ -134,11 +132,11 @@ def resolve(manager: PluginManager, kind: str, reference: str, *, base_dir: Path
 
 
 def find_part(manager: PluginManager, name: str, *, wanted_by: str) -> Any:
-    """The class that is the part ``name`` of `astuner.contracts.parts`.
+    """Return the class registered as the part ``name`` of `astuner.contracts.parts`.
 
-    :param wanted_by: what cannot do without it, as the beginning of the message: ``"astuner.endpoint"``.
-    :raises MissingDependency: no package that is on brings it; says which one does, or what is wrong with it.
-    :raises PluginError: several bring it, or what one of them brings is not that.
+    :param wanted_by: The feature that requires it, which starts the error message, e.g. ``"astuner.endpoint"``.
+    :raises MissingDependency: No enabled package provides it. The message names the package or its error.
+    :raises PluginError: Several packages provide it, or the registered class is not a subclass of the part's class.
     """
     found = find_optional_part(manager, name)
     if found is not None:
@@ -147,27 +145,28 @@ def find_part(manager: PluginManager, name: str, *, wanted_by: str) -> Any:
 
 
 def find_optional_part(manager: PluginManager, name: str) -> Any:
-    """The same, or None where no package that is on brings it; raises as `find_part` does where one does."""
+    """Return the part like `find_part`, or None if no enabled package provides it."""
     brought = [plugin.name for plugin, offered, _ in manager.offers("part") if offered == name]
     if not brought:
         return None
     if len(brought) > 1:
         choices = " or ".join(f"-p no:{plugin}" for plugin in brought)
-        raise AmbiguousName(f"{len(brought)} plugins register the part {name!r}; turn one off with {choices}")
+        raise AmbiguousName(f"{len(brought)} plugins register the part {name!r}; disable one with {choices}")
     return resolve(manager, "part", f"{brought[0]}/{name}")
 
 
 def older_spellings(manager: PluginManager) -> OlderSpellingsPart:
-    """The older keys that are read: the part of that name, or none."""
+    """Return the part ``older_spellings``, or one without legacy keys if it is not installed."""
     found: OlderSpellingsPart = (find_optional_part(manager, "older_spellings") or OlderSpellingsPart)()
     return found
 
 
 def check_installed(kind: str, name: str, provider: Provider) -> None:
-    """Whether ``provider`` can be imported here, without importing it.
+    """Check that ``provider`` can be imported, without importing it.
 
-    :raises PluginError: one of its ``conflicts`` is installed; says how to give each an environment.
-    :raises MissingDependency: one of its ``requires`` is missing.
+    :raises PluginError: A distribution in its ``conflicts`` is installed. The message contains the commands for a
+        separate environment.
+    :raises MissingDependency: A module in its ``requires`` is missing.
     """
     for dist in provider.conflicts:
         try:
@@ -177,30 +176,30 @@ def check_installed(kind: str, name: str, provider: Provider) -> None:
         own = f"python3 -m venv .venv-{name} && . .venv-{name}/bin/activate"
         install = f", then in it: {provider.install}" if provider.install else ""
         raise PluginError(
-            f"the {kind} {name!r} cannot share an environment with {dist} {version}. Make it one of its own: "
-            f"{own}{install}; or, to have {name!r} alone here: pip uninstall {dist}"
+            f"the {kind} {name!r} cannot share an environment with {dist} {version}. Create a separate environment: "
+            f"{own}{install}; or use only {name!r} here: pip uninstall {dist}"
         )
     for module in missing_modules(provider):
-        hint = f"; install it with: {provider.install}" if provider.install else ""
+        hint = f"; install it: {provider.install}" if provider.install else ""
         raise MissingDependency(f"the {kind} {name!r} needs {module}, which is not installed{hint}")
 
 
 def missing_modules(provider: Provider) -> list[str]:
-    """Modules that a provider requires and that are not installed; of ``a.b``, ``a`` is imported to look for it."""
+    """Return required modules that are not installed. To look for ``a.b``, this imports ``a``."""
     return [module for module in provider.requires if not _is_there(module)]
 
 
 def _is_there(module: str) -> bool:
     try:
         return module in sys.modules or importlib.util.find_spec(module) is not None
-    except (Exception, SystemExit):  # what it is in is not there either, or cannot be imported
+    except (Exception, SystemExit):  # the parent package is missing or cannot be imported
         return False
 
 
 def import_target(target: str) -> Any:
     """Import a provider's ``"package.module:attribute"``.
 
-    :raises PluginError: it cannot be imported, or has no such attribute.
+    :raises PluginError: The module cannot be imported or does not have the attribute.
     """
     module_name, _, attribute = target.partition(":")
     try:
@@ -210,12 +209,13 @@ def import_target(target: str) -> Any:
     try:
         return getattr(module, attribute)
     except AttributeError:
-        raise UnknownName(f"{module_name} has no {attribute!r}{close_name(attribute, vars(module))}") from None
+        hint = close_name(attribute, vars(module))
+        raise UnknownName(f"{module_name} has no {attribute!r}{hint}") from None
 
 
 @functools.cache
 def known_plugins() -> Mapping[tuple[str, str], str]:
-    """First-party plugins: (kind, name) -> the distribution that brings it, so that a missing one can be named."""
+    """Return the first-party providers: (kind, name) -> distribution, so that errors can name a missing package."""
     import yaml
 
     packages = yaml.safe_load(Path(__file__).with_name("packages.yaml").read_text(encoding="utf-8"))
@@ -223,12 +223,12 @@ def known_plugins() -> Mapping[tuple[str, str], str]:
 
 
 def hint_for(kind: str, reference: str) -> str | None:
-    """The distribution of ours that brings ``reference``, if one does."""
+    """Return the first-party distribution that provides ``reference``, or None."""
     return known_plugins().get((kind, reference)) or known_plugins().get((kind, _colon(reference)))
 
 
 def _colon(reference: str) -> str:
-    """One spelling for both ways to write code, and for the package's first name."""
+    """Return a reference with ``:`` for ``->`` and the current name of the package."""
     text = reference.replace("->", ":")
     return f"astuner.{text[len('astune.') :]}" if text.startswith("astune.") else text
 
@@ -260,35 +260,43 @@ def _of_kind(kind: str, reference: str, found: Any, environments: EnvironmentsPa
 
 
 def _unknown(manager: PluginManager, kind: str, reference: str) -> str:
-    start = f"no {kind} is called {reference!r}"
+    start = f"unknown {kind} {reference!r}"
     dist = hint_for(kind, reference)
     if why := _why_not_here(manager, dist, reference.partition("/")[0]):
         return start + why
     if reference.endswith(".py"):
-        return f"{start}; to have what is in that file, name it: {reference}->NAME"
+        return f"{start}; to use a class or function of that file, write {reference}->NAME"
     known = sorted({name for _, name, _ in manager.offers(kind)})
     if hint := close_name(reference, known):
         return start + hint
     for other in KINDS:
         if any(name == reference for _, name, _ in manager.offers(other)):
-            return f"{start}; that is a {other}"
+            return f"{start}; this is the name of a {other}"
     return f"{start}; installed: {', '.join(known) or 'none'}"
 
 
 def who_adds(manager: PluginManager, key: str) -> str:
-    """What is said of a key that nothing reads, without ``astuner.``, where a package of ours adds it; else nothing."""
+    """Return the end of a message about an unknown key (without ``astuner.``) that a first-party package adds.
+
+    Empty for all other keys.
+    """
     dist = hint_for("config key", key)
     return _why_not_here(manager, dist) if dist else ""
 
 
 def _why_not_here(manager: PluginManager, dist: str | None, name: str = "") -> str:
-    """Why a plugin, of a distribution of ours or of a name, is installed and not loaded, or how to install it; as the
-    end of a message, which is empty where neither is known."""
+    """Return the end of a message: why an installed plugin is not loaded, or how to install the distribution.
+
+    Empty if neither is known.
+
+    :param dist: First-party distribution.
+    :param name: Name of a plugin.
+    """
     for plugin in manager.plugins:
         if plugin.status is not PluginStatus.LOADED and (plugin.dist == dist or plugin.name == name):
             which = f"the plugin {plugin.name} ({plugin.dist} {plugin.version})"
             return f": {which} is {plugin.status.value}: {plugin.reason}"
-    return f"; it comes with {dist}: pip install {dist}" if dist else ""
+    return f"; install it: pip install {dist}" if dist else ""
 
 
 if not TYPE_CHECKING:

@@ -1,8 +1,10 @@
-"""The user's own code, imported from beside the experiment file.
+"""Import user code from the folder of the experiment file.
 
-Two rules.  A reference means one file, found by looking, and what is returned comes from exactly that file: a module
-of the same name from elsewhere is never reused.  And a script's folder is importable from it, as it would be under
-``python script.py``, but behind everything installed, so nothing of the user's shadows a package.
+Invariant: a reference resolves to one file, and the returned object comes from that file. A loaded module with the same
+name from another folder is never reused.
+
+A script can import modules from its folder, as with ``python script.py``. The folder comes last in ``sys.path``, so
+user modules do not shadow installed packages.
 """
 
 from __future__ import annotations
@@ -35,11 +37,11 @@ from astuner.support.locks import LockTaken, lock_file
 _HOME = Path(__file__).parents[1]
 _ASTUNER = (
     os.path.join(_HOME, ""),
-    os.path.join(_HOME.parents[1], "plugins", "astuner_"),  # our packages beside it, in a clone
+    os.path.join(_HOME.parents[1], "plugins", "astuner_"),  # first-party plugins in a clone of the repository
 )
 _LIBRARIES = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _NOT_THEIRS = ("<", *_ASTUNER, *(os.path.join(folder, "") for folder in _LIBRARIES))
-_SPAWNED = '''"""The file below, under the module name that ASTuner gave it."""
+_SPAWNED = '''"""Run the file below under the module name that ASTuner assigned to it."""
 __file__ = {path!r}
 with open(__file__, "rb") as _file:
     _code = compile(_file.read(), __file__, "exec", dont_inherit=True)
@@ -53,10 +55,11 @@ close_name = did_you_mean
 def import_user_code(reference: str, base_dir: Path | None = None) -> Any:
     """Import ``package.module->Name`` or ``path/to/file.py->Name``.
 
-    :param base_dir: the experiment file's folder.  Code is looked for below it, its parent and the current folder;
-        modules then among what is installed.
-    :raises UnknownName: there is no such file, module or name; says where was looked and what is close.
-    :raises PluginError: the code raised while it was imported; says which line.
+    :param base_dir: Folder of the experiment file. Code is searched below it, its parent and the current folder; then
+        modules are searched among installed packages.
+    :raises UnknownName: The file, module or name does not exist. The message lists the searched folders and a similar
+        name.
+    :raises PluginError: The code raised while it was imported. The message names the line.
     """
     where, _, attribute = reference.replace("->", ":").rpartition(":")
     folders = _folders(base_dir)
@@ -72,7 +75,7 @@ def import_user_code(reference: str, base_dir: Path | None = None) -> Any:
 
 
 def find_user_file(reference: str, base_dir: Path | None = None) -> Path | None:
-    """The file of the user's own that a reference to code means; None when it can only be something installed."""
+    """Return the user's file that a reference to code means; None if it can only mean an installed module."""
     where, _, _ = reference.replace("->", ":").rpartition(":")
     folders = _folders(base_dir)
     if where.endswith(".py"):
@@ -81,15 +84,17 @@ def find_user_file(reference: str, base_dir: Path | None = None) -> Path | None:
 
 
 def user_module(path: Path) -> str:
-    """What the module is called that a file of the user's own (an absolute path) is imported as."""
+    """Return the module name under which a user's file (an absolute path) is imported."""
     return f"astuner_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
 
 
 def raised_at(error: BaseException, *, caller: str = "") -> str:
-    """`` (file:line in function)`` of the innermost frame of ``error`` that is the user's own, with the library's frame
-    in which it was raised; of the innermost frame of all where none is; empty when it was never raised.
+    """Return `` (file:line in function)`` for the innermost frame of ``error`` in user code.
 
-    :param caller: the file that called the user's code. What was raised there says nothing about that code.
+    Includes the library frame that raised it. Without a frame in user code, returns the innermost frame. Empty if the
+    error was never raised.
+
+    :param caller: File that called the user code. An error raised there does not concern the user code.
     """
     frames = traceback.extract_tb(error.__traceback__)
     if not frames or frames[-1].filename == caller:
@@ -101,12 +106,12 @@ def raised_at(error: BaseException, *, caller: str = "") -> str:
 
 
 def is_own(file: str) -> bool:
-    """Whether a file is the user's: neither ASTuner's, nor Python's, nor of an installed package."""
+    """Return whether a file is user code, i.e. not part of ASTuner, Python or an installed package."""
     return not file.startswith(_NOT_THEIRS)
 
 
 def written_at(code: Any) -> str:
-    """``file:line`` where a class or a function begins; empty where that is not known."""
+    """Return ``file:line`` where a class or function starts, or an empty string if that is unknown."""
     try:
         code = inspect.unwrap(code)
         return f"{inspect.getsourcefile(code)}:{inspect.findsource(code)[1] + 1}"
@@ -133,10 +138,10 @@ def _from_file(where: str, folders: list[Path], reference: str) -> ModuleType:
 
 
 def _make_importable(name: str, path: Path) -> None:
-    """Let spawned processes import a file of the user's under its module name here.
+    """Let spawned processes import a user's file under the module name it has here.
 
-    They unpickle a function by the name of its module, and look for that in the ``sys.path`` of this process. Without a
-    folder for temporary files, they cannot.
+    They unpickle a function by the name of its module and search the ``sys.path`` of this process. This requires a
+    temporary folder.
     """
     with suppress(OSError):
         folder = _spawned_imports()
@@ -149,18 +154,18 @@ def _make_importable(name: str, path: Path) -> None:
 def _spawned_imports() -> Path:
     """Return the folder of the modules that spawned processes import; it is removed when this process ends.
 
-    It is locked for as long as this process or one of its forks lives, and what killed processes left is removed.
+    It is locked while this process or one of its forks runs. Folders left by killed processes are removed here.
     """
     for left in Path(tempfile.gettempdir()).glob(f"{_SPAWNED_FOLDER}*"):
         with suppress(OSError, LockTaken, RunError), lock_file(left / _LOCK):
             shutil.rmtree(left, ignore_errors=True)
     folder, owner = Path(tempfile.mkdtemp(prefix=_SPAWNED_FOLDER)), os.getpid()
     held = ExitStack()
-    with suppress(RunError):  # a file system without locks: nothing is removed there either
+    with suppress(RunError):  # without file locks, no folder is removed either
         held.enter_context(lock_file(folder / _LOCK))
 
     def remove() -> None:
-        if os.getpid() == owner:  # no fork of it
+        if os.getpid() == owner:  # not a fork
             shutil.rmtree(folder, ignore_errors=True)
             held.close()
 
@@ -179,7 +184,7 @@ def _from_module(name: str, folders: list[Path], reference: str) -> ModuleType:
         _execute(PathFinder.find_spec(top, [str(folder)]), file, folder, reference)
     try:
         module = importlib.import_module(name)
-    except (Exception, SystemExit) as e:  # the user's module may raise anything
+    except (Exception, SystemExit) as e:  # user code may raise anything
         if loaded is not None and isinstance(e, ModuleNotFoundError) and name.startswith(e.name or "?"):
             raise PluginError(_clash(reference, file, loaded)) from None
         raise _failed(reference, folder, e) from e
@@ -196,13 +201,13 @@ def _installed(name: str, folders: list[Path], reference: str) -> ModuleType:
             raise _failed(reference, None, e) from e
         beside = _defining(reference, folders)
         if len(beside) == 1 and name.partition(".")[0] == folders[0].name:
-            # The Quick Start writes workflow.py into the folder math_agent and names it math_agent.math_agent.
+            # The legacy Quick Start writes workflow.py into the folder math_agent and refers to math_agent.math_agent.
             return _from_file(beside[0].name, folders, reference)
         attribute = reference.replace("->", ":").rpartition(":")[2]
         hint = f"; did you mean {beside[0].name}->{attribute}?" if beside else ""
         looked = ", ".join(map(str, folders))
-        raise UnknownName(f"{reference!r}: no module {name} in {looked}, nor installed{hint}") from None
-    except (Exception, SystemExit) as e:  # a stranger's module may raise anything
+        raise UnknownName(f"{reference!r}: no module {name} in {looked} or among installed packages{hint}") from None
+    except (Exception, SystemExit) as e:  # third-party code may raise anything
         raise _failed(reference, None, e) from e
 
 
@@ -214,22 +219,22 @@ def _module_file(folder: Path, name: str) -> Path | None:
 
 def _execute(spec: ModuleSpec | None, file: Path, folder: Path, reference: str) -> ModuleType:
     if spec is None:
-        raise PluginError(f"{reference!r}: {file} cannot be loaded as Python")
+        raise PluginError(f"{reference!r}: {file} is not a Python file that can be loaded")
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # before it runs: pickle and dataclasses look it up here
+    sys.modules[spec.name] = module  # before it runs, because pickle and dataclasses look it up here
     try:
         if spec.loader is not None:
             spec.loader.exec_module(module)
-    except (Exception, SystemExit) as e:  # the user's file may raise anything
+    except (Exception, SystemExit) as e:  # user code may raise anything
         del sys.modules[spec.name]
         raise _failed(reference, folder, e) from e
     return module
 
 
 def _failed(reference: str, folder: Path | None, error: BaseException) -> PluginError:
-    """Names the last line of the user's own files that was running."""
+    """Return the error for a failed import, with the last executed line in the user's files."""
     place = ""
     if isinstance(error, SyntaxError) and error.filename:
         place = f"{error.filename}:{error.lineno}: "
@@ -245,11 +250,13 @@ def _failed(reference: str, folder: Path | None, error: BaseException) -> Plugin
 def _clash(reference: str, file: Path, loaded: ModuleType) -> str:
     other = getattr(loaded, "__file__", None) or f"the built-in or namespace package {loaded.__name__}"
     attribute = reference.replace("->", ":").rpartition(":")[2]
-    return f"{reference!r} means {file}, but {loaded.__name__} is already {other}; write {file}->{attribute}"
+    return (
+        f"{reference!r} means {file}, but {loaded.__name__} is already loaded from {other}; write {file}->{attribute}"
+    )
 
 
 def _defining(reference: str, folders: list[Path]) -> list[Path]:
-    """The files beside the experiment that define the wanted class."""
+    """Return the files in the experiment's folder that define the referenced class."""
     attribute = reference.replace("->", ":").rpartition(":")[2]
     defines = re.compile(rf"^class {re.escape(attribute)}\b", re.M)
     files = sorted(folders[0].glob("*.py")) if folders else []
@@ -257,7 +264,7 @@ def _defining(reference: str, folders: list[Path]) -> list[Path]:
 
 
 def _folders(base_dir: Path | None) -> list[Path]:
-    """Where the user's own code may be, in order."""
+    """Return the folders to search for user code, in order."""
     here = [Path(base_dir).resolve()] if base_dir is not None else []
     return list(dict.fromkeys([*here, *(folder.parent for folder in here), Path.cwd()]))
 

@@ -1,1 +1,1 @@
-"""Small things that every room needs and none is about."""
+"""General-purpose helpers shared by all packages."""

@@ -1,8 +1,8 @@
-"""Python's garbage collector and what a process loads.
+"""Reduce the cost of Python's garbage collector.
 
-torch, transformers and an agent framework are half a million objects that live as long as the process does.  The
-collector goes through all of them whenever some more were made, and everything waits for that: a sixth of what it takes
-to start a run, and a third of a second every few steps of it (`python -m benchmarks collector`).
+torch, transformers and an agent framework create about half a million objects that live as long as the process. By
+default, the collector scans them frequently and pauses the process: about a sixth of the start-up time, and a third of
+a second every few steps (`python -m benchmarks collector`).
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from functools import cache
 
 _USUAL = gc.get_threshold()
 _RARELY = (50_000, 20, 20)
-"""Hardly anything that is made while modules are imported becomes garbage, and of what episodes make, hardly anything
-needs the collector: every 700 objects, it took 3 % of a small model's step."""
+"""Thresholds for rare collections. Imports and episodes create almost no garbage that needs the collector; with
+Python's default of 700 objects, it took 3 % of a small model's step."""
 
 
 def collect_rarely() -> None:
-    """For a process that is ours, unless somebody has said how often it is to collect."""
+    """Collect rarely in ASTuner's own processes, unless the user changed the thresholds."""
     if gc.get_threshold() == _USUAL:
         gc.set_threshold(*_RARELY)
 
 
 @cache
 def leave_out_what_is_loaded() -> None:
-    """Have the collector leave out what there is by now, and go through what is made later, rarely.
+    """Exclude all existing objects from garbage collection, and collect new objects rarely.
 
-    To be called when the models are loaded; the first call in a process counts.  Objects that nothing refers to are
-    freed as before; those that refer to each other only are not, if they existed by then.
+    Call it after the models are loaded. Only the first call in a process has an effect. Existing objects are still
+    freed when their reference count reaches 0, but existing reference cycles are not.
     """
     collect_rarely()
     gc.freeze()

@@ -1,7 +1,7 @@
-"""JSON lines that always can be written and always can be read.
+"""Read and write JSON Lines files.
 
-A model may write anything, half a surrogate pair included, which UTF-8 cannot hold; and a number may be NaN, which
-JSON cannot hold.  The first becomes a JSON escape, the second null: the file stays valid and nothing is lost.
+Invariant: written files are always valid. A model's text may contain lone surrogates, which UTF-8 cannot encode; they
+become JSON escapes. NaN and infinity, which JSON cannot represent, become null.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from astuner.contracts.errors import DataError
 
 
 def append_jsonl(path: Path, row: Mapping[str, Any]) -> None:
-    """Append one row; it is in the file when this returns."""
+    """Append one row and flush it to the file."""
     with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
         file.write(_line(row))
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a file of rows, replacing what was there."""
+    """Write rows to a file and replace its contents."""
     with path.open("w", encoding="utf-8", errors="backslashreplace") as file:
         file.writelines(_line(row) for row in rows)
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file; a last line cut off by a crash is left out, and so is a file that is not there.
+    """Return the rows of a file, without an incomplete last line. A missing file has no rows.
 
-    :raises DataError: a line is no row.
+    :raises DataError: A line is not a JSON object.
     """
     if not path.is_file():
         return []
-    *lines, _ = path.read_bytes().split(b"\n")  # not splitlines, to which U+2028 in a text ends a line, too
+    *lines, _ = path.read_bytes().split(b"\n")  # not splitlines, which also splits at U+2028 inside a string
     return [_row(path, number, line) for number, line in enumerate(lines, start=1)]
 
 
@@ -44,7 +44,7 @@ def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as e:
         raise DataError(f"{path}:{number}: not JSON ({e}); remove the line") from None
     if not isinstance(row, dict):
-        raise DataError(f"{path}:{number}: {type(row).__name__} where an object is expected; remove the line")
+        raise DataError(f"{path}:{number}: expected a JSON object, got {type(row).__name__}; remove the line")
     return row
 
 

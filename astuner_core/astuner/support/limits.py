@@ -1,4 +1,4 @@
-"""Describe failures of the machine: a full disk, too little memory, too many open files or processes."""
+"""Describe errors caused by limits of the machine, such as a full disk, too little memory or too many open files."""
 
 from __future__ import annotations
 
@@ -6,44 +6,44 @@ import errno
 import os
 import sqlite3
 
-_FOLDER = "free space or fix the permissions, or choose another folder"
+_FOLDER = "free space, fix the permissions, or choose another folder"
 _FILES = "raise the limit of open files: ulimit -n"
-_PROCESSES = "end other processes, or raise the limit of processes and threads: ulimit -u"
-_MEMORY = "end other programs, make batches or max_model_len smaller, or raise the limit of memory: ulimit -v"
+_PROCESSES = "stop other processes, or raise the limit of processes and threads: ulimit -u"
+_MEMORY = "stop other programs, reduce batch sizes or max_model_len, or raise the memory limit: ulimit -v"
 _REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO), _FOLDER),
-    errno.EFBIG: "raise the limit of a file's size: ulimit -f",
+    errno.EFBIG: "raise the limit of file sizes: ulimit -f",
     errno.EMFILE: _FILES,
     errno.ENFILE: _FILES,
     errno.EAGAIN: _PROCESSES,
     errno.ENOMEM: _MEMORY,
     errno.ENAMETOOLONG: "choose a shorter name or another folder",
-    errno.ELOOP: "remove the link that leads back to itself",
-    errno.ESTALE: "mount the file system again",
+    errno.ELOOP: "remove the symbolic link that points to itself",
+    errno.ESTALE: "remount the file system",
     errno.EADDRNOTAVAIL: "wait until other connections are closed",
 }
-"""What to do, by the number of the system's error."""
+"""Remedies by error number."""
 _TEXTS = {
     "can't start new thread": _PROCESSES,
     "can't allocate memory": _MEMORY,
     "Cannot allocate memory": _MEMORY,
     "failed to map segment": _MEMORY,
     "out of memory": _MEMORY,
-    "No usable temporary directory": "set TMPDIR to a folder that can be written",
+    "No usable temporary directory": "set TMPDIR to a writable folder",
     "Could not determine home directory": "set HOME to a folder",
     "database or disk is full": _FOLDER,
     "unable to open database file": _FOLDER,
     "attempt to write a readonly database": _FOLDER,
     "disk I/O error": _FOLDER,
 }
-"""What to do, by a part of the message of an error without such a number."""
+"""Remedies by a part of the message, for errors without a number."""
 _KINDS = (OSError, RuntimeError, ImportError, SystemError, sqlite3.Error)
 
 
 def describe_limit(error: BaseException) -> str:
-    """Return what this machine refused and what to do about it; an empty string for any other error."""
+    """Return a message with a remedy if a limit of the machine caused the error, or an empty string."""
     if isinstance(error, MemoryError):
-        return f"there is not enough memory{f' ({error})' if str(error) else ''}; {_MEMORY}"
+        return f"not enough memory{f' ({error})' if str(error) else ''}; {_MEMORY}"
     if not isinstance(error, _KINDS):
         return ""
     text = " ".join(str(error).split())
@@ -51,7 +51,7 @@ def describe_limit(error: BaseException) -> str:
         where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, (str, bytes)) else ""
         return f"{where}{error.strerror or text}; {_REMEDIES[error.errno]}"
     if isinstance(error, FileNotFoundError) and error.filename is None and not _exists(os.curdir):
-        return "the current folder was removed; change to another one: cd FOLDER"
+        return "the current folder was removed; change to another folder: cd FOLDER"
     remedy = next((remedy for part, remedy in _TEXTS.items() if part in text), "")
     return f"{text[:500]}; {remedy}" if remedy else ""
 

@@ -1,7 +1,7 @@
-"""One process at a time: a file that is locked by whoever works, and names them.
+"""Lock files that allow one process at a time.
 
-Invariant: the lock is the system's, so it is gone when its process is, however that ended; what stands in the file is
-for messages only.  A file that cannot be locked is never taken for one that somebody holds.
+Invariant: the operating system holds the lock, so it disappears with its process, even after a crash. The contents of
+the file (the process ID) are for messages only. A file that cannot be locked is never reported as locked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import astuner
 from astuner.contracts.errors import RunError
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""What a filesystem without locks says, such as some network mounts."""
+"""Errors of file systems without locks, such as some network mounts."""
 
 
 class LockTaken(Exception):
@@ -27,16 +27,16 @@ class LockTaken(Exception):
     def __init__(self, pid: str) -> None:
         super().__init__(f"pid {pid}")
         self.pid = pid
-        """Whose it is, or ``unknown``."""
+        """Process ID of the holder, or ``unknown``."""
 
 
 @contextmanager
 def lock_file(path: Path) -> Iterator[None]:
-    """Hold the lock file ``path``, made if it is not there; its folder is.
+    """Hold the lock file ``path`` in this block. The file is created if necessary; its folder must exist.
 
-    :raises LockTaken: another process holds it, or this one already does.
-    :raises RunError: its filesystem has no locks.
-    :raises OSError: the file cannot be made.
+    :raises LockTaken: Another process, or this process, already holds it.
+    :raises RunError: The file system does not support locks.
+    :raises OSError: The file cannot be created.
     """
     with path.open("a+", encoding="utf-8") as file:
         _flock(file, path, fcntl.LOCK_EX)
@@ -48,11 +48,11 @@ def lock_file(path: Path) -> Iterator[None]:
 
 
 def check_unlocked(path: Path) -> None:
-    """Whether `lock_file` would succeed now; writes nothing.
+    """Check that `lock_file` would succeed now, without writing.
 
-    :raises LockTaken: no.
-    :raises RunError: its filesystem has no locks.
-    :raises OSError: the file cannot be read.
+    :raises LockTaken: A process holds the lock.
+    :raises RunError: The file system does not support locks.
+    :raises OSError: The file cannot be read.
     """
     if not path.exists():
         return
@@ -64,13 +64,13 @@ def _flock(file: TextIO, path: Path, how: int) -> None:
     try:
         fcntl.flock(file, how | fcntl.LOCK_NB)
     except OSError as e:
-        if isinstance(e, BlockingIOError) or e.errno == errno.EACCES:  # the latter where locks are those of NFS
+        if isinstance(e, BlockingIOError) or e.errno == errno.EACCES:  # EACCES on NFS
             file.seek(0)
             raise LockTaken(file.read().strip() or "unknown") from None
-        why = "its filesystem has no file locks" if e.errno in _NO_LOCKS else "the system refuses"
+        why = "its file system does not support locks" if e.errno in _NO_LOCKS else "the system refused"
         raise RunError(
-            f"{path} cannot be locked: {why} ({e.strerror or e}), and without a lock two processes could write there "
-            "at once; choose a folder on another filesystem, such as a local disk"
+            f"{path} cannot be locked: {why} ({e.strerror or e}). The lock keeps two processes from writing there "
+            "concurrently; choose a folder on another file system, such as a local disk"
         ) from None
 
 

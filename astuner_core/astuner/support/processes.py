@@ -1,8 +1,8 @@
-"""What this user's ASTuner runs started, so that ``astuner kill`` can end exactly that.
+"""Record the processes that this user's runs started, so that ``astuner kill`` ends only these.
 
-One file per process: ``$ASTUNER_HOME/processes/<pid>.json`` (``~/.astuner`` by default).  A process is identified by
-its pid *and* its start time, because pids are reused; nothing is ever looked up by name.  Records of processes that
-are gone are removed when the records are read.
+Each process has a file ``$ASTUNER_HOME/processes/<pid>.json`` (``~/.astuner`` by default). A process is identified by
+its PID and start time, because PIDs are reused, and never by name. Reading the records removes records of ended
+processes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from astuner.contracts.errors import RunError
 
 _PROCESSES = "processes"
 _SAME = 2.0
-"""Seconds between two looks at the start of one process: the system counts it from its own, which it may correct."""
+"""Tolerance in seconds between two readings of a process's start time, since the system may correct its clock."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,17 +35,17 @@ class RecordedProcess:
 
     pid: int
     started: str
-    """In seconds since 1970, as text; see `is_same_process`."""
+    """Start time in seconds since 1970, as a string; see `is_same_process`."""
     what: str
-    """For people, e.g. ``vllm server``."""
+    """Description for messages, e.g. ``vllm server``."""
     run_dir: str
-    """The absolute run folder it belongs to; empty when there is none."""
+    """Absolute run folder that it belongs to; empty without one."""
 
 
 def astuner_home() -> Path:
-    """Return ``$ASTUNER_HOME``, by default ``~/.astuner``; a folder for temporary files where that cannot be written.
+    """Return ``$ASTUNER_HOME``, by default ``~/.astuner``, or a temporary folder if that is not writable.
 
-    :raises RunError: No folder can be used.
+    :raises RunError: No folder is usable.
     """
     chosen = os.environ.get("ASTUNER_HOME")
     try:
@@ -58,7 +58,7 @@ def astuner_home() -> Path:
 
 
 def home_folder(kind: str) -> Path:
-    """Return the folder of this name in `astuner_home`, created for this user only.
+    """Return the folder ``kind`` in `astuner_home`, private to this user; create it if necessary.
 
     :raises RunError: It cannot be created or written.
     """
@@ -66,7 +66,7 @@ def home_folder(kind: str) -> Path:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if folder.stat().st_uid != os.getuid():
-            raise RunError(f"{folder} belongs to another user; set ASTUNER_HOME to a folder of your own")
+            raise RunError(f"{folder} belongs to another user; set ASTUNER_HOME to a folder that you own")
         folder.chmod(0o700)
     except OSError as e:
         raise _home_unusable(folder, e) from e
@@ -74,20 +74,20 @@ def home_folder(kind: str) -> Path:
 
 
 def _home_unusable(place: Path, error: OSError) -> RunError:
-    return RunError(f"{place} cannot be written ({error.strerror or error}); set ASTUNER_HOME to a folder that can")
+    return RunError(f"{place} cannot be written ({error.strerror or error}); set ASTUNER_HOME to a writable folder")
 
 
 def _can_be_written(folder: Path) -> bool:
-    """Whether a folder, or the parent in which it would be made, can be written."""
+    """Return whether a folder, or the parent in which it would be created, is writable."""
     there = next((path for path in (folder, *folder.parents) if os.path.exists(path)), folder)
     return os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK)
 
 
 @functools.cache
 def _temporary_home(instead_of: Path | None) -> Path:
-    """Return, and mention once, the folder that replaces a home that cannot be written.
+    """Return the temporary folder that replaces a home that is not writable, and print a note once.
 
-    :raises RunError: There is none, or another user made it.
+    :raises RunError: No temporary folder is writable, or another user created it.
     """
     try:
         folder = Path(tempfile.gettempdir()) / f"astuner-{os.getuid()}"
@@ -95,20 +95,20 @@ def _temporary_home(instead_of: Path | None) -> Path:
         status = folder.lstat()
     except OSError as e:
         raise RunError(
-            f"neither {instead_of or 'a home folder'} nor a folder for temporary files can be written "
-            f"({e.strerror or e}); set ASTUNER_HOME to a folder that can"
+            f"neither {instead_of or 'a home folder'} nor a temporary folder can be written "
+            f"({e.strerror or e}); set ASTUNER_HOME to a writable folder"
         ) from e
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise RunError(f"{folder} is not a private folder of this user; set ASTUNER_HOME to a folder of your own")
-    what = "there is no home folder" if instead_of is None else f"{instead_of} cannot be written"
-    print(f"astuner: {what}, so {folder} is used; set ASTUNER_HOME to keep it elsewhere", file=sys.stderr)
+        raise RunError(f"{folder} is not a private folder of this user; set ASTUNER_HOME to a folder that you own")
+    what = "no home folder found" if instead_of is None else f"{instead_of} cannot be written"
+    print(f"astuner: {what}; using {folder} instead. Set ASTUNER_HOME to use another folder.", file=sys.stderr)
     return folder
 
 
 def record_process(pid: int, what: str, run_dir: Path | str = "") -> RecordedProcess:
-    """Record a process; overwrites an older record of the same pid.
+    """Record a process, replacing an older record with the same PID.
 
-    :raises ProcessLookupError: there is no such process.
+    :raises ProcessLookupError: The process does not exist.
     """
     started = process_start_time(pid)
     if started is None:
@@ -128,14 +128,14 @@ def record_process(pid: int, what: str, run_dir: Path | str = "") -> RecordedPro
 
 
 def forget_process(pid: int) -> None:
-    """Forget a process; nothing happens when it is not recorded, or its record cannot be removed."""
-    with suppress(OSError, RunError):  # whoever reads the records removes it then
+    """Remove the record of a process, if it exists and can be removed."""
+    with suppress(OSError, RunError):  # otherwise, the next reader removes it
         (home_folder(_PROCESSES) / f"{pid}.json").unlink(missing_ok=True)
 
 
 @contextmanager
 def recorded_process(pid: int, what: str, run_dir: Path | str = "") -> Iterator[RecordedProcess]:
-    """Record a process for as long as the block runs; raises as `record_process`."""
+    """Record a process during the block; raises the errors of `record_process`."""
     process = record_process(pid, what, run_dir)
     try:
         yield process
@@ -144,7 +144,7 @@ def recorded_process(pid: int, what: str, run_dir: Path | str = "") -> Iterator[
 
 
 def recorded_processes(run_dir: Path | str | None = None) -> list[RecordedProcess]:
-    """The recorded processes that still run, oldest record first; of one run folder when given."""
+    """Return recorded processes that still run, oldest record first, optionally of one run folder only."""
     wanted = None if run_dir is None else str(Path(run_dir).absolute())
     found = []
     for path in sorted(home_folder(_PROCESSES).glob("*.json"), key=lambda p: p.stat().st_mtime):
@@ -157,16 +157,16 @@ def recorded_processes(run_dir: Path | str | None = None) -> list[RecordedProces
 
 
 def is_same_process(pid: int, started: str) -> bool:
-    """Whether process ``pid`` runs and is the one that `process_start_time` gave ``started`` for."""
+    """Return whether process ``pid`` runs and has the start time ``started`` (from `process_start_time`)."""
     now = process_start_time(pid)
     try:
         return now is not None and abs(float(now) - float(started)) < _SAME
-    except ValueError:  # a record of an ASTuner that knew processes by something else
+    except ValueError:  # a record in an older format
         return False
 
 
 def process_start_time(pid: int) -> str | None:
-    """When process ``pid`` started, or None when there is none (a zombie does not count)."""
+    """Return the start time of process ``pid``, or None if it does not exist or is a zombie."""
     try:
         process = psutil.Process(pid)
         return None if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD) else str(process.create_time())
@@ -178,7 +178,7 @@ def _read(path: Path) -> RecordedProcess:
     try:
         return RecordedProcess(**json.loads(path.read_text()))
     except (ValueError, TypeError) as e:
-        raise RunError(f"{path} is not a process record ({e}); look at it, then: rm {path}") from None
+        raise RunError(f"{path} is not a valid process record ({e}); inspect it and remove it: rm {path}") from None
 
 
 if not TYPE_CHECKING:

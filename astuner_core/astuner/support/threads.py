@@ -1,9 +1,9 @@
-"""A blocking call beside an event loop, in a daemon thread of its own.
+"""Run blocking calls outside the event loop, each in its own daemon thread.
 
-A thread cannot be killed, so one that never returns is left behind; it then blocks neither the next call (as a pool's
-worker would) nor the interpreter's exit.
+Threads cannot be killed. With one daemon thread per call, a call that never returns blocks neither the next call (as a
+pool's worker would) nor the interpreter's exit.
 
-Invariant: what the call returns or raises reaches who awaits it, unless nobody does any more.
+Invariant: the result or exception of a call reaches its awaiter, unless the await was canceled.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 async def in_daemon_thread(function: Callable[..., T], *args: Any, name: str = "astuner") -> T:
-    """Await ``function(*args)``; cancelling the await abandons the thread."""
+    """Await ``function(*args)`` in a daemon thread; canceling the await abandons the thread."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
     context = contextvars.copy_context()
@@ -36,13 +36,13 @@ async def in_daemon_thread(function: Callable[..., T], *args: Any, name: str = "
         error: BaseException | None = None
         try:
             result = context.run(function, *args)
-        except StopIteration as e:  # a future refuses this one
+        except StopIteration as e:  # futures do not accept StopIteration
             error = RuntimeError(f"{type(e).__name__} raised by {function!r}")
         except BaseException as e:
             error = e
         if not loop.is_closed():
             loop.call_soon_threadsafe(deliver, result, error)
 
-    thread = threading.Thread(target=work, name=name, daemon=True)  # `astuner.rollout.threads` looks for it here
+    thread = threading.Thread(target=work, name=name, daemon=True)
     thread.start()
     return await future

@@ -1,6 +1,7 @@
-"""Does my part fit? Conformance checks and fakes for the tests of plugins and experiments.
+"""Conformance checks and fakes for the tests of plugins and experiments.
 
-Each ``check_*`` is plain asserts whose messages say what is expected and what to do; call them from your own tests::
+Each ``check_*`` function uses plain asserts; the messages describe the expected behavior and the fix. Call them from
+your own tests::
 
     from astuner.testing import check_judge, check_plugin, workflow_task
 
@@ -10,8 +11,8 @@ Each ``check_*`` is plain asserts whose messages say what is expected and what t
     def test_judge():
         check_judge(MyJudge(), workflow_task(answer="4"), WorkflowOutput(metadata={"final_answer": "4"}))
 
-They are the package astuner-testing and stand in ``__init__.pyi``; each is imported when first touched. That imports
-neither torch nor transformers, and registers nothing with pytest.
+The package astuner-testing provides them, and ``__init__.pyi`` lists them. Each is imported on first use, without
+torch, transformers or a pytest plugin.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The public names of `astuner.testing`, and where each is; read as that of `astuner` is."""
+"""Public names of `astuner.testing` and the modules that define them, read like `astuner/__init__.pyi`."""
 
 from astuner_testing.checks import check_advantages as check_advantages
 from astuner_testing.checks import check_backbone as check_backbone

@@ -480,9 +480,7 @@ def test_checks_are_chosen_by_name_and_asked_in_order() -> None:
     assert OutputChecks([]).check(loop) is None
     assert str(OutputChecks(["repetition", "nonsense"]).check(loop)).startswith("repetition: ")
     assert str(OutputChecks(["checks/repetition"]).check(loop)).startswith("repetition: ")
-    with pytest.raises(
-        ConfigError, match=r"compute_madness_checklist: no output check is called 'nonsens'; did you mean"
-    ):
+    with pytest.raises(ConfigError, match=r"compute_madness_checklist: unknown output check 'nonsens'; did you mean"):
         OutputChecks(["nonsens"])
     with pytest.raises(ConfigError, match=r"'typo'; installed: control_tokens, .*, wrong_toolcall"):
         OutputChecks(["typo"])

@@ -106,7 +106,7 @@ def test_without_this_package_an_older_key_is_unknown_and_the_package_is_named(t
     for number, keys in enumerate(("rollout: {agentscope_workflow: a->B}", "context_tracker: {x: 1}")):
         file = tmp_path / f"{number}.yaml"
         file.write_text(f"astuner:\n  model: {{path: m}}\n  {keys}\n")
-        with pytest.raises(ConfigError, match=r"unknown key .*of an older file: pip install astuner-compat$"):
+        with pytest.raises(ConfigError, match=r"unknown key .*for legacy keys: pip install astuner-compat$"):
             load_config(file, disabled_plugins=["compat"])
     file.write_text("astune: {model: {path: m}}\n")
     assert load_config(file).notes

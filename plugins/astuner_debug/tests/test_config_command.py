@@ -73,7 +73,7 @@ def test_check_prints_notes_and_refuses_what_cannot_work():
     said = run("check", "e.yaml", *overrides, "--backbone", "local", code=1)
     for mistake in (
         "e.yaml:3:13: astuner.rollout.workflow: 'a->B': no module a",
-        "command line: astuner.trainer_common.nnodes: 2 is not possible",
+        "command line: astuner.trainer_common.nnodes: the backbone",
         "command line: unknown key astuner.rollout.x",
         "command line: astuner.model.path is ./m, but there is no such folder",
         "cannot read the train tasks in data # not a comment.jsonl",
@@ -94,7 +94,7 @@ def test_check_prints_notes_and_refuses_what_cannot_work():
 def test_explain_says_meaning_type_default_value_origin_and_backbones():
     info = find_key("rollout.num_repeat", load_plugins(), load_config("e.yaml"))
     assert (info.key, info.doc) == ("astuner.rollout.num_repeat", "Episodes per task: the GRPO group size.")
-    assert (info.type, info.default, info.value, info.origin) == ("whole number ≥ 1, ≤ 100,000", 8, 4, "e.yaml:3:40")
+    assert (info.type, info.default, info.value, info.origin) == ("integer ≥ 1, ≤ 100,000", 8, 4, "e.yaml:3:40")
     assert "local" in info.honoured_by
     assert {"debug", "local"} <= set(find_key("rollout.temperature", load_plugins()).honoured_by)
     implied = find_key("astuner.trainer_common.algorithm.clip_ratio_high", load_plugins(), load_config("e.yaml"))

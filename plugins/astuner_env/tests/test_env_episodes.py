@@ -141,7 +141,7 @@ def test_no_env_is_no_environment(tmp_path: Path) -> None:
 def test_an_environment_that_cannot_be_started_is_no_reward(tmp_path: Path) -> None:
     episode = play(tmp_path, "return WorkflowOutput(reward=1.0)", env_type="nowhere", rollout="    max_retries: 1\n")
     assert (episode.stop_reason, episode.reward, episode.retries) == (StopReason.ENVIRONMENT_FAILED, None, 1)
-    assert "no environment is called 'nowhere'" in episode.error
+    assert "unknown environment 'nowhere'" in episode.error
 
 
 @pytest.mark.parametrize("where", ["__init__", "reset", "evaluate"])

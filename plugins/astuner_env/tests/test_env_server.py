@@ -276,8 +276,8 @@ def test_a_script_of_ones_own_serves_one(place: Path) -> None:
         ("laek", "no service or environment is called 'laek'; did you mean lake"),
         ("traker", "did you mean tracker"),
         ("x", "; installed: lake, pond, tracker"),
-        ("appworld", "it comes with astuner-appworld: pip install astuner-appworld"),
-        ("reasoning_gym", "it comes with astuner-env: pip install astuner-env"),
+        ("appworld", "pip install astuner-appworld"),
+        ("reasoning_gym", "pip install astuner-env"),
     ],
 )
 def test_an_unknown_name(name: str, says: str) -> None:

@@ -161,7 +161,7 @@ def test_a_port_that_is_taken_is_no_success(mine, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["no_such_thing"], "no environment is called 'no_such_thing'"),
+        (["no_such_thing"], "unknown environment 'no_such_thing'"),
         (["no/such.py->World"], "no such file"),
         (["toys.py->World"], "has no 'World'"),
         (["toys.py->Counter", "other=toys.py->Counter", "toys.py->Counter"], "two environments are called 'counter'"),

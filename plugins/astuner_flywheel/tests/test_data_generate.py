@@ -677,7 +677,7 @@ def test_a_document_or_key_that_changed_is_noticed(tmp_path, capsys):
     [
         ({"documents": ["a.md"]}, "astuner.task_reader.data_generation.helper_model=other", "no helper model 'other'"),
         ({"documents": ["nowhere/*.pdf"]}, "astuner.seed=1", "nothing that can be read matches"),
-        ({"documents": ["a.md"]}, "nonsense", "is not key=value"),
+        ({"documents": ["a.md"]}, "nonsense", "is not KEY=VALUE"),
         ({}, "astuner.seed=1", "give it documents"),
         ({"documents": ["a.md"], "llm_model": "qwen"}, "astuner.seed=1", "llm_model"),
     ],

@@ -201,7 +201,7 @@ def test_two_parts_of_one_judge_may_have_different_options(tmp_path: Path) -> No
         ("{judges: {all: {judge: mine.py->Right}}}", "'all' is no label"),
         ("{judges: {a: {judge: mine.py->Right}}, success: b}", "none of all, any, a"),
         ("{judges: {a: {judge: mine.py->Right, weight: -1}}}", "success needs a part"),
-        ("{judges: {a: {judge: nobody}}}", "no judge is called 'nobody'"),
+        ("{judges: {a: {judge: nobody}}}", "unknown judge 'nobody'"),
         ("{judges: {a: {judge: mine.py->Right, config: {x: 1}}}}", "takes no options"),
         (
             "{judges: {a: {judge: math_answer, config: {require_boxde: true}}}}",

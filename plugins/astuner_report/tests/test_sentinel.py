@@ -392,7 +392,7 @@ def test_a_rule_of_ones_own_is_named_by_a_key_and_ends_a_run_like_any(tmp_path: 
 @table(
     ("settings", "says"),
     [
-        ("rules: [nobodys]", "no sentinel rule is called 'nobodys'"),
+        ("rules: [nobodys]", "unknown sentinel rule 'nobodys'"),
         ("stop_on: [empty_mask]", "stop_on: there is no rule 'empty_mask'; did you mean empty_masks"),
         ("stop_on: [slow_steps]", "there is no rule 'slow_steps'"),
     ],

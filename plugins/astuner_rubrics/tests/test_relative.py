@@ -227,7 +227,7 @@ def test_one_attempt_alone_and_the_validation_go_to_the_judge_that_is_named_for_
     [
         ({"helper_model": "large"}, "", "no helper model 'large'"),
         ({}, "  rollout: {num_repeat: 1}\n", "rollout.num_repeat is 1; set it to 2 or more"),
-        ({"alone": "nobody"}, "", "no judge is called 'nobody'"),
+        ({"alone": "nobody"}, "", "unknown judge 'nobody'"),
         ({"alone": "math_anser"}, "", "did you mean"),
     ],
 )
