@@ -259,7 +259,7 @@ DIALECTS = ("openai_chat", "openai_responses", "anthropic_messages")
 
 
 def fields() -> str:
-    """What becomes of every field of a request, route by route."""
+    """Return how each field of a request is handled, by route."""
     return "\n".join(_fields_of(import_module(f"astuner_gateway.endpoint.{name}")) for name in DIALECTS)
 
 
@@ -276,14 +276,14 @@ def _fields_of(module: Any) -> str:
             refused.setdefault(field.why, []).append(f"`{path}`" + (f" ({passes})" if passes else ""))
     rows = [f"| {', '.join(names)} | {_cell(why)} |" for why, names in refused.items()]
     return (
-        f"### `POST {module.DIALECT.route}`\n\nHonoured: {', '.join(honoured)}.\n\n"
-        f"Taken, though it changes nothing here: {', '.join(labels)}.\n\n"
-        "| refused (but for the values in brackets) | which … |\n|---|---|\n" + "\n".join(rows) + "\n"
+        f"### `POST {module.DIALECT.route}`\n\nHonored: {', '.join(honoured)}.\n\n"
+        f"Accepted without effect: {', '.join(labels)}.\n\n"
+        "| rejected parameter (accepted values) | reason |\n|---|---|\n" + "\n".join(rows) + "\n"
     )
 
 
 def _every_field(module: Any) -> Iterator[tuple[str, Any]]:
-    """Path and entry of every field; one that has fields of its own is these."""
+    """Yield path and entry of every field; nested fields replace the object that contains them."""
     for name, field in module.FIELDS.fields.items():
         inner = getattr(field.read, "fields", {})
         yield from ((f"{name}.{below}", entry) for below, entry in inner.items()) if inner else [(name, field)]
