@@ -687,7 +687,7 @@ def test_what_is_missing_is_said_once_and_the_rest_holds(lame, caplog) -> None:
 
 
 def test_what_is_required_is_refused_where_it_is_missing(lame) -> None:
-    with PythonSandbox(SMALL, require=True) as strict, pytest.raises(NotConfined, match="files: Landlock is not available"):
+    with PythonSandbox(SMALL, require=True) as strict, pytest.raises(NotConfined, match="Landlock is not available"):
         run(strict, "print(1)")
 
 
