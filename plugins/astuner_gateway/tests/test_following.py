@@ -222,7 +222,7 @@ def test_under_load_over_several_switches_no_request_fails(tmp_path: Path, monke
         process.kill()
         process.communicate()
     said = Path("log").read_text()
-    assert said.count("answers from now on") == len(order)
+    assert said.count("now serving ") == len(order)
     assert f"answered {sum(answers.values()):,} requests" in said
     assert "Traceback" not in said
 
