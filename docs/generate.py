@@ -260,7 +260,7 @@ DIALECTS = ("openai_chat", "openai_responses", "anthropic_messages")
 
 
 def fields() -> str:
-    """Return how the endpoint treats every request field, by route."""
+    """Return how each field of a request is handled, by route."""
     return "\n".join(_fields_of(import_module(f"astuner_gateway.endpoint.{name}")) for name in DIALECTS)
 
 
@@ -277,14 +277,14 @@ def _fields_of(module: Any) -> str:
             refused.setdefault(field.why, []).append(f"`{path}`" + (f" ({passes})" if passes else ""))
     rows = [f"| {', '.join(names)} | {_cell(why)} |" for why, names in refused.items()]
     return (
-        f"### `POST {module.DIALECT.route}`\n\nSupported: {', '.join(honoured)}.\n\n"
+        f"### `POST {module.DIALECT.route}`\n\nHonored: {', '.join(honoured)}.\n\n"
         f"Accepted without effect: {', '.join(labels)}.\n\n"
-        "| rejected, except the values in parentheses | reason |\n|---|---|\n" + "\n".join(rows) + "\n"
+        "| rejected parameter (accepted values) | reason |\n|---|---|\n" + "\n".join(rows) + "\n"
     )
 
 
 def _every_field(module: Any) -> Iterator[tuple[str, Any]]:
-    """Yield path and entry of every field, with nested fields instead of their parent."""
+    """Yield path and entry of every field; nested fields replace the object that contains them."""
     for name, field in module.FIELDS.fields.items():
         inner = getattr(field.read, "fields", {})
         yield from ((f"{name}.{below}", entry) for below, entry in inner.items()) if inner else [(name, field)]

@@ -397,7 +397,7 @@ def test_an_endpoint_that_cannot_listen_shows_before_anything_runs(tmp_path: Pat
     (tmp_path / "mine.py").write_text(MINE)
     settings = "  rollout: {workflow: mine.py->Mine}\n  endpoint: {host: 0.0.0.0}\n"
     runner = EpisodeRunner(fake_config(tmp_path, settings))
-    with pytest.raises(ConfigError, match="can be reached from other machines"):
+    with pytest.raises(ConfigError, match="other machines can reach"):
         runner.prepare()
 
 

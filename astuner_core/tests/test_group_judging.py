@@ -368,10 +368,10 @@ class Fails(GroupJudge):
 @table(
     ("judge", "says"),
     [
-        (ByPlace(), "must not depend on its place"),
+        (ByPlace(), "must not depend on its position"),
         (TooFew(), "returned 1 verdicts for 2 attempts"),
         (Writes(), "changed the output"),
-        (Counts(), "keep no state"),
+        (Counts(), "not keep state"),
     ],
 )
 def test_check_judge_finds_what_is_wrong_with_a_group_judge(judge: GroupJudge, says: str) -> None:

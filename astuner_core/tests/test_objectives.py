@@ -129,11 +129,11 @@ def test_a_step_wide_estimator_sees_the_whole_step() -> None:
 @table(
     ("loss", "says"),
     [
-        (lambda g: g.advantages * g.logprobs, "it must be below 0, for a loss is minimised"),
-        (lambda g: -(g.logprobs - g.old_logprobs).exp() * g.advantages, "take given.ratio"),
+        (lambda g: g.advantages * g.logprobs, "must be negative for positive advantages"),
+        (lambda g: -(g.logprobs - g.old_logprobs).exp() * g.advantages, "Use given.ratio"),
         (lambda g: -g.advantages * g.logprobs * len(g.logprobs), "depend on its own sample only"),
         (lambda g: -g.advantages * g.logprobs.detach(), "has no gradient"),
-        (lambda g: -g.advantages.mul_(2) * g.logprobs, "changed a tensor"),
+        (lambda g: -g.advantages.mul_(2) * g.logprobs, "changed an input tensor"),
     ],
 )
 def test_a_loss_that_breaks_the_contract_is_told_so(loss: object, says: str) -> None:
@@ -145,7 +145,7 @@ def test_a_loss_that_breaks_the_contract_is_told_so(loss: object, says: str) -> 
     ("estimator", "says"),
     [
         (lambda c: [-r for r in c.rewards], "the best attempt gets less"),
-        (lambda c: [float(i) for i, _ in enumerate(c.rewards)], "in the other order"),
+        (lambda c: [float(i) for i, _ in enumerate(c.rewards)], "in another order"),
     ],
 )
 def test_an_estimator_that_breaks_the_contract_is_told_so(estimator: object, says: str) -> None:

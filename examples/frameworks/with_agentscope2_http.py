@@ -22,15 +22,15 @@ class AgentScope2OverHttp(Workflow):
             OpenAICredential(api_key=key, base_url=url),
             "astuner",
             stream=self.streaming,
-            max_retries=0,  # the client below it tries again where that is right
-            context_size=10**9,  # never compress: what the model has seen stays in the prompt
+            max_retries=0,  # the client retries where that is useful
+            context_size=10**9,  # never compress the history
         )
         agent = Agent(
             "math",
             SYSTEM_PROMPT,
             model,
-            Toolkit(tools=[FunctionTool(calculator, permission=ALLOWED)]),  # or else it waits for a person's yes
-            injection_config=InjectionConfig(inject_runtime_state=False),  # or else the time of day is in the prompt
+            Toolkit(tools=[FunctionTool(calculator, permission=ALLOWED)]),  # otherwise it waits for a person
+            injection_config=InjectionConfig(inject_runtime_state=False),  # otherwise the prompt contains the time
         )
         result = await agent.reply(UserMsg(name="user", content=workflow_task.task.main_query))
         return WorkflowOutput(metadata={"final_answer": result.get_text_content() or ""})

@@ -29,7 +29,7 @@ class AgentScopeOverHttp(Workflow):
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         access = model_tuner.base_url_and_key()
         model = self.model(access.base_url, access.api_key)
-        toolkit = Toolkit()  # each agent its own, since 1.0.7 adds to it
+        toolkit = Toolkit()  # one per agent, because 1.0.7 changes it
         toolkit.register_tool_function(calculator)
         agent = ReActAgent("math", SYSTEM_PROMPT, model, OpenAIChatFormatter(), toolkit, parallel_tool_calls=True)
         agent.set_console_output_enabled(False)

@@ -46,7 +46,7 @@ async def curl(url: str, key: str, body: str) -> str:
         config = "\n".join(f"{name} = {json.dumps(value)}" for name, value in settings)
         written, complaint = await program.communicate(config.encode())
     finally:
-        if program.returncode is None:  # the episode was cancelled
+        if program.returncode is None:  # the episode was canceled
             program.kill()
             await program.wait()
     if program.returncode:

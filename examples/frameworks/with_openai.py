@@ -10,7 +10,7 @@ DESCRIPTION = {
     "name": "calculator",
     "description": "Evaluate an arithmetic expression.",
     "parameters": PARAMETERS,
-    "strict": True,  # OpenAI's SDK streams no other tools; the model is shown the same either way
+    "strict": True,  # OpenAI's SDK streams only strict tools; the prompt is the same
 }
 MOST_STEPS = 8
 
@@ -61,7 +61,7 @@ class ResponsesAgent(ChatCompletionsAgent):
         tools = [{"type": "function", **DESCRIPTION}]
         for _ in range(MOST_STEPS):
             response = await self.ask(client, model="astuner", instructions=SYSTEM_PROMPT, input=items, tools=tools)
-            items += response.output  # the whole of it, since the endpoint keeps no conversation
+            items += response.output  # send the complete conversation each time
             calls = [item for item in response.output if item.type == "function_call"]
             if not calls:
                 break

@@ -5,7 +5,7 @@ from example_tools import SYSTEM_PROMPT, calculator
 
 from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 
-set_tracing_disabled(True)  # or else every run is reported to openai.com
+set_tracing_disabled(True)  # otherwise every run is sent to openai.com
 
 
 class OpenAIAgentsChat(Workflow):

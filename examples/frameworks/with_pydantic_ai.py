@@ -15,7 +15,7 @@ class PydanticAgent(Workflow):
         url, key = model_tuner.base_url_and_key()
         model = OpenAIChatModel("astuner", provider=OpenAIProvider(base_url=url, api_key=key))
         agent = Agent(model, system_prompt=SYSTEM_PROMPT, tools=[calculator])
-        # Not agent.run_stream(), which takes the first text for the last one, even if tools are called beside it.
+        # Not agent.run_stream(), which ends at the first text, even if the reply also calls tools.
         watcher = watch if self.streaming else None
         result = await agent.run(workflow_task.task.main_query, event_stream_handler=watcher)
         return WorkflowOutput(metadata={"final_answer": result.output})

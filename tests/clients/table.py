@@ -1,4 +1,4 @@
-"""The table of clients in `docs/frameworks.md`, made of the manifests and of what the runs found."""
+"""Write the table of clients in `docs/frameworks.md` from the manifests and the results of the runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.frameworks.harness import ROOT
 
 PAGE = ROOT / "docs" / "frameworks.md"
 PART = re.compile(r"(<!-- table of clients -->\n).*?(<!-- end of table -->)", re.DOTALL)
-HEAD = ("client", "versions", "runs", "turns that continue exactly", "what breaks exactness, and why", "cure")
+HEAD = ("client", "versions", "runs", "turns that continue exactly", "reason for inexact turns, notes", "fix")
 
 
 def _row(client: Client, found: dict[str, Any] | None) -> str:
@@ -28,7 +28,7 @@ def _row(client: Client, found: dict[str, Any] | None) -> str:
 
 
 def table() -> str:
-    """The table as Markdown."""
+    """Return the table as Markdown."""
     found = json.loads(FOUND.read_text(encoding="utf-8"))
     order = sorted(
         clients().values(), key=lambda client: (client.language != "Python", client.language, client.title.lower())
@@ -38,10 +38,10 @@ def table() -> str:
 
 
 def rewritten(page: str) -> str:
-    """The page with the table as it should be."""
+    """Return the page with the current table."""
     return PART.sub(lambda match: f"{match[1]}\n{table()}\n\n{match[2]}", page)
 
 
 def write() -> None:
-    """Put it into the page."""
+    """Write the table to the page."""
     PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -52,8 +52,8 @@ def outcome(agent: str, name: str) -> str:
     if (agent, name) in RAISES:
         return f"`{RAISES[agent, name].partition(':')[0]}`"
     if len(tell(agent, name)["turns"]) == 1:
-        return "taken for the answer"
-    return "the model is told" if name == "unknown_tool" else "the model is asked again"
+        return "treated as the answer"
+    return "reported to the model" if name == "unknown_tool" else "the model is called again"
 
 
 def test_the_versions_are_those_of_the_test_environments():

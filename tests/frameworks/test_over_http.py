@@ -205,7 +205,7 @@ def test_smolagents_forgets_a_call_that_it_could_not_run():
         ("check", "check_aborted", "nonsense: 'ha' repeated 400 times", [200, 403]),
         ("context", "context_overflow", "tokens, and the context only", [200, 400]),
         ("model_fails", "model_failed", "the GPU is on fire", [200, 502]),
-        ("wrong_key", "workflow_failed", "this is no key of a running episode", [401]),
+        ("wrong_key", "workflow_failed", "does not belong to a running episode", [401]),
     ],
     ids=["turns", "turns, streaming", "check", "context", "engine", "key"],
 )

@@ -1,4 +1,4 @@
-"""The model in training as AgentScope 1.x and 2.x use one, and an agent of whichever is installed."""
+"""Provide the model in training as a model of AgentScope 1.x and 2.x, and an agent of the installed version."""
 
 from astuner_agentscope.tool_agent import ToolAgent, make_tool_agent
 

@@ -1,9 +1,9 @@
-"""AgentScope 1.x: its model interface on one side, `ModelTuner.chat` on the other.
+"""Adapt AgentScope 1.x: implement its model interface with `ModelTuner.chat`.
 
-1.0.7 to 1.0.21 differ in what a model is asked with, and not in what it answers: a `ChatResponse` of plain
-dictionaries ("blocks").  agentscope is imported when a model is made.
+Versions 1.0.7 to 1.0.21 differ in the arguments of a model, but not in its answer: a `ChatResponse` of plain
+dictionaries ("blocks"). agentscope is imported when a model is created.
 
-Invariant: a block of a tool call holds the model's own text of the arguments beside the object that it denotes.
+Invariant: a block of a tool call contains the model's own text of the arguments next to the parsed object.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 @functools.cache
 def model_class() -> Any:
-    """The ``ChatModelBase`` that speaks for one agent, with a span per call where tracing is on.
+    """Return the ``ChatModelBase`` for one agent, with a span per call if tracing is enabled.
 
     :raises astuner.contracts.errors.MissingDependency: AgentScope cannot be imported.
     """
-    _response_types()  # explains what is missing
+    _response_types()  # raises with an explanation if a package is missing
     from agentscope.model import ChatModelBase
     from agentscope.tracing import trace_llm
 
     class AgentScopeModel(ChatModelBase):
-        """One agent's view of the model in training."""
+        """The model in training, as one agent uses it."""
 
         def __init__(self, tuner: ModelTuner, agent_name: str, role: str | None) -> None:
             super().__init__(tuner.model_name, False)
@@ -52,13 +52,13 @@ def model_class() -> Any:
             structured_model: Any = None,
             **options: Any,
         ) -> Any:
-            """Answer with a ``ChatResponse``, or a stream of one where ``stream`` is set.
+            """Return a ``ChatResponse``, or an iterator over responses if ``stream`` is set.
 
-            With a ``structured_model`` the model is offered one tool that takes its fields; the object goes into
-            the response's metadata when the model calls it with valid ones, which is never enforced.
+            With a ``structured_model``, the model is offered one tool with its fields. If the model calls the tool with
+            valid fields, the metadata of the response contains the object. The call is never enforced.
             """
             options = wanted(options)
-            if structured_model is not None:  # then AgentScope's own models ignore the tools
+            if structured_model is not None:  # as in AgentScope's own models, the tools are ignored in this case
                 tools, tool_choice = None, None
                 options["response_schema"] = structured_model.model_json_schema()
             started = time.perf_counter()
@@ -76,7 +76,7 @@ class ReActToolAgent(ToolAgent):
     """AgentScope 1.x's `ReActAgent`."""
 
     def __init__(self, model: Any, name: str, system_prompt: str, tools: Sequence[Tool], max_iters: int) -> None:
-        _response_types()  # explains what is missing
+        _response_types()  # raises with an explanation if a package is missing
         from agentscope.agent import ReActAgent
         from agentscope.formatter import DashScopeChatFormatter
         from agentscope.memory import InMemoryMemory
@@ -99,7 +99,7 @@ class ReActToolAgent(ToolAgent):
     async def reply(self, text: str, sender: str = "user") -> str:
         from agentscope.message import Msg, TextBlock
 
-        # reply(), not agent(...), which turns a cancelled episode into a polite answer
+        # reply() instead of agent(...), because the latter turns a canceled episode into a normal answer
         reply = await self.agent.reply(Msg(sender, text, role="user"))
         answer = reply.get_text_content() or ""
         if not answer:  # AgentScope omits an empty reply, and then the next request would not continue this one
@@ -108,7 +108,7 @@ class ReActToolAgent(ToolAgent):
 
 
 def _returns_response(tool: Tool) -> Callable[..., Any]:
-    """The tool with its text in the object that 1.x requires; its signature and docstring stay."""
+    """Return the tool with its text in the object that 1.x requires; its signature and docstring stay."""
     from agentscope.message import TextBlock
     from agentscope.tool import ToolResponse
 
@@ -128,10 +128,10 @@ def _returns_response(tool: Tool) -> Callable[..., Any]:
 def _response_types() -> tuple[Any, Any]:
     try:
         from agentscope.model import ChatResponse
-        from agentscope.model._model_usage import ChatUsage  # 1.x exports it nowhere
+        from agentscope.model._model_usage import ChatUsage  # 1.x does not export it
     except ImportError as e:
         raise MissingDependency(
-            f"AgentScope 1.x cannot be imported ({e}); install what it needs with: "
+            f"AgentScope 1.x cannot be imported ({e}). Install its dependencies with: "
             f"pip install 'astuner-agentscope[agentscope1]'"
         ) from e
     return ChatResponse, ChatUsage
@@ -141,14 +141,14 @@ def _response(reply: ChatReply, seconds: float, structured_model: Any) -> Any:
     response_type, usage_type = _response_types()
     return response_type(
         content=_blocks(reply),
-        id=reply.reply_id,  # leads from a message to its turn
+        id=reply.reply_id,  # links a message to its turn
         usage=usage_type(input_tokens=reply.prompt_tokens, output_tokens=reply.completion_tokens, time=seconds),
         metadata=None if structured_model is None else _validated(reply.structured, structured_model),
     )
 
 
 async def _stream(response: Any) -> AsyncIterator[Any]:
-    """1.x streams what has been said so far, again and again; here there is nothing before the whole."""
+    """Yield the response once; 1.x expects the complete text so far on each iteration."""
     yield response
 
 
@@ -167,7 +167,7 @@ def _call_block(call_id: str, function: Mapping[str, Any]) -> dict[str, Any]:
         "type": "tool_use",
         "id": call_id,
         "name": function["name"],
-        "input": parse_arguments(text) or {},  # no object: only an external model gets here with one, as 1.0.21 has it
+        "input": parse_arguments(text) or {},  # only an external model sends anything else; 1.0.21 does the same
         "raw_input": text,
     }
 
@@ -180,5 +180,5 @@ def _validated(structured: Mapping[str, Any] | None, structured_model: Any) -> d
     try:
         output: dict[str, Any] = structured_model.model_validate(structured).model_dump()
     except ValidationError:
-        return None  # not the structure asked for; the agent sees that metadata is empty
+        return None  # not the requested structure; the agent receives empty metadata
     return output

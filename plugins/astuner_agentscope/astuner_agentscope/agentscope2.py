@@ -1,12 +1,12 @@
-"""AgentScope 2.x: its model interface on one side, `ModelTuner.chat` on the other.
+"""Adapt AgentScope 2.x: implement its model interface with `ModelTuner.chat`.
 
-A 2.x model is handed ``Msg`` objects, which its formatter turns into OpenAI-style messages, and answers with blocks
-that are objects.  agentscope is imported when a model is made.
+A 2.x model receives ``Msg`` objects, which its formatter converts to OpenAI-style messages, and answers with blocks
+that are objects. agentscope is imported when a model is created.
 
-Invariant: a block of a tool call holds the model's own text of the arguments, which 2.x gives back unchanged.
+Invariant: a block of a tool call contains the model's own text of the arguments, which 2.x returns unchanged.
 
-An `Agent` keeps the blocks of a response, and records in each tool call whether it waits for a person's permission or
-for an external program.  So a model that keeps the blocks as well can report an agent that waits to the end.
+An `Agent` keeps the blocks of a response and records in each tool call whether it waits for a person's permission or
+for an external program. The model keeps the blocks too, so it can report an agent that waits forever.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from astuner.contracts.messages import ChatReply
 
 ENDLESS = 1 << 40
-"""Tokens.  At 0.8 of its model's context an `Agent` rewrites its history; the real limit is the engine's."""
+"""Context size in tokens. An `Agent` rewrites its history at 80 % of it; the engine enforces the real limit."""
 WAITING_NOTICE = "I'm waiting for your permission"
-"""How the reply of an `Agent` begins that waits for a permission or an external program."""
+"""First words of an `Agent`'s reply when it waits for a permission or an external program."""
 
 
 @functools.cache
 def model_class() -> Any:
-    """The ``ChatModelBase`` that speaks for one agent.
+    """Return the ``ChatModelBase`` for one agent.
 
     :raises astuner.contracts.errors.MissingDependency: AgentScope cannot be imported.
     """
@@ -46,20 +46,20 @@ def model_class() -> Any:
         from agentscope.tool import ToolChoice
     except ImportError as e:
         raise MissingDependency(
-            f"AgentScope 2.x cannot be imported ({e}); install what it needs with: "
+            f"AgentScope 2.x cannot be imported ({e}). Install its dependencies with: "
             f"pip install 'astuner-agentscope[agentscope2]'"
         ) from e
 
     class AgentScopeModel(ChatModelBase):
-        """One agent's view of the model in training."""
+        """The model in training, as one agent uses it."""
 
         def __init__(self, tuner: ModelTuner, agent_name: str, role: str | None) -> None:
             super().__init__(
-                credential=CredentialBase(),  # nothing to prove: the model is in this process
+                credential=CredentialBase(),  # not needed, because the model runs in this process
                 model=tuner.model_name,
                 parameters=self.Parameters(),
                 stream=False,
-                max_retries=0,  # ASTuner retries whole episodes
+                max_retries=0,  # ASTuner retries entire episodes
                 context_size=ENDLESS,
             )
             self.formatter = OpenAIChatFormatter(input_types=["text/plain"])
@@ -71,7 +71,7 @@ def model_class() -> Any:
         async def _call_api(
             self, model_name: str, messages: Any, tools: Any = None, tool_choice: Any = None, **options: Any
         ) -> Any:
-            """Answer with a ``ChatResponse``, or a stream of one where ``stream`` is set."""
+            """Return a ``ChatResponse``, or an iterator over responses if ``stream`` is set."""
             choice = None
             if tool_choice is not None:
                 self._validate_tool_choice(tool_choice, tools)
@@ -94,9 +94,9 @@ def model_class() -> Any:
             return _stream(response) if self.stream else response(is_last=True)
 
         async def generate_structured_output(self, messages: Any, structured_model: Any, **options: Any) -> Any:
-            """One attempt.  AgentScope's own ladder forces the tool first, which sampling from a policy never does.
+            """Make one attempt, without AgentScope's own fallbacks, which first force the tool.
 
-            :raises agentscope.exception.StructuredOutputError: the model gave no object of that schema.
+            :raises agentscope.exception.StructuredOutputError: The model returned no object of that schema.
             """
             options.setdefault("tool_choice", ToolChoice(mode="auto"))
             return await super().generate_structured_output(messages, structured_model, **options)
@@ -122,10 +122,10 @@ def model_class() -> Any:
 
 
 class ReActToolAgent(ToolAgent):
-    """AgentScope 2.x's `Agent`, which calls its tools without asking for permission and sees no clock."""
+    """AgentScope 2.x's `Agent`, which calls its tools without permission and has no access to the time."""
 
     def __init__(self, model: Any, name: str, system_prompt: str, tools: Sequence[Tool], max_iters: int) -> None:
-        model_class()  # explains what is missing
+        model_class()  # raises with an explanation if a package is missing
         from agentscope.agent import Agent, InjectionConfig, ReActConfig
 
         is_shared = all(inspect.isfunction(tool) and "<locals>" not in tool.__qualname__ for tool in tools)
@@ -157,14 +157,14 @@ def _make_toolkit(*tools: Tool) -> Any:
 
 
 _shared_toolkit = functools.lru_cache(maxsize=32)(_make_toolkit)
-"""Toolkits of module-level functions, which have no state of an episode; making one takes as long as a model call."""
+"""Toolkits of module-level functions, which have no state of an episode. Creating one takes as long as a model call."""
 
 
 def _ask_permission(agent: str, tool: str) -> str:
     return (
         f"agent {agent!r} waits for a person's permission to call the tool {tool!r}. Make the tool with "
-        "FunctionTool(…, permission=PermissionDecision(behavior=PermissionBehavior.ALLOW, message='')), or the agent "
-        "with state=AgentState(permission_context=PermissionContext(mode=PermissionMode.BYPASS)), as MCP tools need it"
+        "FunctionTool(…, permission=PermissionDecision(behavior=PermissionBehavior.ALLOW, message='')), or for MCP "
+        "tools the agent with state=AgentState(permission_context=PermissionContext(mode=PermissionMode.BYPASS))"
     )
 
 
@@ -181,13 +181,13 @@ def _response(reply: ChatReply, blocks: Sequence[Any], seconds: float, *, is_las
     return ChatResponse(
         content=list(blocks),
         is_last=is_last,
-        id=reply.reply_id,  # leads from a message to its turn
+        id=reply.reply_id,  # links a message to its turn
         usage=ChatUsage(input_tokens=reply.prompt_tokens, output_tokens=reply.completion_tokens, time=seconds),
     )
 
 
 async def _stream(response: Callable[..., Any]) -> AsyncIterator[Any]:
-    """Yield one delta, and then the complete response, whose blocks the agent keeps."""
+    """Yield one delta and then the complete response, whose blocks the agent keeps."""
     yield response(is_last=False)
     yield response(is_last=True)
 

@@ -9,17 +9,17 @@ from astuner.contracts.diagnosis import Finding, fail, ok, unmet, version, warn
 REASONS = {
     "agentscope": "ASTuner is not tested with this version",
     "mcp": "mcp 2.3 removed what agentscope 1.x imports first",
-    "openai": "openai 3 makes every streamed answer of agentscope 1.x raise",
-    "sqlalchemy": "sqlalchemy 2.1 no longer brings greenlet, without which agentscope 1.x does not import",
+    "openai": "openai 3 breaks streamed answers of agentscope 1.x",
+    "sqlalchemy": "sqlalchemy 2.1 does not install greenlet, which agentscope 1.x imports",
     "tqdm": "agentscope 1.x imports tqdm but does not declare it",
 }
-"""Why the package's bounds exist."""
+"""Reasons for the version bounds of the package."""
 
 
 def findings() -> Iterator[Finding]:
-    """Yield whether AgentScope is installed, in a version and with packages that work."""
+    """Yield findings about the installed AgentScope version and its packages."""
     if (installed := version("agentscope")) is None:
-        detail = "not installed; AgentScope workflows will not run"
+        detail = "not installed; AgentScope workflows cannot run"
         yield warn(what="agentscope", detail=detail, fix="pip install astuner-agentscope")
         return
     extra = {"1": "agentscope1", "2": "agentscope2"}.get(installed.partition(".")[0], "")

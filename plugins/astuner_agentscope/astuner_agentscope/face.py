@@ -1,11 +1,10 @@
-"""``model=model_tuner`` and ``as_agentscope_model()``, for whichever AgentScope is installed.
+"""Implement ``model=model_tuner`` and ``as_agentscope_model()`` for the installed AgentScope.
 
-1.x hands a model dictionaries and 2.x hands it message objects, so each has an adapter of its own (`agentscope1`,
-`agentscope2`); which one applies is read from the installed package's metadata, and nothing of AgentScope is
-imported before a model is asked for.
+1.x passes dictionaries to a model and 2.x passes message objects, so each has its own adapter (`agentscope1`,
+`agentscope2`). The metadata of the installed package selects the adapter; AgentScope is imported only when a model is
+requested.
 
-Invariant: an adapter translates and nothing else.  Whatever it is asked with goes to `ModelTuner.chat`, or is
-refused by name.
+Invariant: an adapter only translates. Every argument is passed to `ModelTuner.chat` or rejected by name.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ if TYPE_CHECKING:
     from astuner.contracts.parts import Waiting
 
 HONOURED = ("max_tokens", "seed", "stop", "temperature", "top_p")
-"""The keywords of a call that are passed on; `ModelTuner.chat` says which of them training forbids."""
+"""Keywords that are passed on. `ModelTuner.chat` checks which of them training forbids."""
 
 _INSTALL = (
-    "install one: pip install 'astuner-agentscope[agentscope2]' (AgentScope 2.x: Agent; Python 3.11 or newer), or "
+    "Install one: pip install 'astuner-agentscope[agentscope2]' (AgentScope 2.x: Agent; Python 3.11 or newer), or "
     "pip install 'astuner-agentscope[agentscope1]' (AgentScope 1.x: ReActAgent)"
 )
 
 
 class AgentScopeModels(AgentScopePart):
-    """The part ``agentscope``."""
+    """Implement the part ``agentscope``."""
 
     def make_model(self, tuner: ModelTuner, agent_name: str, role: str | None) -> Any:
         return adapter().model_class()(tuner, agent_name, role)
@@ -46,29 +45,29 @@ class AgentScopeModels(AgentScopePart):
 
 
 def wanted(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The keywords of a call that say something.
+    """Return the keywords of a call that are set.
 
-    :raises UnsupportedRequest: there is one that would change the answer and is not honoured.
+    :raises UnsupportedRequest: A keyword would change the answer and is not supported.
     """
     said = {name: value for name, value in options.items() if value is not None}
     if unknown := sorted(said.keys() - set(HONOURED)):
         raise UnsupportedRequest(
-            f"model_tuner does not honour {', '.join(unknown)} (only {', '.join(HONOURED)}); "
-            f"leave it out, or set it for the whole run under astuner.rollout"
+            f"model_tuner does not support {', '.join(unknown)} (only {', '.join(HONOURED)}). "
+            f"Leave it out, or set it for the entire run under astuner.rollout"
         )
     return said
 
 
 @functools.cache
 def adapter() -> ModuleType:
-    """Return the module that speaks to the installed AgentScope.
+    """Return the module for the installed AgentScope.
 
     :raises MissingDependency: AgentScope is not installed, or is neither 1.x nor 2.x.
     """
     try:
         version = metadata.version("agentscope")
     except metadata.PackageNotFoundError:
-        raise MissingDependency(f"model=model_tuner needs AgentScope, which is not installed; {_INSTALL}") from None
+        raise MissingDependency(f"model=model_tuner needs AgentScope, which is not installed. {_INSTALL}") from None
     major = version.partition(".")[0]
     if major == "1":
         from astuner_agentscope import agentscope1
@@ -78,4 +77,4 @@ def adapter() -> ModuleType:
         from astuner_agentscope import agentscope2
 
         return agentscope2
-    raise MissingDependency(f"model=model_tuner supports AgentScope 2.x and 1.x, not {version}; {_INSTALL}")
+    raise MissingDependency(f"model=model_tuner supports AgentScope 2.x and 1.x, not {version}. {_INSTALL}")

@@ -51,7 +51,7 @@ def test_supported_versions_are_ok(version: str, install: Install) -> None:
 
 def test_without_agentscope_it_names_the_package_that_brings_it(install: Install) -> None:
     install({"agentscope": None})
-    detail = "not installed; AgentScope workflows will not run"
+    detail = "not installed; AgentScope workflows cannot run"
     assert found() == [("warn", detail, "pip install astuner-agentscope")]
 
 

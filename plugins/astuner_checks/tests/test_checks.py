@@ -607,16 +607,16 @@ def spoils(view: OutputView) -> str | None:
 
 
 BROKEN: list[tuple[Any, Any, str]] = [
-    (lambda view: None, ["bad"], "has nothing to say about"),
-    (lambda view: "always", ["bad"], "a check that fires on ordinary text punishes good behaviour"),
-    (lambda view: "bad" in view.text, ["bad"], "returned True; return a text, or None"),
-    (lambda view: "two\nlines" if "bad" in view.text else None, ["bad"], "say it in one line"),
+    (lambda view: None, ["bad"], "which it must reject"),
+    (lambda view: "always", ["bad"], "rejects ordinary text"),
+    (lambda view: "bad" in view.text, ["bad"], "returned True. Return a text or None"),
+    (lambda view: "two\nlines" if "bad" in view.text else None, ["bad"], "Return a single line"),
     (lambda view: "bad" if "bad" in view["content"] else None, ["bad"], "raised KeyError: 'content'"),
-    (Counting(), ["bad"], "keep no state"),
-    (spoils, ["bad"], "copy what you want to change"),
-    (in_time, ["bad"], "is async; a check is a plain function"),
-    (Counting, ["bad"], "is a class; a check is a plain function"),
-    (checks.nonsense, [], "a check that never fires is of no use"),
+    (Counting(), ["bad"], "not keep state"),
+    (spoils, ["bad"], "Copy what you want to change"),
+    (in_time, ["bad"], "is async, but a check is a plain function"),
+    (Counting, ["bad"], "is a class, but a check is a plain function"),
+    (checks.nonsense, [], "at least one text"),
     ("nonsense", ["bad"], "pass the check itself"),
 ]
 

@@ -134,7 +134,7 @@ def test_one_that_does_not_stop_is_made_to(place: Path, monkeypatch: pytest.Monk
 def test_one_that_ends_at_its_start_says_why(place: Path) -> None:
     by_hand(place, "echo Starting server on 127.0.0.1:1; echo no data here; exit 3")
     with (
-        pytest.raises(RunError, match=r"ended at its start; the end of .*\.log:\nStarting .*\nno data here"),
+        pytest.raises(RunError, match=r"during startup; end of .*\.log:\nStarting .*\nno data here"),
         run_services(fake_config(place), ["lake"]),
     ):
         raise AssertionError("it did not answer")

@@ -179,7 +179,7 @@ def test_a_big_observation_arrives_and_one_that_is_too_big_is_said_to_be(service
     assert len(service.step(id, f"big {5 << 20}").data["state"][0]["content"]) == 5 << 20
     answer = service.step(id, f"big {65 << 20}")
     assert (answer.status, answer.code) == (500, "env_error")
-    assert "longer than" in answer.detail["message"]
+    assert "exceeds the limit" in answer.detail["message"]
     assert service.step(id).data["info"]["count"] == 3
 
 

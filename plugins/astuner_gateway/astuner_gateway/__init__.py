@@ -1,1 +1,1 @@
-"""The model over HTTP: an endpoint for agents, a server of what was trained, feedback of users, any program."""
+"""Serve models over HTTP: the episode endpoint, `astuner serve`, user feedback and the `program` workflow."""

@@ -1,8 +1,9 @@
-"""A service that is a process of its own beside the run: started with it, and gone with it, whatever happens.
+"""Run a service as a separate process that starts and ends with the run.
 
-It is in a session of its own, since Ctrl-C in the terminal is for the run, which stops things in order.  Its standard
-input is a pipe, which closes when this process ends, even by SIGKILL; a service of ours then ends too.  Invariant: what
-was started is in one process group, which is gone when `ProcessService.stop` returns; nothing else is ever signalled.
+The process has its own session, because Ctrl-C in the terminal is meant for the run, which shuts down gracefully. Its
+standard input is a pipe that closes when this process ends, even after SIGKILL; ASTuner's services exit when it closes.
+Invariant: all started processes belong to one process group, which no longer exists when `ProcessService.stop` returns.
+No other process is ever signaled.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ _TAIL = 2000
 
 
 class ProcessService(Service):
-    """Starts a process, knows whether it is over, and ends it."""
+    """A service that runs in a child process."""
 
     what = "service"
-    """What messages call it."""
+    """Name of the service in messages."""
     grace = 5.0
-    """Seconds it may take to stop in order."""
+    """Seconds that the process has to shut down after SIGTERM."""
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
@@ -41,12 +42,12 @@ class ProcessService(Service):
     def launch(
         self, command: Sequence[str], log: Path | None, *, run_dir: Path | str = "", told: bytes = b"", **options: Any
     ) -> int:
-        """Start the process; its number.
+        """Start the process and return its process ID.
 
-        :param log: the file for what it says, appended to; None: nowhere.
-        :param run_dir: what `astuner kill --run-dir` knows it by.
-        :param told: the first thing in its standard input.
-        :param options: more of `subprocess.Popen`.
+        :param log: File to which its output is appended; None discards the output.
+        :param run_dir: Run folder under which `astuner kill --run-dir` finds the process.
+        :param told: Bytes to write to its standard input first.
+        :param options: Additional arguments of `subprocess.Popen`.
         """
         self._log = log
         with open(log or os.devnull, "ab") as said:
@@ -54,7 +55,7 @@ class ProcessService(Service):
             process = self._process = subprocess.Popen(
                 command, stdout=said, stderr=subprocess.STDOUT, start_new_session=True, **options
             )
-        with contextlib.suppress(ProcessLookupError):  # over already: `check` says so
+        with contextlib.suppress(ProcessLookupError):  # it has already ended; `check` reports that
             record_process(process.pid, self.what, run_dir)
         if told and process.stdin is not None:
             process.stdin.write(told)
@@ -62,29 +63,30 @@ class ProcessService(Service):
         return process.pid
 
     def check(self) -> None:
-        """
-        :raises RunError: it has ended; says why, as far as its log does.
+        """Raise if the process has ended.
+
+        :raises RunError: The process has ended; the message contains the end of its log.
         """
         if self._process is not None and not _ended(self._process):
             return
         said = self.said().strip()
-        _, is_ours, why = f"\n{said}".rpartition("\nerror: ")  # how commands of ours end
+        _, is_ours, why = f"\n{said}".rpartition("\nerror: ")  # format in which ASTuner's commands report a failure
         if is_ours:
-            raise RunError(f"the {self.what} did not start: {why[-_TAIL:]} (its log: {self._log})")
-        end = f"; the end of {self._log}:\n{said[-_TAIL:]}" if said else f", without a word ({self._log})"
-        raise RunError(f"the {self.what} ended at its start{end}")
+            raise RunError(f"the {self.what} did not start: {why[-_TAIL:]} (log: {self._log})")
+        end = f"; end of {self._log}:\n{said[-_TAIL:]}" if said else f" without output ({self._log})"
+        raise RunError(f"the {self.what} exited during startup{end}")
 
     def answers(self, url: str) -> bool:
-        """Whether one of our applications answers there; raises as `check`."""
+        """Return whether the application at ``url`` answers; raise as `check` does."""
         self.check()
         return JsonClient(url, timeout=5.0).is_up(HEALTH)
 
     def said(self) -> str:
-        """What is in its log."""
+        """Return the contents of its log."""
         return "" if self._log is None else self._log.read_text(encoding="utf-8", errors="replace")
 
     def stop(self) -> None:
-        """Ask it to stop, and after a while make it; with everything that it started in its process group."""
+        """Terminate the process and its process group: first with SIGTERM, after `grace` seconds with SIGKILL."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -92,7 +94,7 @@ class ProcessService(Service):
         deadline = time.monotonic() + self.grace
         while not _ended(process) and time.monotonic() < deadline:
             time.sleep(0.05)
-        signal_group(process.pid, signal.SIGKILL)  # before it is reaped, its number cannot be another group's
+        signal_group(process.pid, signal.SIGKILL)  # until the process is reaped, no other group can have its ID
         process.wait()
         if process.stdin is not None:
             process.stdin.close()
@@ -100,7 +102,7 @@ class ProcessService(Service):
 
 
 def _ended(process: subprocess.Popen[Any]) -> bool:
-    """Whether the process is over, without reaping it: until then its process group is nobody else's."""
+    """Return whether the process has ended, without reaping it, so that its group ID cannot be reused yet."""
     if process.returncode is not None:
         return True
     if not hasattr(os, "waitid"):
@@ -109,6 +111,7 @@ def _ended(process: subprocess.Popen[Any]) -> bool:
 
 
 def signal_group(group: int, number: signal.Signals) -> None:
-    """To all processes of a group, if there are any."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left (macOS: or only a zombie)
+    """Send a signal to all processes of a group, if any exist."""
+    # the group is empty (on macOS it may contain only a zombie)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)

@@ -1,8 +1,8 @@
-"""The front of every HTTP application of ours: who is let in, how a body is read, how a failure is told, how it lives.
+"""Provide the common base of ASTuner's HTTP applications: access, request bodies, error answers and lifecycle.
 
-An application is a `Gate` with its routes; aiohttp's low-level server carries it (what others would cost a call is in
-``benchmarks/call_overhead.md``).  Invariant: every request ends in one answer with an id, and none but that to ``GET
-/health`` or a refusal is given before its key was found valid.
+An application is a `Gate` with its routes, run by aiohttp's low-level server (see ``benchmarks/call_overhead.md`` for
+the cost of alternatives). Invariant: every request gets one answer with an ID. Without a valid key, the answer is an
+error, except on ``GET /health``.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ T = TypeVar("T")
 
 HEALTH = "/health"
 MAX_BYTES = 16 << 20
-"""Bytes of a body, unless the application says otherwise; to parse more holds Python's lock for more than 0.1 s."""
+"""Default maximum bytes of a body; parsing more would hold Python's lock for more than 0.1 s."""
 BODY_TIMEOUT = 60.0
 IDLE = 75.0
-"""Seconds that a connection may stand without a whole request, before the first and between two."""
+"""Seconds that a connection may stay open without a complete request."""
 _LONG = 32 << 10
-"""Bytes of a body that is read in a thread of its own, so that the others' requests go on meanwhile."""
+"""Bytes above which a body is read in a separate thread, so that other requests continue."""
 
 
 class Gate(ABC):
-    """Answers all requests of one server.
+    """Answer all requests of one server.
 
-    :param host: where the server listens; if only this machine can reach that, the Host header must say so too, or else
-        a web page could reach it under a name of its own (DNS rebinding).
+    :param host: Address of the server. If only this machine can reach it, the Host header must name this machine too;
+        otherwise a web page could reach the server under its own name (DNS rebinding).
     """
 
     what = "server"
-    """What it is, for a refusal."""
+    """Name of the server in error messages."""
     most_bytes = MAX_BYTES
 
     def __init__(self, host: str) -> None:
@@ -58,7 +58,7 @@ class Gate(ABC):
         try:
             if self._is_local and not is_own_name(request.headers.get("Host", ""), self._host):
                 known = "localhost or a loopback address such as 127.0.0.1"
-                raise ApiError(403, f"this {self.what} is for this machine, under the name {known}", code="wrong_host")
+                raise ApiError(403, f"this {self.what} is local. Call it as {known}", code="wrong_host")
             if request.path == HEALTH and request.method in ("GET", "HEAD"):
                 return json_answer({"status": "ok"}, request_id)
             return await self.reply(request, request_id)
@@ -67,38 +67,44 @@ class Gate(ABC):
 
     @abstractmethod
     async def reply(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
-        """The answer; what it raises is told by `refuse`. It has to look at the key."""
+        """Return the answer after checking the key; `refuse` answers exceptions."""
 
     def error_of(self, error: Exception) -> ApiError:
-        """What a client is told of what `reply` raised."""
+        """Return the error that a client receives for an exception of `reply`."""
         if isinstance(error, (ConnectionResetError, asyncio.IncompleteReadError)):
-            return ApiError(400, "the connection is lost")  # nobody reads it
+            return ApiError(400, "the connection is lost")  # no client reads this
         return from_exception(error)
 
     def refuse(self, error: ApiError, request: web.BaseRequest, request_id: str) -> web.Response:
-        """The answer to what failed, also to what is no HTTP request that can be read."""
+        """Return the answer to a failed request, including requests that are not valid HTTP."""
         return refusal(error, error.openai(), request_id)
 
 
 def new_request_id() -> str:
+    """Return an unguessable ID for a request."""
     return f"req_{secrets.token_hex(12)}"
 
 
 def check_key(request: web.BaseRequest, key: str, where: str) -> None:
-    """
-    :param where: the end of the refusal: which key this is, and where to find it.
-    :raises ApiError: 401, the request does not bring the key.
+    """Check that a request contains the key.
+
+    :param where: End of the message: name of the key and where to find it.
+    :raises ApiError: 401, the request does not contain the key.
     """
     if not has_key(request.headers, key):
         raise ApiError(401, f"this is not {where}", code="invalid_api_key")
 
 
 def not_found(request: web.BaseRequest, routes: Iterable[str]) -> ApiError:
+    """Return a 404 error that lists the available routes."""
     there = ", ".join(routes)
-    return ApiError(404, f"there is no {request.method} {request.path[:200]}; there are {there}", code="not_found")
+    return ApiError(
+        404, f"{request.method} {request.path[:200]} does not exist. Available routes: {there}", code="not_found"
+    )
 
 
 def json_answer(body: Mapping[str, Any], request_id: str, status: int = 200) -> web.Response:
+    """Return a JSON answer with its request ID."""
     from aiohttp import web
 
     text = json.dumps(body)
@@ -106,12 +112,12 @@ def json_answer(body: Mapping[str, Any], request_id: str, status: int = 200) -> 
 
 
 def id_headers(request_id: str) -> dict[str, str]:
-    """In OpenAI's and in Anthropic's word."""
+    """Return the headers with the request ID that OpenAI and Anthropic use."""
     return {"x-request-id": request_id, "request-id": request_id}
 
 
 def refusal(error: ApiError, body: Mapping[str, Any], request_id: str) -> web.Response:
-    """The answer that says what is wrong; whether the same request may fare better later is in its headers."""
+    """Return an error answer, whose headers state whether a retry may succeed."""
     response = json_answer(body, request_id, error.status)
     response.headers["x-should-retry"] = "false" if error.retry_after is None else "true"
     if error.retry_after is not None:
@@ -120,51 +126,51 @@ def refusal(error: ApiError, body: Mapping[str, Any], request_id: str) -> web.Re
 
 
 async def read_body(request: web.BaseRequest, *encodings: str) -> bytes:
-    """The body as it came.
+    """Return the bytes of the body.
 
-    :param encodings: the values of Content-Encoding that the application undoes by itself.
-    :raises ApiError: it is compressed in another way, too long, or does not come.
+    :param encodings: Values of Content-Encoding that the application decodes itself.
+    :raises ApiError: The body has another encoding, is too long or does not arrive.
     """
     from aiohttp import web
 
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding not in ("", "identity", *encodings):
-        instead = f"with {' or '.join(encodings)} or without" if encodings else "as it is, without"
-        what = f"the body has Content-Encoding {encoding[:40]!r}; send it {instead}"
+        instead = f"with {' or '.join(encodings)}, or uncompressed" if encodings else "uncompressed"
+        what = f"the body has Content-Encoding {encoding[:40]!r}. Send it {instead}"
         raise ApiError(415, what, code="unsupported_encoding")
     try:
-        is_here = request.content.is_eof()  # mostly; waiting costs a task
+        is_here = request.content.is_eof()  # usually true; waiting costs a task
         return await (request.read() if is_here else asyncio.wait_for(request.read(), BODY_TIMEOUT))
     except web.HTTPRequestEntityTooLarge:
         most = request.client_max_size >> 20
-        raise ApiError(413, f"the request has more than {most} MiB", code="request_too_large") from None
+        raise ApiError(413, f"the request body exceeds {most} MiB", code="request_too_large") from None
     except (web.RequestPayloadError, web.HTTPBadRequest, ConnectionResetError) as e:
-        raise ApiError(400, f"the request's body cannot be read: {e}", code="incomplete") from None
+        raise ApiError(400, f"the request body cannot be read: {e}", code="incomplete") from None
     except asyncio.TimeoutError:
-        raise ApiError(400, f"the request's body did not come within {BODY_TIMEOUT:g} s", code="incomplete") from None
+        raise ApiError(400, f"the request body did not arrive within {BODY_TIMEOUT:g} s", code="incomplete") from None
 
 
 def parse(raw: bytes) -> dict[str, Any]:
-    """The JSON object in ``raw``, which can be written as JSON and encoded again (see `astuner_http.strict_json`).
+    """Return the JSON object in ``raw``, which can be written as JSON again (see `astuner_http.strict_json`).
 
-    :raises ApiError: 400, there is none.
+    :raises ApiError: 400, the body is not a JSON object.
     """
     try:
         return parse_json(raw)
     except ValueError as e:
-        raise ApiError(400, f"the request's body cannot be read as JSON: {e}", code="invalid_json") from None
+        raise ApiError(400, f"the request body is not valid JSON: {e}", code="invalid_json") from None
 
 
 async def worked_on(raw: bytes, work: Callable[[bytes], T]) -> T:
-    """``work(raw)``, beside the event loop where the body is long."""
+    """Return ``work(raw)``, computed outside of the event loop if the body is long."""
     return await in_daemon_thread(work, raw) if len(raw) > _LONG else work(raw)
 
 
-# ---- life ------------------------------------------------------------------------------------------------------------
+# ---- lifecycle -------------------------------------------------------------------------------------------------------
 
 
 def make_server(gate: Gate) -> web.Server:
-    """An aiohttp server that takes long bodies, cancels handlers whose client is gone, and logs no keys."""
+    """Return an aiohttp server that accepts long bodies, cancels handlers of disconnected clients and logs no keys."""
     from aiohttp import web
 
     loop = asyncio.get_running_loop()
@@ -175,17 +181,17 @@ def make_server(gate: Gate) -> web.Server:
         return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=gate.most_bytes)
 
     class Protocol(web.RequestHandler):
-        """Answers in JSON what aiohttp refuses before a handler sees it, and clients that stop sending."""
+        """Answer in JSON what aiohttp rejects before a handler runs, and serve clients that stop sending."""
 
         half_closed = False
-        """The client has stopped sending, and its request is answered all the same."""
+        """Whether the client has stopped sending while its request is still answered."""
         answered = False
-        """The answer is on its way to a client that has stopped sending."""
+        """Whether the answer is being sent to a client that has stopped sending."""
         begun_body: Any = None
-        """The body of the newest request that is or was handled."""
+        """Body of the newest handled request."""
 
         def eof_received(self) -> bool | None:  # type: ignore[override]  # aiohttp's own returns nothing
-            """Keep the connection while a request is answered that came as a whole; else it is closed."""
+            """Keep the connection open while a complete request is answered; otherwise close it."""
             connection = None if self.transport is None else self.transport.get_extra_info("socket")
             newest_body = self._messages[-1][1] if self._messages else self.begun_body
             if not CAN_TELL or connection is None or self._is_idle() or newest_body is None or not newest_body.is_eof():
@@ -193,7 +199,7 @@ def make_server(gate: Gate) -> web.Server:
             if is_gone(connection):
                 return None
             self.half_closed = True
-            self._close = not self._messages  # nothing follows the answer that is under way
+            self._close = not self._messages  # nothing follows the current answer
             probe(connection)
             loop.call_later(LOOK_SECONDS, self._look)
             return True
@@ -212,16 +218,16 @@ def make_server(gate: Gate) -> web.Server:
                 loop.call_later(LOOK_SECONDS, self._look)
 
         def handle_error(self, request: Any, status: int = 500, exc: Any = None, message: Any = None) -> Any:
-            super().handle_error(request, status, exc, message)  # logs it, and raises where an answer has begun
-            error = ApiError(status, "this is no HTTP request that can be read", code="malformed_request")
+            super().handle_error(request, status, exc, message)  # logs it, and raises if an answer has started
+            error = ApiError(status, "this is not a valid HTTP request", code="malformed_request")
             response = gate.refuse(error, request, new_request_id())
             response.force_close()
             return response
 
     class Server(web.Server):
         def __call__(self) -> web.RequestHandler:
-            # Bodies stay as they came: a compressed one is refused, and none unfolds before its key was looked at.
-            none: Any = None  # allowed, whatever its type says
+            # Bodies stay compressed: none is decompressed before its key is checked.
+            none: Any = None  # allowed despite its type
             return Protocol(
                 self, loop=loop, access_log=none, logger=logger, auto_decompress=False, keepalive_timeout=IDLE
             )
@@ -231,9 +237,9 @@ def make_server(gate: Gate) -> web.Server:
 
 @asynccontextmanager
 async def running(gate: Gate, listening: socket.socket, *, grace: float) -> AsyncIterator[None]:
-    """The application answers on a socket for as long as the block runs; after it, nothing of it runs any more.
+    """Serve on a socket for as long as the block runs; afterwards, nothing of the application runs anymore.
 
-    :param grace: seconds that answers under way may take at the end.
+    :param grace: Seconds for running answers at the end.
     """
     from aiohttp import web
 
@@ -247,7 +253,7 @@ async def running(gate: Gate, listening: socket.socket, *, grace: float) -> Asyn
 
 
 def when_closed(descriptor: int, then: Callable[[], None]) -> None:
-    """Call ``then`` when the other end of a pipe is gone; what comes through it is thrown away."""
+    """Call ``then`` when the other end of a pipe is closed; its data is discarded."""
     loop = asyncio.get_running_loop()
 
     def look() -> None:
@@ -266,10 +272,10 @@ async def serve_until_told(
     grace: float = 5.0,
     over: asyncio.Event | None = None,
 ) -> None:
-    """Answer until the process is told to end, by Ctrl-C or SIGTERM; a second one ends it at once.
+    """Serve until Ctrl-C or SIGTERM; a second signal ends the process immediately.
 
-    :param ready: called once it answers.
-    :param over: ends it as well.
+    :param ready: Called as soon as the server answers.
+    :param over: Event that also stops the server.
     """
     loop, ended = asyncio.get_running_loop(), over or asyncio.Event()
 

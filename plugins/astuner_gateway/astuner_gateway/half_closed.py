@@ -1,9 +1,9 @@
-"""Clients that stop sending before they have their answer: which of them still read, and which are gone.
+"""Detect whether a client that stopped sending still reads its answer.
 
-A client that shuts down its sending side and one that closes its connection send the same: the end of the stream.  On
-Linux the two differ.  A connection that the peer reset is no longer in the state CLOSE_WAIT.  A peer on this machine
-that closed its socket, or whose process ended, leaves a connection that belongs to no open file.  A peer on another
-machine answers keep-alive probes until its system forgets the closed socket, 60 seconds by default.
+A client that shuts down its sending side and one that closes its connection send the same: the end of the stream. On
+Linux they can be distinguished. A connection that the peer reset is no longer in the state CLOSE_WAIT. A peer on this
+machine that closed its socket, or whose process ended, leaves a connection that belongs to no open file. A peer on
+another machine answers keep-alive probes until its system forgets the closed socket, 60 seconds by default.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 CAN_TELL = sys.platform == "linux"
-"""Whether this system shows which clients still read; elsewhere the end of the stream is the end of the client."""
+"""Whether this system shows which clients still read; elsewhere the end of the stream counts as a disconnect."""
 LOOK_SECONDS = 0.2
-"""Between two looks at a client."""
+"""Seconds between two checks of a client."""
 _ESTABLISHED, _CLOSE_WAIT = 1, 8
 _UNACKNOWLEDGED = 0x5411  # SIOCOUTQ
 _ACKNOWLEDGE_SECONDS = 2.0
@@ -29,9 +29,9 @@ _PROBES = (("TCP_KEEPIDLE", 1), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 5))
 
 
 def probe(connection: Any) -> None:
-    """Have the system ask the peer of a half-closed connection every second whether it knows the connection.
+    """Let the system ask the peer of a half-closed connection every second whether it knows the connection.
 
-    :param connection: A socket, as a transport gives it.
+    :param connection: Socket of a transport.
     """
     with suppress(OSError, AttributeError):
         for name, value in _PROBES:
@@ -61,7 +61,7 @@ def _is_reset(connection: Any) -> bool:
 
 
 async def is_delivered(connection: Any) -> bool:
-    """Wait until the peer has acknowledged what was sent; False where it reset the connection instead."""
+    """Wait until the peer has acknowledged all data; return False if it reset the connection."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + _ACKNOWLEDGE_SECONDS
     while not _is_reset(connection):
@@ -88,7 +88,7 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 
 
 def _is_open(peer: Any, peer_port: int, own: Any, own_port: int) -> bool:
-    """Whether the peer's end, on this machine, belongs to an open file."""
+    """Return whether the peer's end, on this machine, belongs to an open file."""
     wanted = {
         (f"{a}:{peer_port:04X}", f"{b}:{own_port:04X}") for a, b in zip(_spelled(peer), _spelled(own), strict=True)
     }
@@ -102,7 +102,7 @@ def _is_open(peer: Any, peer_port: int, own: Any, own_port: int) -> bool:
 
 
 def _spelled(address: Any) -> list[str]:
-    """An address as the tables have it: words of 32 bits in the machine's order, also as an IPv6 address."""
+    """Return an address as in the tables: 32-bit words in the machine's byte order, also as an IPv6 address."""
     words = [address.packed]
     if address.version == 4:
         words.append(b"\0" * 10 + b"\xff\xff" + address.packed)

@@ -1,8 +1,8 @@
-"""The `program` workflow: any program that speaks to an OpenAI- or Anthropic-style endpoint, in any language.
+"""Implement the `program` workflow: run any program that calls an OpenAI- or Anthropic-style endpoint.
 
-It is started once per episode with the endpoint's URL and a key of its own in the environment, gets the task on its
-standard input, and its standard output is what the judge sees.  Invariant: when the episode ends, however, nothing
-that the program started is left, except what has made itself a session of its own; and no key is in a message.
+The program starts once per episode with the endpoint's URL and its own key in the environment. It receives the task on
+standard input, and its standard output is passed to the judge. Invariant: when the episode ends, no process that the
+program started is left, except processes that created their own session; no key occurs in a message.
 """
 
 from __future__ import annotations
@@ -30,39 +30,42 @@ if TYPE_CHECKING:
     from astuner import ModelTuner
 
 MAX_OUTPUT = 1 << 22
-"""Bytes of standard output, and as many of standard error, that are read; more is a failure."""
+"""Maximum bytes of standard output and of standard error."""
 _SHOWN = 2000
 _KEY = re.compile(r"(^|_)(KEY|TOKEN|PAT|PASS)(_|$)")
-"""How environment variables with secrets are called, beside what settings are."""
+"""Names of environment variables with secrets, in addition to the common patterns."""
 _LOOK = 0.1
-"""Seconds between looks whether the program has written too much."""
+"""Seconds between checks of the size of the output."""
 _PATIENCE = 2.0
-"""Seconds a program has to end by itself after SIGTERM."""
+"""Seconds that a program has to end after SIGTERM."""
 
 
 class ProgramConfig(Section):
+    """Settings of the workflow `program`."""
+
     argv: list[str] = Field(min_length=1)
-    """The program and its arguments; no shell is involved."""
+    """Program and its arguments, run without a shell."""
     cwd: str | None = None
-    """The folder it runs in, relative to the experiment file's; null: that folder itself."""
+    """Working directory, relative to the experiment file; null: directory of the experiment file."""
     env: dict[str, str] = Field(default_factory=dict)
-    """More environment variables."""
+    """Additional environment variables."""
     input: Literal["text", "json"] = "text"
-    """Standard input: the task's query, or one JSON object with task_id, main_query and init_messages."""
+    """Standard input: the query of the task, or one JSON object with task_id, main_query and init_messages."""
     metadata_fields: list[str] = Field(default_factory=list)
-    """Fields of the task's metadata that the JSON object also holds; the reference answer should not be among them."""
+    """Metadata fields of the task to include in the JSON object. Do not include the reference answer."""
     output: Literal["text", "json"] = "text"
     """Standard output: the answer, or a last line of JSON (`final_answer`, `reward`, `is_success`, `metadata`, …)."""
     agents: list[str] = Field(default_factory=list)
-    """More agents in the program: the key of agent X is in ASTUNER_KEY_X, its role the entry X of astuner.agents."""
+    """Names of agents in the program: ASTUNER_KEY_X contains the key of agent X, whose role is the entry X of
+    astuner.agents."""
 
 
 class ProgramFailed(Exception):
-    """The program cannot be started, failed, or wrote something that is no answer."""
+    """The program could not start, failed, or wrote an invalid answer."""
 
 
 class ProgramWorkflow(Workflow):
-    """Starts the program, waits for its answer."""
+    """Start the program and wait for its answer."""
 
     name = "program"
 
@@ -88,13 +91,13 @@ class ProgramWorkflow(Workflow):
             said, complained = (file.read().decode("utf-8", "replace") for file in (out, err))
         if process.returncode != 0:
             told = _without_secrets(complained.strip()[-_SHOWN:], env)
-            before, _, last = told.rpartition("\n")  # where it is a traceback, this is the cause
-            message = f"{last}; before that it wrote: {before}" if before else last or "no message"
+            before, _, last = told.rpartition("\n")  # the last line of a traceback is the cause
+            message = f"{last}; output before it: {before}" if before else last or "no message"
             raise ProgramFailed(f"{self.config.argv[0]} ended with exit status {process.returncode}: {message}")
         return self._output(said)
 
     def _environment(self, model_tuner: ModelTuner) -> dict[str, str]:
-        """This process's variables without the keys that are for ASTuner itself, and the endpoint's."""
+        """Return this process's variables without ASTuner's own keys, plus the endpoint's variables."""
         access = model_tuner.base_url_and_key(self.config.agents[0] if self.config.agents else None)
         keys = {f"ASTUNER_KEY_{name}": model_tuner.base_url_and_key(name).api_key for name in self.config.agents}
         settings = model_tuner.config.astuner
@@ -111,10 +114,10 @@ class ProgramWorkflow(Workflow):
                 *self.config.argv,
                 cwd=cwd,
                 env=env,
-                stdin=given,  # files and no pipes, which something that it leaves behind could hold open
+                stdin=given,  # files instead of pipes, because leftover processes could hold pipes open
                 stdout=out,
                 stderr=err,
-                start_new_session=True,  # so that all it starts can be ended with it
+                start_new_session=True,  # so that all of its processes can be ended with it
             )
         except OSError as e:
             raise ProgramFailed(f"astuner.rollout.program.argv: cannot start {self.config.argv[0]!r}: {e}") from e
@@ -137,7 +140,7 @@ class ProgramWorkflow(Workflow):
             answer = None
         if not isinstance(answer, Mapping):
             raise ProgramFailed(
-                f"the last line of {self.config.argv[0]}'s output is {last[:200]!r}; it must be one JSON object "
+                f"the last line of {self.config.argv[0]}'s output is {last[:200]!r}, but must be one JSON object "
                 "(astuner.rollout.program.output: json)"
             )
         metadata = {**(answer.get("metadata") or {})}
@@ -154,20 +157,20 @@ class ProgramWorkflow(Workflow):
 
 def _check_size(*files: IO[bytes]) -> None:
     if any(os.fstat(file.fileno()).st_size > MAX_OUTPUT for file in files):
-        raise ProgramFailed(f"the program wrote more than {MAX_OUTPUT >> 20} MiB; write logs to a file instead")
+        raise ProgramFailed(f"the program wrote more than {MAX_OUTPUT >> 20} MiB. Write logs to a file instead")
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """End the program and everything it started: politely first, if it still runs."""
+    """End the program and all of its processes: with SIGTERM first if it still runs."""
     if process.returncode is None:
         signal_group(process.pid, signal.SIGTERM)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(process.wait(), _PATIENCE)
-    signal_group(process.pid, signal.SIGKILL)  # its children may outlive it
+    signal_group(process.pid, signal.SIGKILL)  # its children may still run
     await process.wait()
 
 
 def _without_secrets(text: str, env: Mapping[str, str]) -> str:
-    """``text`` without the values of variables whose names say that they are secret, the endpoint's keys among them."""
+    """Return ``text`` without the values of secret variables, which include the endpoint's keys."""
     hidden = [value for name, value in env.items() if is_secret_variable(name) or _KEY.search(name)]
     return without_user(without_values(text, hidden, "***"))

@@ -1,4 +1,4 @@
-"""``astuner serve FILE``: the model of an experiment, as OpenAI's API, for any number of clients at once."""
+"""Implement ``astuner serve FILE``: serve the model of an experiment over an OpenAI-compatible API."""
 
 from __future__ import annotations
 
@@ -45,44 +45,42 @@ def serve(
         str | None,
         typer.Option(
             metavar="promoted|best|latest|base|DIR",
-            help="What answers. Default: what `astuner promote` let through, and what it lets through next; "
-            "before that, the best.",
+            help="Checkpoint to serve. Default: the promoted one, switching to each new promotion; without a "
+            "promotion, the best.",
             show_default=False,
         ),
     ] = None,
     run_dir: RunDirOption = None,
     policy: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Serve this policy, where an experiment has several.")
+        str | None, typer.Option(metavar="NAME", help="Select the policy to serve, if there are several.")
     ] = None,
     workflow: Annotated[
         bool, typer.Option("--workflow", help="Answer with the experiment's agent and its tools.")
     ] = False,
-    host: Annotated[str, typer.Option(help="Where to listen; other than loopback needs --key-env.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes a free one.")] = PORT,
+    host: Annotated[str, typer.Option(help="Address to listen on; non-loopback needs --key-env.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 selects a free one.")] = PORT,
     key_env: Annotated[
-        str | None, typer.Option(metavar="VAR", help="The variable with the key to ask for. Default: a new key.")
+        str | None, typer.Option(metavar="VAR", help="Variable with the key for clients. Default: a new key.")
     ] = None,
     temperature: Annotated[
-        float | None, typer.Option(min=0, help="Where a request names none; 0 is greedy. Default: as in validation.")
+        float | None, typer.Option(min=0, help="Temperature if a request sets none. Default: as in validation.")
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Longest answer. Default: max_response_length_in_one_turn.")
+        int | None, typer.Option(min=1, metavar="N", help="Maximum tokens. Default: max_response_length_in_one_turn.")
     ] = None,
     trace: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Send every completion, with what was said, to this OTLP collector."),
+        typer.Option(metavar="URL", help="Send every completion, including its messages, to this OTLP collector."),
     ] = None,
     trace_headers_env: Annotated[
-        str | None, typer.Option(metavar="VAR", help="The variable with headers for the collector: key=value,…")
+        str | None, typer.Option(metavar="VAR", help="Variable with headers for the collector: key=value,…")
     ] = None,
     services: WithOption = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="When it answers, print one line of JSON that says where.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the address as one line of JSON when ready.")] = False,
 ) -> None:
-    """Answer as OpenAI's API does, with the model of an experiment.
+    """Serve the model of an experiment over an OpenAI-compatible API.
 
-    Applications find the address and the key in the file that it names when it is ready. Ctrl-C ends it.
+    When ready, it prints the path of a file with the address and key for applications. Stop it with Ctrl-C.
     """
     from astuner import load_config, run_services
     from astuner_gateway import access_file
@@ -95,7 +93,7 @@ def serve(
     given = asked(ctx, file, overrides, run_dir, services, backbone=backbone)
     stdout, key = sys.stdout, key_for(host, key_env, host_at="--host", key_at="--key-env", prefix="sk-astuner")
     if trace is None and trace_headers_env is not None:
-        raise ConfigError("--trace-headers-env is for the collector of --trace URL; add that")
+        raise ConfigError("--trace-headers-env requires --trace URL")
     collector = collector_at(trace, trace_headers_env) if trace else None
     with ExitStack() as stack:
         listening = stack.enter_context(closing(bind(host, port, listen=True)))  # before the model is loaded
@@ -125,7 +123,7 @@ def serve(
 
         def switched(to: About) -> None:
             access_file.write("serve", number, {**access, "model": to.name})
-            _remark(f"{to.name} answers from now on ({to.checkpoint})")
+            _remark(f"now serving {to.name} ({to.checkpoint})")
 
         def ready() -> None:
             shown = {name: value for name, value in access.items() if name != "api_key"}
@@ -167,7 +165,7 @@ async def _run(
 
 
 def _sampling(config: Config, temperature: float | None, max_tokens: int | None) -> SamplingParams:
-    """As in validation, but for what the command line says."""
+    """Return the sampling parameters of validation, changed by the command line."""
     from dataclasses import replace
 
     from astuner import sampling_for
@@ -182,28 +180,28 @@ def _sampling(config: Config, temperature: float | None, max_tokens: int | None)
 def _lines(
     what: str, note: str, shown: dict[str, Any], sampling: SamplingParams, collector: Collector | None
 ) -> list[str]:
-    """What a person is told when it answers."""
+    """Return the lines to print when the server is ready."""
     where = {
-        "serving": what,
-        "base URL": shown["base_url"],
-        "key": f"in {shown['access_file']}, which only you can read",
-        "sampling": f"temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, unless a request says otherwise",
-        "length": f"at most {sampling.max_tokens} tokens an answer, also if a request asks for more; --max-tokens N",
+        "Serving": what,
+        "Base URL": shown["base_url"],
+        "Key": f"in {shown['access_file']}, readable only by you",
+        "Sampling": f"temperature {sampling.temperature:g}, top_p {sampling.top_p:g}; requests can override",
+        "Length": f"at most {sampling.max_tokens} tokens per answer (--max-tokens N), also if a request asks for more",
     }
     if collector is not None:
-        where["traces"] = f"what is said goes to {collector.shown}"
-        where["feedback"] = f"to {shown['feedback_url']}, if that is `astuner data collect`"
+        where["Traces"] = f"completions are sent to {collector.shown}"
+        where["Feedback"] = f"{shown['feedback_url']}, if the collector is `astuner data collect`"
     lines = [f"{name:<10}{value}" for name, value in where.items()]
-    return [*lines, *([note] if note else []), "Ctrl-C ends it"]
+    return [*lines, *([note] if note else []), "Stop with Ctrl-C"]
 
 
 def _summary(handler: Handler) -> str:
     counts = handler.metrics()
     told = (
-        f"answered {counts['answered']:,} requests in {counts['conversations']:,} conversations, refused "
+        f"answered {counts['answered']:,} requests in {counts['conversations']:,} conversations, rejected "
         f"{counts['refused']:,}"
     )
-    return told + (f"; {counts['lost']:,} whose client went away" if counts["lost"] else "")
+    return told + (f"; {counts['lost']:,} clients disconnected early" if counts["lost"] else "")
 
 
 def _remark(text: str) -> None:

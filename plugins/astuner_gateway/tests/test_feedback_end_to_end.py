@@ -74,7 +74,7 @@ def test_ratings_of_users_train_a_model(tmp_path: Path, monkeypatch: pytest.Monk
             run.wait()
     said = log.read_text()
     assert access["api_key"] not in said
-    assert f"base URL and key are in {files[0]}" in said
+    assert str(files[0]) in said
     assert not list(folder.iterdir())
     assert processes.recorded_processes() == []
     assert "tokens in loss masks    100 %" in said, said

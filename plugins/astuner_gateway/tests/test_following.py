@@ -157,7 +157,9 @@ def test_one_that_cannot_be_loaded_is_said_once_and_the_old_one_goes_on(stage: S
         assert await ask("hello") == ("e/second", "I am second")
 
     stage.play(scenario)
-    assert stage.remarks == ["what was promoted cannot be served: it is broken; e/first goes on"]
+    (remark,) = stage.remarks
+    assert "it is broken" in remark
+    assert "e/first" in remark
 
 
 def test_an_end_in_between_waits_for_nobody(stage: Stage) -> None:
@@ -220,7 +222,7 @@ def test_under_load_over_several_switches_no_request_fails(tmp_path: Path, monke
         process.kill()
         process.communicate()
     said = Path("log").read_text()
-    assert said.count("answers from now on") == len(order)
+    assert said.count("now serving ") == len(order)
     assert f"answered {sum(answers.values()):,} requests" in said
     assert "Traceback" not in said
 

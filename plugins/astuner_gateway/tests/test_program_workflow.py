@@ -109,7 +109,7 @@ def test_each_of_its_agents_has_a_key_of_its_own(tmp_path: Path) -> None:
         (
             "def deep(n):\n    return deep(n - 1) if n else 1 / 0\ndeep(2)",
             {},
-            "exit status 1: ZeroDivisionError: division by zero; before that it wrote: Traceback",
+            "exit status 1: ZeroDivisionError: division by zero; output before it: Traceback",
         ),
         ("print('no json')", {"output": "json"}, "the last line of"),
         ("sys.stdout.write('x' * 5_000_000)", {}, "wrote more than 4 MiB"),

@@ -308,7 +308,7 @@ def test_a_conversation_that_is_too_long_says_so_in_words_that_clients_know(play
         with pytest.raises(openai.BadRequestError) as refused:
             await running.ask("word " * 500)
         assert refused.value.code == "context_length_exceeded"
-        assert "begin a new one" in str(refused.value)
+        assert "start a new one" in str(refused.value)
         assert "episode" not in str(refused.value)
 
     play(scenario, max_model_len=100)

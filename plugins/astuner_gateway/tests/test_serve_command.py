@@ -90,7 +90,7 @@ def test_it_answers_until_ctrl_c_and_tells_a_collector(tmp_path: Path) -> None:
     assert "astuner.step" not in spans[first.id]
     assert spans[first.id]["gen_ai.request.temperature"] == 0
     assert json.loads(spans[first.id]["gen_ai.input.messages"])[0]["parts"][0]["content"] == QUESTION
-    assert "answered 2 requests in 2 conversations, refused 0" in log
+    assert "answered 2 requests in 2 conversations, rejected 0" in log
     assert access["api_key"] not in log
     assert "Traceback" not in log
 
@@ -98,11 +98,11 @@ def test_it_answers_until_ctrl_c_and_tells_a_collector(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_person_reads_where_it_is_and_the_agent_answers(tmp_path: Path) -> None:
     with served(tmp_path, "--workflow", "--key-env", "MY_KEY", MY_KEY=KEY) as (process, line):
-        assert line.startswith("serving   math_agent/base, with its agent")
+        assert line.startswith("Serving   math_agent/base, with its agent")
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(5)]
-        assert lines[-1] == "Ctrl-C ends it\n"
-        base_url = lines[0].removeprefix("base URL").strip()
+        assert lines[-1] == "Stop with Ctrl-C\n"
+        base_url = lines[0].removeprefix("Base URL").strip()
         with client({"base_url": base_url, "api_key": KEY}) as openai_client:
             answer = openai_client.chat.completions.create(
                 model="any", messages=[{"role": "user", "content": QUESTION}]
@@ -113,19 +113,19 @@ def test_a_person_reads_where_it_is_and_the_agent_answers(tmp_path: Path) -> Non
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=200)
         assert process.returncode == 0
-        assert out == "answered 1 requests in 1 conversations, refused 0\n"
+        assert out == "answered 1 requests in 1 conversations, rejected 0\n"
         assert KEY not in "".join(lines) + (tmp_path / "log").read_text()
 
 
 @table(
     ("options", "says"),
     [
-        (["--host", "0.0.0.0"], "set --key-env to the name of a variable"),
+        (["--host", "0.0.0.0"], "--key-env"),
         (["--key-env", "NO_SUCH_KEY"], "NO_SUCH_KEY is not set"),
         (["--trace", "collector:4318"], "write a URL like"),
         (["--trace", "http://me:secret@host"], "leave user and password out"),
         (["--trace-headers-env", "X"], "--trace URL"),
-        (["--port", "70000"], "ports go from 0 to 65535"),
+        (["--port", "70000"], "valid ports are 0 to 65535"),
         (["temperature=1", "nonsense"], "nonsense"),
     ],
 )

@@ -1,7 +1,8 @@
-"""Running Python that a model wrote: its own process, little it may use up, nothing of the run it can see.
+"""Run Python code that a model wrote in a confined process without access to the run.
 
-`PythonSandbox` runs code, `shared` is the process-wide one, `python_tool` makes AgentScope's tool of it.  The names
-stand in ``__init__.pyi`` and are loaded when touched, because a part of this package also runs inside the sandbox.
+`PythonSandbox` runs code, `shared` returns the sandbox of this process, and `python_tool` wraps it as an AgentScope
+tool. The names are declared in ``__init__.pyi`` and loaded on first access, because a part of this package also runs
+inside the sandbox.
 """
 
 from __future__ import annotations

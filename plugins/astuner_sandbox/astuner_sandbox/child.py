@@ -1,6 +1,6 @@
-"""Inside the sandbox: take on the confinement, then be the script that was asked for.
+"""Run inside the sandbox: confine the process, then execute the script.
 
-Nothing of the parent's is left when the code starts: its own folder, two pipes to write to, no way back.
+When the code starts, nothing of the parent is left: the process has its own directory and two output pipes.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ json math numbers operator random re statistics string struct textwrap time typi
 
 
 def warm() -> None:
-    """Import what such code usually imports; every run then shares it."""
+    """Import common modules, which all runs then share."""
     for name in _USUAL.split():
         import_module(name)
 
 
 def main(channel: Channel, options: Mapping[str, Any]) -> None:
-    """Receive ``{"code"}``, answer with ``{"level"}`` or ``{"refused"}``, run the code, end the process."""
+    """Receive ``{"code"}``, answer with ``{"level"}`` or ``{"refused"}``, run the code and end the process."""
     code = channel.recv()["code"]
     os.chdir(options["folder"])
     os.environ.clear()
@@ -52,13 +52,14 @@ def main(channel: Channel, options: Mapping[str, Any]) -> None:
 
 
 def run(code: str, folder: str) -> int:
-    """Run code as a script; its exit code."""
+    """Run code as a script and return its exit code."""
     module = ModuleType("__main__")
     module.__file__ = os.path.join(folder, NAME)
     sys.modules["__main__"] = module
     sys.path.insert(0, folder)
     sys.argv[:] = [NAME]
-    linecache.cache[NAME] = (len(code), None, code.splitlines(keepends=True), NAME)  # for tracebacks; there is no file
+    # for tracebacks, since the code is not a file
+    linecache.cache[NAME] = (len(code), None, code.splitlines(keepends=True), NAME)
     status = _status_of(code, module)
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
@@ -83,6 +84,6 @@ def _status_of(code: str, module: ModuleType) -> int:
 
 
 def _stream(descriptor: int) -> io.TextIOWrapper:
-    """Unbuffered, so that nothing printed is lost when the process is stopped."""
+    """Return an unbuffered stream, so that no output is lost when the process is stopped."""
     raw: Any = io.FileIO(descriptor, "w", closefd=False)
     return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)

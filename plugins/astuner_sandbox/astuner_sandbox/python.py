@@ -1,8 +1,8 @@
-"""A warm Python sandbox: one forked, confined process per run of code.
+"""Run Python code in a warm sandbox: one forked, confined process per run.
 
-The zygote has the usual modules imported, so a run costs milliseconds.  Two runs share nothing that either can write.
-A zygote that was killed is replaced, and the run repeated once: the code that was running cannot have changed
-anything.  Safe to use from several threads and event loops at once.
+The zygote has imported common modules, so a run starts in milliseconds. Two runs share nothing that either can write.
+If the zygote was killed, it is replaced and the run is repeated once, because interrupted code cannot have had effects.
+All methods can be called from several threads and event loops.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Outcome = Literal["finished", "timeout", "cpu", "output", "disk", "threads", "ki
 _START_WITHIN = 60.0
 _GONE_WITHIN = 10.0
 TICK = 0.05
-"""Seconds between two looks at what nothing tells us of."""
+"""Seconds between two checks of resources that the system does not report."""
 _REASONS: dict[Outcome, str] = {
     "timeout": "TimeoutError: stopped after {seconds:g} seconds.",
     "cpu": "TimeoutError: stopped after {cpu_seconds} seconds of processor time.",
@@ -45,36 +45,36 @@ _REASONS: dict[Outcome, str] = {
 }
 _ONE_THREAD_EACH = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR")}
 _said: set[tuple[str, ...]] = set()
-"""What was warned about in this process."""
+"""Warnings that this process has already logged."""
 
 
 class SandboxFailed(EnvironmentFailed):
-    """The sandbox itself broke; says nothing about the code."""
+    """The sandbox itself failed, independently of the code."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxLimits:
-    """What one run may use; what goes beyond is stopped, or fails inside the code with an ordinary exception."""
+    """Limits of one run. Code beyond a limit is stopped or gets an ordinary exception."""
 
     seconds: float = 300
-    """Of wall time; a run may ask for less, never for more."""
+    """Wall-clock seconds; a run may request less, never more."""
     cpu_seconds: int = 60
-    """Of processor time, all threads together."""
+    """Seconds of processor time, all threads together."""
     memory_mb: int = 1024
-    """Address space in MiB, the interpreter's own (about 40) included: beyond it there is a MemoryError."""
+    """Address space in MiB, including about 40 of the interpreter; larger allocations raise MemoryError."""
     file_mb: int = 16
-    """The size of one file in MiB: beyond it writing fails."""
+    """Maximum size of a file in MiB; further writes fail."""
     disk_mb: int = 64
-    """All files of a run together in MiB; looked at twenty times a second."""
+    """Maximum size of all files of a run in MiB, checked twenty times per second."""
     files: int = 2000
-    """Files and folders of a run; looked at likewise."""
+    """Maximum number of files and directories of a run, checked twenty times per second."""
     open_files: int = 64
     threads: int = 64
-    """Looked at likewise."""
+    """Maximum number of threads, checked twenty times per second."""
     output_kb: int = 64
-    """Of standard output in KiB, and as much of standard error; code that prints more is stopped."""
+    """Maximum KiB of standard output and of standard error; code that prints more is stopped."""
     parallel: int = 16
-    """Runs at once; others wait their turn, and their time does not count."""
+    """Maximum concurrent runs; others wait, which does not count toward their time."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -84,34 +84,34 @@ class SandboxLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class CodeResult:
-    """What a run of code came to."""
+    """Result of a run."""
 
     stdout: str
-    """What it printed, at most `SandboxLimits.output_kb`; bytes that are no UTF-8 are replaced."""
+    """Standard output, up to `SandboxLimits.output_kb`; invalid UTF-8 is replaced."""
     stderr: str
-    """Likewise; with a traceback where the code failed, and a line that says why it was stopped where it was."""
+    """Standard error, with a traceback if the code failed and a line with the reason if it was stopped."""
     returncode: int
-    """As a Python script's: 0, what ``sys.exit`` was given, 1 after an exception. -1: the sandbox stopped it. Another
-    negative number: a signal ended it."""
+    """Exit code as of a Python script: 0, the argument of ``sys.exit``, or 1 after an exception. -1 if the sandbox
+    stopped it; another negative number if a signal ended it."""
     outcome: Outcome
-    """``finished``: it ended by itself, well or badly. ``killed``: a signal that is not the sandbox's. Else the limit
-    that it ran into."""
+    """``finished`` if the code ended by itself; ``killed`` if a signal from outside of the sandbox ended it; otherwise
+    the limit that it exceeded."""
     seconds: float
-    """Wall time, from the request to the last of its output."""
+    """Wall-clock seconds from the request to the end of its output."""
 
 
 class PythonSandbox:
-    """Runs code; starts its zygote with the first run.
+    """Run code; the first run starts the zygote.
 
-    :param require: refuse to run anything where the system cannot confine a process wholly. Otherwise one warning
-        says what is missing, and the code runs with what there is.
+    :param require: Raise if the system cannot confine a process completely. Otherwise one warning lists what is
+        missing, and the code runs with the available protection.
     """
 
     def __init__(self, limits: SandboxLimits | None = None, require: bool = False) -> None:
         self.limits = limits or SandboxLimits()
         self.require = require
         self.level: Level | None = None
-        """What the system grants; known after the first run."""
+        """Protection that the system grants; known after the first run."""
         spec = ZygoteSpec(
             python=sys.executable,
             main="astuner_sandbox.child:main",
@@ -121,22 +121,22 @@ class PythonSandbox:
         self._zygote = Keeper(spec, _START_WITHIN)
         self._scratch: Root | None = None
         self._closed = False
-        self._lock = threading.Lock()  # of the two above
+        self._lock = threading.Lock()  # guards the two attributes above
         self._places = threading.BoundedSemaphore(self.limits.parallel)
         self._process = os.getpid()
 
     def run(self, code: str, timeout: float | None = None) -> CodeResult:
         """Run a script and wait for its end.
 
-        :param timeout: seconds, at most `SandboxLimits.seconds`.
-        :raises SandboxFailed: the sandbox broke, or is closed; says nothing about the code.
-        :raises NotConfined: ``require``, and the system lacks something.
-        :raises ValueError: the timeout is no positive number.
+        :param timeout: Seconds, at most `SandboxLimits.seconds`.
+        :raises SandboxFailed: The sandbox failed, independently of the code, or is closed.
+        :raises NotConfined: ``require`` is set and the system lacks protection.
+        :raises ValueError: The timeout is not a positive number.
         """
         return self._run(code, self._seconds(timeout), threading.Event())
 
     async def run_async(self, code: str, timeout: float | None = None) -> CodeResult:
-        """`run`, beside the event loop; cancelling it stops the code."""
+        """Run a script without blocking the event loop; canceling stops the code."""
         seconds, cancelled = self._seconds(timeout), threading.Event()
         try:
             return await in_daemon_thread(self._run, code, seconds, cancelled, name="astuner-sandbox")
@@ -148,15 +148,15 @@ class PythonSandbox:
         return self._closed
 
     def close(self) -> None:
-        """Stop what runs and remove everything; harmless when done already."""
-        if self._process != os.getpid():  # a fork of the process that it belongs to
+        """Stop all runs and remove their files. Can be called repeatedly."""
+        if self._process != os.getpid():  # in a fork of the process that owns the sandbox
             return
         with self._lock:
             self._closed = True
             scratch, self._scratch = self._scratch, None
         self._zygote.close()
         if scratch is not None:
-            for _ in range(self.limits.parallel):  # until the last run has removed what is its own
+            for _ in range(self.limits.parallel):  # until the last run has removed its files
                 self._places.acquire()
             scratch.close()
             self._places.release(self.limits.parallel)
@@ -179,18 +179,18 @@ class PythonSandbox:
         with self._places:
             for last in (False, True):
                 if cancelled.is_set():
-                    raise SandboxFailed("nobody waits for the result any more")
+                    raise SandboxFailed("the run was canceled")
                 try:
                     zygote, scratch = self._ready()
                     folder = scratch.new()
                     try:
                         return self._once(zygote, folder, code, seconds, cancelled, started)
                     finally:
-                        clear(folder)  # code that makes that hard does not lose its own result by it
-                except (ZygoteFailed, EOFError, OSError) as e:  # no process, no descriptor, no space, no answer
+                        clear(folder)  # code that makes removal difficult still gets its result
+                except (ZygoteFailed, EOFError, OSError) as e:  # no process, descriptor, space or answer
                     self._check_open()
                     if last:
-                        raise SandboxFailed(f"the Python sandbox broke twice while it ran a script: {e}") from None
+                        raise SandboxFailed(f"the Python sandbox failed twice during one script: {e}") from None
         raise AssertionError("the loop above returns or raises")
 
     def _once(
@@ -201,7 +201,8 @@ class PythonSandbox:
             fork = zygote.fork(self._options(folder), output=(out_end.fileno(), err_end.fileno()))
             channel = Channel(fork.socket)
             stack.callback(channel.close)
-            stack.callback(fork.wait, _GONE_WITHIN)  # gone before its folder is removed; mostly it has ended already
+            # ensures that it is gone before its directory is removed; usually it has already ended
+            stack.callback(fork.wait, _GONE_WITHIN)
             stack.callback(fork.kill)
             out_end.close()
             err_end.close()
@@ -209,15 +210,15 @@ class PythonSandbox:
             try:
                 channel.send({"code": code}, timeout=_START_WITHIN)
                 self._learn(channel.recv(_START_WITHIN))
-            except EOFError:  # it ended before the code began
+            except EOFError:  # it ended before the code started
                 watch.until_the_end(_START_WITHIN)
-                raise ZygoteFailed(f"its process ended at once ({fork.ended})\n{watch.text(err)}".strip()) from None
+                raise ZygoteFailed(f"its process ended immediately ({fork.ended})\n{watch.text(err)}".strip()) from None
             stopped = watch.until_the_end(seconds)
             if fork.returncode is None:
                 raise ZygoteFailed(str(fork.ended))
             natural: Outcome = "finished" if fork.returncode >= 0 else "killed"
             if fork.returncode == -signal.SIGKILL and fork.cpu_s > self.limits.cpu_seconds - 0.5:
-                natural = "cpu"  # the kernel's own limit, which is not watched from here
+                natural = "cpu"  # the kernel's own limit, which is not checked here
             outcome = stopped or natural
             stdout, stderr = watch.text(out), watch.text(err)
         if outcome in _REASONS:
@@ -257,8 +258,8 @@ class PythonSandbox:
             _said.add(self.level.missing)
             lines = "".join(f"\n- {line}" for line in self.level.missing)
             logging.getLogger(__name__).warning(
-                "Python code that the model writes is not wholly contained on this system; run it in a container. "
-                "What is missing:%s",
+                "this system cannot fully isolate Python code that the model writes. Run ASTuner in a container. "
+                "Missing protection:%s",
                 lines,
             )
 
@@ -272,7 +273,7 @@ class PythonSandbox:
             return self._zygote.ready(), scratch
         except ZygoteFailed as e:
             self._check_open()
-            raise SandboxFailed(f"the Python sandbox does not start: {e}") from None
+            raise SandboxFailed(f"the Python sandbox did not start: {e}") from None
 
     def _check_open(self) -> None:
         if self._closed:
@@ -280,19 +281,19 @@ class PythonSandbox:
 
 
 def _pipe(stack: contextlib.ExitStack) -> tuple[io.FileIO, io.FileIO]:
-    """Its reading and its writing end; both are closed with the stack at the latest."""
+    """Return the reading and writing end of a pipe, which the stack closes."""
     reading, writing = os.pipe()
     return stack.enter_context(io.FileIO(reading)), stack.enter_context(io.FileIO(writing, "w"))
 
 
 class Watch:
-    """One run, watched from outside: collects what it prints, and stops it at a limit.
+    """Monitor one run from outside: collect its output and stop it at a limit.
 
-    Made when its process is about to start the code, which cannot be trusted to say anything: that it has ended is what
-    the kernel told the zygote.
+    It is created just before the code starts. The code cannot be trusted to report anything; the kernel reports its end
+    to the zygote.
 
-    :param output: the reading ends of its standard output and error.
-    :param cancelled: set by whoever does not want the result any more.
+    :param output: Reading ends of its standard output and error.
+    :param cancelled: Set when the result is no longer needed.
     """
 
     def __init__(
@@ -305,20 +306,20 @@ class Watch:
             os.set_blocking(descriptor, False)
 
     def until_the_end(self, seconds: float) -> Outcome | None:
-        """Wait until it has ended or is stopped; the limit that stopped it, None when it ended without us.
+        """Wait for the end of the run; return the limit that stopped it, or None if it ended by itself.
 
-        :raises SandboxFailed: it cannot be killed.
+        :raises SandboxFailed: It cannot be killed.
         """
         stopped = self._stopped_by(time.monotonic() + seconds)
         if stopped is not None:
             self.fork.kill()
             if self.fork.wait(_GONE_WITHIN) is None:
-                raise SandboxFailed(f"process {self.fork.pid} of the sandbox does not end; look at what it waits for")
+                raise SandboxFailed(f"process {self.fork.pid} of the sandbox does not end. Check what it waits for")
         too_much = self._read()
         return "output" if too_much and stopped is None else stopped
 
     def text(self, descriptor: io.FileIO) -> str:
-        """What it printed there."""
+        """Return the collected output of a descriptor."""
         return bytes(self.said[descriptor.fileno()]).decode(errors="replace")
 
     def _stopped_by(self, deadline: float) -> Outcome | None:
@@ -348,7 +349,7 @@ class Watch:
         return bool(poll.poll(pause * 1000))
 
     def _read(self) -> bool:
-        """Take what there is; whether it is more than is allowed."""
+        """Read available output; return whether it exceeds the limit."""
         most = self.limits.output_kb << 10
         for descriptor in tuple(self.open):
             said = self.said[descriptor]
@@ -365,9 +366,9 @@ class Watch:
 
 
 def usage(folder: Path, *, most: int) -> tuple[int, int]:
-    """Bytes on disk and entries below a folder, while somebody is writing there; counting ends at ``most`` entries.
+    """Return the bytes on disk and the entries below a directory during writes; stop counting at ``most`` entries.
 
-    What cannot be looked at, because its path is too long, counts as too many.
+    A path that is too long to be read counts as too many entries.
     """
     size, entries, left = 0, 0, [str(folder)]
     while left and entries <= most:
@@ -382,18 +383,18 @@ def usage(folder: Path, *, most: int) -> tuple[int, int]:
                     if entries > most:
                         break
         except (FileNotFoundError, NotADirectoryError):
-            continue  # gone again
+            continue  # removed in the meantime
         except OSError:
             return size, most + 1
     return size, entries
 
 
 _shared: dict[int, PythonSandbox] = {}
-"""By process: a forked child makes one of its own, and closes nothing of its parent's by forgetting it."""
+"""Sandbox by process ID: a forked child creates its own and does not close its parent's."""
 
 
 def shared() -> PythonSandbox:
-    """The sandbox of this process, with the usual limits; closed when the process ends."""
+    """Return the sandbox of this process, with default limits; it closes when the process ends."""
     own = _shared.get(os.getpid()) or _shared.setdefault(os.getpid(), PythonSandbox())
     if own.is_closed:
         own = _shared[os.getpid()] = PythonSandbox()

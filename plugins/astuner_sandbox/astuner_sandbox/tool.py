@@ -1,6 +1,6 @@
-"""AgentScope's tool `execute_python_code`, run in the sandbox: what the model is told and what it reads stay the same.
+"""Provide AgentScope's tool `execute_python_code` in the sandbox, with an unchanged description and result format.
 
-AgentScope 1.x and 2.x want different objects back; the one that is installed is asked.
+AgentScope 1.x and 2.x expect different result objects; the installed version determines which one is returned.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 def python_tool(
     sandbox: PythonSandbox | None = None, *, on_failure: Callable[[SandboxFailed], object] | None = None
 ) -> Callable[..., Awaitable[ToolResponse]]:
-    """An async function to register with a `Toolkit` (1.x) or to wrap in a `FunctionTool` (2.x).
+    """Return an async function to register with a `Toolkit` (1.x) or to wrap in a `FunctionTool` (2.x).
 
-    :param sandbox: None: the `shared` one.
-    :param on_failure: told when the sandbox itself broke. AgentScope turns what a tool raises into text for the model,
-        so a workflow that wants its episode to end as failed keeps this and raises it.
+    :param sandbox: Sandbox to use; None for `shared`.
+    :param on_failure: Called when the sandbox itself failed. AgentScope turns exceptions of a tool into text for the
+        model, so a workflow that should end as failed stores the exception and raises it.
     """
 
     async def execute_python_code(code: str, timeout: float = 300, **kwargs: Any) -> ToolResponse:
@@ -54,14 +54,14 @@ def python_tool(
 
 
 def as_text(result: CodeResult) -> str:
-    """A result as the model reads it."""
+    """Return a result as text for the model."""
     return (
         f"<returncode>{result.returncode}</returncode><stdout>{result.stdout}</stdout><stderr>{result.stderr}</stderr>"
     )
 
 
 def _seconds(timeout: Any) -> float | None:
-    """A model may send anything."""
+    """Return the timeout in seconds; None if the model sent an invalid value."""
     try:
         seconds = float(timeout)
     except (TypeError, ValueError, OverflowError):
@@ -73,5 +73,5 @@ def _response(text: str) -> ToolResponse:
     import agentscope.tool
     from agentscope.message import TextBlock
 
-    kind: Any = getattr(agentscope.tool, "ToolChunk", None) or agentscope.tool.ToolResponse  # 2.x, 1.x
+    kind: Any = getattr(agentscope.tool, "ToolChunk", None) or agentscope.tool.ToolResponse  # 2.x or 1.x
     return kind(content=[TextBlock(type="text", text=text)])

@@ -1,1 +1,1 @@
-"""What an author of plugins uses: the checks and fakes of `astuner.testing`, and ``astuner new``."""
+"""Provide checks and fakes for plugin authors (`astuner.testing`) and ``astuner new``."""

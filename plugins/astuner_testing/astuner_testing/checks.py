@@ -1,8 +1,8 @@
-"""The kit with which an author checks a part of their own: does it keep to its contract (`astuner.contracts`)?
+"""Check that a custom part implements its contract (`astuner.contracts`).
 
-Each check is an ordinary function for a test.  What is wrong is an AssertionError that says what to write instead.
-Training is checked end to end by a backbone's own tests; what every backbone must get right is here: the capability
-contract, the plan, and an engine that returns exactly the tokens it produced.
+Each check is a function to call in a test. A failed check raises an AssertionError that describes the fix. Training is
+tested end to end by the tests of each backbone; this module checks what all backbones need: the capability contract,
+the plan, and an engine that returns exactly the tokens it generated.
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ from astuner_testing.fakes import FakeEngine, Replies, fake_config, make_tokeniz
 T = TypeVar("T")
 
 AT_ONCE, JUDGED_AT_ONCE, CALLED_AT_ONCE = 4, 20, 6
-"""Episodes of a workflow; attempts of a judge; calls of an engine."""
+"""Concurrent episodes of a workflow, attempts of a judge, and calls of an engine."""
 LONGEST_BLOCK = 2.0
-"""Seconds; far above what a busy machine adds, far below what a person forgives."""
+"""Seconds; far more than a busy machine adds, far less than users accept."""
 
 
 async def ask(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the result of a plain or async function; plain ones run in a thread."""
     if inspect.iscoroutinefunction(function):
         return await function(*arguments)
     answer = await asyncio.to_thread(function, *arguments)
@@ -57,7 +58,7 @@ async def ask(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def run(work: Coroutine[Any, Any, T]) -> tuple[T, float]:
-    """The result, and the longest time in seconds for which nothing else could run on the loop."""
+    """Return the result of ``work`` and the longest time in seconds for which it blocked the event loop."""
     return asyncio.run(_watched(work))
 
 
@@ -79,7 +80,7 @@ async def _watched(work: Coroutine[Any, Any, T]) -> tuple[T, float]:
         result = await work
     finally:
         watcher.cancel()
-        await asyncio.wait({watcher})  # its last beat counts what blocked to the very end
+        await asyncio.wait({watcher})  # its last beat includes blocking at the very end
     return result, longest
 
 
@@ -88,6 +89,7 @@ async def _several(once: Callable[[], Coroutine[Any, Any, T]], at_once: int) -> 
 
 
 def is_finite_number(value: object) -> bool:
+    """Return whether a value is a finite number."""
     return as_float(value) is not None
 
 
@@ -95,7 +97,7 @@ def _check_json(where: str, data: Any, hint: str = "", *, allow_nan: bool = Fals
     try:
         json.dumps(data, allow_nan=allow_nan)
     except (TypeError, ValueError) as e:
-        raise AssertionError(f"{where} does not fit into JSON: {e}{hint}") from e
+        raise AssertionError(f"{where} cannot be written as JSON: {e}{hint}") from e
 
 
 # ---- task readers ----------------------------------------------------------------------------------------------------
@@ -104,45 +106,45 @@ def _check_json(where: str, data: Any, hint: str = "", *, allow_nan: bool = Fals
 def check_task_reader(
     reader: Any, *, splits: Sequence[Split] = (Split.TRAIN, Split.VALIDATION), first: int = 200
 ) -> list[Task]:
-    """Check the first tasks of every split, and return those of the first one.
+    """Check the first tasks of every split, and return the tasks of the first split.
 
     - ``read`` is lazy: it returns an iterator, not a list;
-    - every item is a `Task` with a label, something to ask, and data that JSON can hold;
-    - reading again gives the same tasks in the same order (a resumed run depends on it);
-    - two readings at the same time do not disturb each other.
+    - every item is a `Task` with a label, a question, and data that can be written as JSON;
+    - reading again returns the same tasks in the same order, which resumed runs depend on;
+    - two concurrent readings do not affect each other.
     """
     name = type(reader).__name__
     found: dict[Split, list[Task]] = {}
     for split in splits:
         reading = reader.read(split)
         assert isinstance(reading, Iterator), (
-            f"{name}.read({split}) returned a {type(reading).__name__}; yield the tasks instead"
+            f"{name}.read({split}) returned a {type(reading).__name__}. Yield the tasks instead"
         )
         tasks = found[split] = list(islice(reading, first))
-        assert tasks, f"{name}.read({split}) yields no task; raise DataError when there should be some"
+        assert tasks, f"{name}.read({split}) yielded no tasks. Raise DataError if there should be some"
         for i, task in enumerate(tasks):
             _check_task(f"task {i} of {name}.read({split})", task)
         other = reader.read(split)
         again = []
         for task in islice(reader.read(split), first):
-            next(other, None)  # in step with a second reading
+            next(other, None)  # interleaved with a second reading
             again.append(task)
         different = [i for i, (a, b) in enumerate(zip(tasks, again, strict=False)) if a != b]
         assert again == tasks, (
-            f"{name}.read({split}) gave other tasks the second time (first difference: number "
-            f"{different[0] if different else min(len(tasks), len(again))}); read in a stable order and do not shuffle"
+            f"{name}.read({split}) yielded different tasks the second time (first difference: number "
+            f"{different[0] if different else min(len(tasks), len(again))}). Read in a stable order, without shuffling"
         )
     return found[splits[0]]
 
 
 def _check_task(where: str, task: Any) -> None:
-    assert isinstance(task, Task), f"{where} is {task!r}; yield astuner.Task(task_id=…, main_query=…)"
-    assert isinstance(task.task_id, str), f"{where} has the task_id {task.task_id!r}; make it text"
-    assert task.task_id, f"{where} has no task_id; it is a label for people and logs"
+    assert isinstance(task, Task), f"{where} is {task!r}. Yield astuner.Task(task_id=…, main_query=…)"
+    assert isinstance(task.task_id, str), f"{where} has the task_id {task.task_id!r}. Use a string"
+    assert task.task_id, f"{where} has an empty task_id. Set a label for logs"
     assert task.main_query or task.init_messages, (
-        f"{where} ({task.task_id}) asks nothing; set main_query or init_messages"
+        f"{where} ({task.task_id}) contains no question. Set main_query or init_messages"
     )
-    _check_json(f"{where} ({task.task_id})", asdict(task), "; keep metadata to plain data", allow_nan=True)
+    _check_json(f"{where} ({task.task_id})", asdict(task), ". Use plain data in metadata", allow_nan=True)
 
 
 # ---- workflows -------------------------------------------------------------------------------------------------------
@@ -151,16 +153,16 @@ def _check_task(where: str, task: Any) -> None:
 def check_workflow(
     workflow_cls: Any, workflow_task: WorkflowTask, *, replies: Replies = ("The answer is 4.",), config: Any = None
 ) -> WorkflowOutput:
-    """Run one workflow with a scripted model, and return what it returned.
+    r"""Run one workflow with a scripted model, and return its output.
 
-    - it can be built without arguments, anew for every episode;
-    - it asks ``model_tuner`` at least once (otherwise there is nothing to train);
+    - it can be created without arguments, once per episode;
+    - it calls ``model_tuner`` at least once, otherwise there is nothing to train;
     - it returns a `WorkflowOutput`; its reward is None or a finite number;
-    - the same replies give the same prompts again, and 4 episodes at once do not mix;
-    - as ``async def`` it does not hold up the event loop.
+    - the same replies lead to the same prompts, and 4 concurrent episodes do not mix;
+    - as ``async def``, it does not block the event loop.
 
-    :param replies: what the model says, one text per call, or a function of the prompt's text. A tool call is
-        ``<tool_call>\\n{"name": "add", "arguments": {"a": 1}}\\n</tool_call>``.
+    :param replies: Replies of the model, one text per call, or a function of the prompt's text. A tool call is
+        ``<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>``.
     """
     name = getattr(workflow_cls, "__name__", str(workflow_cls))
     tokenizer = make_tokenizer()
@@ -172,31 +174,31 @@ def check_workflow(
             return await _episode(workflow_cls, workflow_task, engine, settings), [call[0] for call in engine.calls]
 
         (output, prompts), _ = run(once())
-        # Measured the second time: the first call imports the agent's framework, once per process.
+        # Measured in the second run, because the first call imports the agent's framework once per process.
         (_, prompts_again), blocked = run(once())
         together, _ = run(_several(once, AT_ONCE))
-    assert prompts, f"{name} never asked the model; pass model_tuner to the agent as its model"
+    assert prompts, f"{name} never called the model. Pass model_tuner to the agent as its model"
     assert isinstance(output, WorkflowOutput), (
-        f"{name}.execute returned {output!r}; return WorkflowOutput(reward=None, …)"
+        f"{name}.execute returned {output!r}. Return WorkflowOutput(reward=None, …)"
     )
     reward = output.reward
     rewards = list(reward.values()) if isinstance(reward, Mapping) else [reward]
     assert reward is None or (rewards and all(is_finite_number(r) for r in rewards)), (
-        f"{name} returned the reward {reward!r}; return a finite number, a mapping of agents or roles to finite "
-        "numbers, or None to ask the judge"
+        f"{name} returned the reward {reward!r}. Return a finite number, a mapping of agents or roles to finite "
+        "numbers, or None to use the judge"
     )
     assert prompts_again == prompts, (
-        f"{name} showed the model other prompts the second time, with the same task and replies: "
-        f"{_difference(tokenizer, prompts, prompts_again)}; leave out clocks and random ids"
+        f"{name} sent different prompts the second time, with the same task and replies: "
+        f"{_difference(tokenizer, prompts, prompts_again)}. Remove clocks and random IDs"
     )
     for _, others in together:
         assert others == prompts, (
-            f"{AT_ONCE} episodes at once showed the model other prompts than one alone: "
-            f"{_difference(tokenizer, prompts, others)}; keep an episode's state on self, not on class or module"
+            f"{AT_ONCE} concurrent episodes sent different prompts than a single one: "
+            f"{_difference(tokenizer, prompts, others)}. Keep an episode's state on self, not on class or module"
         )
     assert blocked < LONGEST_BLOCK, (
-        f"{name}.execute held up the event loop for {blocked:.1f} s, and with it all other episodes; "
-        "await what waits, or write a plain `def execute`, which runs in a thread of its own"
+        f"{name}.execute blocked the event loop, and thus all other episodes, for {blocked:.1f} s. "
+        "Await what blocks, or write a plain `def execute`, which runs in a separate thread"
     )
     return output
 
@@ -236,7 +238,7 @@ NONSENSE: tuple[Action, ...] = (
     {"role": "assistant", "content": "\x00\ufffd" * 50},
     {"role": "assistant", "content": "", "tool_calls": [_CALL]},
 )
-"""Actions that make no sense anywhere."""
+"""Actions that are invalid in every environment."""
 
 
 def check_environment(
@@ -249,23 +251,23 @@ def check_environment(
 ) -> None:
     """Check one environment on its first task.
 
-    - ``tasks`` yields tasks with different ids, the same ones every time, and refuses an unknown split with
-      `ValueError`;
-    - ``reset`` takes a task by its id alone, and refuses an unknown one with `ValueError`;
-    - ``reset`` and ``step`` return a `StepResult` with text and JSON data, also for actions that make no sense;
-    - ``evaluate`` is a finite number or an `Evaluation`, and changes nothing;
-    - two instances do not disturb each other; ``close`` may be called after a failure and twice.
+    - ``tasks`` yields tasks with unique IDs, the same ones every time, and rejects an unknown split with `ValueError`;
+    - ``reset`` accepts a task by its ID alone, and rejects an unknown one with `ValueError`;
+    - ``reset`` and ``step`` return a `StepResult` with text and JSON data, also for invalid actions;
+    - ``evaluate`` returns a finite number or an `Evaluation`, and changes nothing;
+    - two instances do not affect each other; ``close`` may be called after a failure and twice.
 
-    :param params: what an experiment writes as ``astuner.env_service.params``.
-    :param act: chooses an action (an OpenAI-style assistant message) for an observation; None always says hello.
-    :param split: one of its splits.
+    :param params: Value of ``astuner.env_service.params`` in an experiment.
+    :param act: Function that returns an action (an OpenAI-style assistant message) for an observation; None always says
+        hello.
+    :param split: One of its splits.
     """
     act, params = act or (lambda observation: _reply("hello")), dict(params or {})
     name = env_cls.__name__
     env_cls = _of_today(env_cls)
     task, last = _check_tasks(name, env_cls, params, split)
     alone = []
-    for other in (None, _call(name, env_cls, params)):  # the second time with another instance in step
+    for other in (None, _call(name, env_cls, params)):  # the second time interleaved with another instance
         env = _call(name, env_cls, params)
         try:
             if other is not None:
@@ -285,29 +287,29 @@ def check_environment(
                 _call(f"{name}.close", each.close)
         alone.append([s.observation for s in seen])
     assert alone[0] == alone[1], (
-        f"{name} answered {alone[1]} beside another instance, but {alone[0]} alone; keep the world's state on self"
+        f"{name} returned {alone[1]} next to another instance, but {alone[0]} alone. Keep the state on self"
     )
     _check_start_by_id(name, env_cls, params, task, alone[0][0])
     for action in NONSENSE:
         _check_nonsense(name, env_cls(params), task, action)
-    env_cls(params).close()  # never reset: a failed start is closed too
+    env_cls(params).close()  # never reset: close is also called after a failed start
 
 
 def _of_today(env_cls: type) -> type[Environment]:
-    """The class itself, or what runs one that was written for an older service."""
+    """Return the class itself, or a wrapper for a class that was written for an older service."""
     if issubclass(env_cls, Environment):
         return env_cls
-    wanted_by = f"{env_cls.__name__}, which is no subclass of astuner.Environment,"
+    wanted_by = f"{env_cls.__name__}, which is not a subclass of astuner.Environment,"
     environments = find_part(load_plugins(), "environments", wanted_by=wanted_by)()
     adapted: type[Environment] | None = environments.adapt(env_cls)
     assert adapted is not None, (
-        f"{env_cls.__name__} is no subclass of astuner.Environment, nor written for an older environment service"
+        f"{env_cls.__name__} is neither a subclass of astuner.Environment nor written for an older environment service"
     )
     return adapted
 
 
 def _call(what: str, function: Callable[..., T], *arguments: Any) -> T:
-    """What ``function`` returns, in an environment that works."""
+    """Return the result of ``function``, which must not raise."""
     try:
         return function(*arguments)
     except Exception as e:
@@ -315,16 +317,16 @@ def _call(what: str, function: Callable[..., T], *arguments: Any) -> T:
 
 
 def _check_tasks(name: str, env_cls: type[Environment], params: Mapping[str, Any], split: str) -> tuple[Task, Task]:
-    """The first task, and another where there is one."""
+    """Return the first task, and a second one if there is any."""
     tasks = _call(f"{name}.tasks", lambda: list(islice(env_cls.tasks(split, params), 5)))
-    assert tasks, f"{name}.tasks yields no task for the split {split!r}"
+    assert tasks, f"{name}.tasks yields no tasks for the split {split!r}"
     assert all(isinstance(t, Task) for t in tasks), f"{name}.tasks must yield astuner.Task, not {tasks!r}"
-    assert len({t.task_id for t in tasks}) == len(tasks), f"{name}.tasks has a task_id twice; they must differ"
+    assert len({t.task_id for t in tasks}) == len(tasks), f"{name}.tasks yields a task_id twice. IDs must be unique"
     again = _call(f"{name}.tasks", lambda: list(islice(env_cls.tasks(split, params), 5)))
-    assert tasks == again, f"{name}.tasks gave other tasks the second time; keep a stable order"
+    assert tasks == again, f"{name}.tasks yielded different tasks the second time. Use a stable order"
     _check_refuses(
         lambda: list(islice(env_cls.tasks(_NOWHERE, params), 1)),
-        f"{name}.tasks gave tasks for a split that does not exist; raise ValueError, and say which splits there are",
+        f"{name}.tasks accepted a split that does not exist. Raise ValueError that lists the existing splits",
     )
     return tasks[0], tasks[-1]
 
@@ -345,12 +347,14 @@ def _check_start_by_id(
             first = env.reset(Task(task_id=task.task_id)).observation
         except Exception as e:
             raise AssertionError(
-                f"{name}.reset needs more than the task_id ({type(e).__name__}: {e}); the id may be all that crosses "
-                "the wire, so make the rest from it"
+                f"{name}.reset needs more than the task_id ({type(e).__name__}: {e}). The service may receive only the "
+                "ID, so derive everything else from it"
             ) from e
-    assert first == observation, f"{name}.reset showed {first!r} for the bare task_id, and {observation!r} for the task"
+    assert first == observation, (
+        f"{name}.reset returned {first!r} for the task_id alone, but {observation!r} for the task"
+    )
     with closing(env_cls(params)) as env:
-        otherwise = f"{name}.reset started a task that does not exist; raise ValueError"
+        otherwise = f"{name}.reset accepted a task that does not exist. Raise ValueError"
         _check_refuses(lambda: env.reset(Task(task_id=_NOWHERE)), otherwise)
 
 
@@ -361,15 +365,15 @@ def _check_nonsense(name: str, made: Environment, task: Task, action: Action) ->
             result = env.step(action)
         except Exception as e:
             raise AssertionError(
-                f"{name}.step raised {type(e).__name__}: {e} for {action}; a model may say anything, so answer with an "
-                "observation"
+                f"{name}.step raised {type(e).__name__}: {e} for {action}. A model may send anything, so return an "
+                "observation instead"
             ) from e
-    _check_result(f"{name}.step with an action that makes no sense", result)
+    _check_result(f"{name}.step with an invalid action", result)
 
 
 def _check_result(where: str, result: Any) -> StepResult:
-    assert isinstance(result, StepResult), f"{where} returned {result!r}; return StepResult(observation=…)"
-    assert isinstance(result.observation, str), f"{where}: the observation is {result.observation!r}; it must be text"
+    assert isinstance(result, StepResult), f"{where} returned {result!r}. Return StepResult(observation=…)"
+    assert isinstance(result.observation, str), f"{where}: the observation is {result.observation!r}, but must be text"
     assert is_finite_number(result.reward), f"{where}: the reward {result.reward} is not a finite number"
     for flag in (result.terminated, result.truncated):
         assert isinstance(flag, bool), f"{where}: terminated and truncated must be True or False, not {flag!r}"
@@ -389,7 +393,7 @@ def _check_evaluate(name: str, env: Any) -> None:
     first, second = map(Evaluation.of, found)
     assert first.success in (None, True, False), f"{name}.evaluate: success is {first.success!r}"
     _check_json(f"{name}.evaluate: details", dict(first.details))
-    assert first == second, f"{name}.evaluate gave {first} and then {second}; it must not change the world"
+    assert first == second, f"{name}.evaluate returned {first} and then {second}. It must not change the state"
 
 
 # ---- judges ----------------------------------------------------------------------------------------------------------
@@ -408,22 +412,22 @@ def check_judge(
 def check_judge(
     judge: Any, workflow_task: WorkflowTask, output: WorkflowOutput | Sequence[WorkflowOutput | Attempt]
 ) -> JudgeOutput | list[JudgeOutput | JudgeFailed]:
-    """Check one judge on one attempt, or a group judge on all attempts of a group, and return what it says.
+    """Check one judge on one attempt, or a group judge on all attempts of a group, and return its verdicts.
 
     - it returns a `JudgeOutput` (whose reward is finite by construction), for each attempt of a group, in their order;
-    - the same attempt gets the same verdict twice, and 20 times at once;
-    - in a group, whatever place it has among the others;
+    - the same attempt gets the same verdict twice, and in 20 concurrent calls;
+    - in a group, the verdict does not depend on the position of the attempt;
     - it changes neither task nor output;
-    - as ``async def`` it does not hold up the event loop.
+    - as ``async def``, it does not block the event loop.
 
-    :param output: the attempt's; of a group judge those of all attempts, or the attempts themselves where it reads
-        their turns.
+    :param output: Output of the attempt; for a group judge, the outputs of all attempts, or the attempts themselves if
+        it reads their turns.
     """
-    assert not isinstance(judge, type), f"pass a judge, not its class: check_judge({judge.__name__}(), …)"
+    assert not isinstance(judge, type), f"pass a judge instead of its class: check_judge({judge.__name__}(), …)"
     name = type(judge).__name__
     if isinstance(output, WorkflowOutput):
         return _check_judged(f"{name}.judge", judge.judge, (workflow_task, output), _one)
-    assert isinstance(judge, GroupJudge), f"{name} judges one attempt alone: pass one output, not {len(output)}"
+    assert isinstance(judge, GroupJudge), f"{name} judges a single attempt. Pass one output instead of {len(output)}"
     attempts = [o if isinstance(o, Attempt) else Attempt(workflow_task=workflow_task, output=o) for o in output]
 
     def each(called: str, said: Any) -> list[JudgeOutput | JudgeFailed]:
@@ -433,20 +437,20 @@ def check_judge(
     found = _check_judged(called, judge.judge_group, (attempts,), each)
     turned_round, _ = run(ask(judge.judge_group, attempts[::-1]))
     assert _verdicts(each(called, turned_round)[::-1]) == _verdicts(found), (
-        f"{called} gave {found}, and {turned_round} for the same attempts in the other order; an attempt's verdict "
-        "must not depend on its place"
+        f"{called} returned {found}, but {turned_round} for the same attempts in reverse order. An attempt's verdict "
+        "must not depend on its position"
     )
     return found
 
 
 def _one(called: str, said: Any) -> JudgeOutput:
-    assert isinstance(said, JudgeOutput), f"{called} returned {said!r}; return JudgeOutput(reward=…)"
+    assert isinstance(said, JudgeOutput), f"{called} returned {said!r}. Return JudgeOutput(reward=…)"
     return said
 
 
 def _each(called: str, said: Any, wanted: int) -> list[JudgeOutput | JudgeFailed]:
-    assert isinstance(said, (list, tuple)), f"{called} returned {said!r}; return a list with a JudgeOutput for each"
-    assert len(said) == wanted, f"{called} returned {len(said)} verdicts for {wanted} attempts; return one for each"
+    assert isinstance(said, (list, tuple)), f"{called} returned {said!r}. Return a list with a JudgeOutput for each"
+    assert len(said) == wanted, f"{called} returned {len(said)} verdicts for {wanted} attempts. Return one for each"
     return [one if isinstance(one, JudgeFailed) else _one(called, one) for one in said]
 
 
@@ -461,21 +465,21 @@ def _check_judged(
     first, blocked = run(once())
     again, _ = run(once())
     assert _verdicts(again) == _verdicts(first), (
-        f"{called} gave {first} and then {again} for the same attempt; keep no state about an attempt"
+        f"{called} returned {first} and then {again} for the same attempt. Do not keep state about an attempt"
     )
     together, blocked_together = run(_several(once, JUDGED_AT_ONCE))
     wrong = [v for v in together if _verdicts(v) != _verdicts(first)]
     assert not wrong, (
-        f"asked {JUDGED_AT_ONCE} times at once, {called} gave {wrong[0]} where it gave {first} alone; "
-        "it shares something between calls: keep no state on self while judging"
+        f"in {JUDGED_AT_ONCE} concurrent calls, {called} returned {wrong[0]} instead of {first}. "
+        "The calls share state: do not keep state on self while judging"
     )
     if given != before:
-        what = "workflow task" if _tasks(given[0]) != _tasks(before[0]) else "output it was given"
-        raise AssertionError(f"{called} changed the {what}; copy what you want to change")
+        what = "workflow task" if _tasks(given[0]) != _tasks(before[0]) else "output"
+        raise AssertionError(f"{called} changed the {what} that it received. Copy what you want to change")
     blocked = max(blocked, blocked_together)
     assert blocked < LONGEST_BLOCK, (
-        f"{called} held up the event loop for {blocked:.1f} s, and all other episodes with it; "
-        f"await what waits, or write a plain `def {called.partition('.')[2]}`, which runs in a thread of its own"
+        f"{called} blocked the event loop, and thus all other episodes, for {blocked:.1f} s. "
+        f"Await what blocks, or write a plain `def {called.partition('.')[2]}`, which runs in a separate thread"
     )
     return first
 
@@ -485,7 +489,7 @@ def _tasks(given: WorkflowTask | Sequence[Attempt]) -> list[WorkflowTask]:
 
 
 def _verdicts(said: Any) -> Any:
-    """What is compared: of a failure what it says."""
+    """Return verdicts in a form that can be compared; a failure is compared by its message."""
     if isinstance(said, list):
         return [_verdicts(one) for one in said]
     return str(said) if isinstance(said, JudgeFailed) else said
@@ -504,7 +508,7 @@ ORDINARY = (
     '```python\ndef f(x):\n    return {"a": [0, 0, 0, 0], "b": None}\n```',
     "\\[ \\frac{n(n+1)}{2} \\] and 0x" + "00" * 32,
 )
-"""What no check may fire on, unless it is there to demand a form that these do not have."""
+"""Texts that no check may reject, unless it requires a form that they do not have."""
 
 ODD: tuple[Mapping[str, Any], ...] = (
     {},
@@ -512,7 +516,7 @@ ODD: tuple[Mapping[str, Any], ...] = (
     {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f"}}]},
     {"role": "assistant", "content": "", "unparsed_tool_calls": ["<tool_call>{"]},
 )
-"""Messages that a model can come to; a check answers for them too, whatever it says."""
+"""Messages that a model may generate and that a check must accept as input, whatever it returns."""
 
 
 def check_output_check(
@@ -522,32 +526,32 @@ def check_output_check(
     ordinary: Sequence[str | Mapping[str, Any]] = ORDINARY,
     tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[str]:
-    """Check one check, and return what it says about each of ``wrong``.
+    """Check one output check, and return its message about each of ``wrong``.
 
     - it is a plain function of one `OutputView`, and returns a text or None;
-    - it fires on each of ``wrong`` and on none of ``ordinary``, and says the same twice;
-    - it changes no message, and raises for none, also where one has no text.
+    - it rejects each of ``wrong`` and none of ``ordinary``, and returns the same result twice;
+    - it changes no message, and raises no exception, also for messages without text.
 
-    :param wrong: texts, or whole assistant messages, on which it must fire; at least one.
-    :param ordinary: those on which it must not; by default a few texts in many languages, code and tables.
-    :param tools: the OpenAI-style descriptions of the tools that were offered.
+    :param wrong: Texts, or complete assistant messages, that it must reject; at least one.
+    :param ordinary: Texts that it must accept; by default texts in many languages, code and tables.
+    :param tools: OpenAI-style descriptions of the available tools.
     """
     assert callable(check), f"pass the check itself, not {check!r}"
     name = getattr(check, "__name__", type(check).__name__)
-    assert not isinstance(check, type), f"{name} is a class; a check is a plain function"
-    assert not inspect.iscoroutinefunction(check), f"{name} is async; a check is a plain function and returns at once"
-    assert wrong, f"pass at least one text on which {name} must fire; a check that never fires is of no use"
+    assert not isinstance(check, type), f"{name} is a class, but a check is a plain function"
+    assert not inspect.iscoroutinefunction(check), f"{name} is async, but a check is a plain function"
+    assert wrong, f"pass at least one text that {name} must reject"
     said: list[str] = []
     for message in map(_reply, wrong):
         complaint = _complaint(check, name, message, tools)
-        assert complaint, f"{name} has nothing to say about {_shown(message)}"
-        assert "\n" not in complaint, f"{name} said {complaint!r}; say it in one line"
+        assert complaint, f"{name} accepted {_shown(message)}, which it must reject"
+        assert "\n" not in complaint, f"{name} returned {complaint!r}. Return a single line"
         said.append(complaint)
     for message in map(_reply, ordinary):
         complaint = _complaint(check, name, message, tools)
         assert complaint is None, (
-            f"{name} said {complaint!r} about {_shown(message)}; a check that fires on ordinary text punishes good "
-            "behaviour (where it is there to demand a form, pass ordinary=[…])"
+            f"{name} returned {complaint!r} for {_shown(message)}. A check that rejects ordinary text punishes good "
+            "behavior. If it requires a specific form, pass ordinary=[…]"
         )
     for message in ODD:
         _complaint(check, name, message, tools)
@@ -563,9 +567,9 @@ def _complaint(
         first, again = check(OutputView(message, tools)), check(OutputView(message, tools))
     except Exception as e:
         raise AssertionError(f"{name} raised {type(e).__name__}: {e} for {_shown(message)}") from e
-    assert first is None or isinstance(first, str), f"{name} returned {first!r}; return a text, or None"
-    assert first == again, f"{name} said {first!r} and then {again!r} about the same reply; keep no state"
-    assert (message, tools) == before, f"{name} changed what it was shown; copy what you want to change"
+    assert first is None or isinstance(first, str), f"{name} returned {first!r}. Return a text or None"
+    assert first == again, f"{name} returned {first!r} and then {again!r} for the same reply. Do not keep state"
+    assert (message, tools) == before, f"{name} changed its input. Copy what you want to change"
     return first
 
 
@@ -582,18 +586,18 @@ def _shown(message: Mapping[str, Any]) -> str:
 
 
 REWARDS = ((1.0, 0.0, 0.5, 0.0), (1.0, 1.0, 1.0), (0.3,), (-1e3, 1e3))
-"""Groups: with different rewards, with equal ones, of one attempt, and far apart."""
+"""Groups with different rewards, with equal rewards, with a single attempt, and with distant rewards."""
 
 
 def check_loss(loss: Loss, *, clip_low: float = 0.2, clip_high: float = 0.28) -> None:
-    """Check one loss, on samples of several lengths; needs torch.
+    """Check one loss on samples of several lengths; needs torch.
 
-    - it returns a finite number for each token, with a finite gradient, also where ratios are enormous;
-    - on the weights that the tokens were drawn with, a good token becomes more probable and a bad one less;
-    - a token's loss depends on its own sample alone, so that it does not matter how a batch is cut into micro-batches;
-    - it changes none of the tensors that it is given.
+    - it returns a finite number for each token, with a finite gradient, also for very large ratios;
+    - for the weights that generated the tokens, a good token becomes more probable and a bad one less;
+    - the loss of a token depends on its own sample only, so micro-batches do not change it;
+    - it changes none of its input tensors.
 
-    :param clip_low: `algorithm.clip_ratio_low`; ``clip_high`` likewise.
+    :param clip_low: `algorithm.clip_ratio_low`; likewise ``clip_high``.
     """
     import torch
 
@@ -618,8 +622,8 @@ def check_loss(loss: Loss, *, clip_low: float = 0.2, clip_high: float = 0.28) ->
         found = token_loss(name, loss, given).loss
         after = (logprobs.detach(), given.old_logprobs, given.advantages, given.owner)
         same = all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-        assert same, f"{name} changed a tensor that it was given; make a copy of what you change in place"
-        assert found.requires_grad, f"the loss of {name} has no gradient; it must depend on given.logprobs"
+        assert same, f"{name} changed an input tensor. Copy tensors before changing them in place"
+        assert found.requires_grad, f"the loss of {name} has no gradient. It must depend on given.logprobs"
         (gradient,) = torch.autograd.grad(found.sum(), logprobs)
         return found.detach(), gradient
 
@@ -628,29 +632,29 @@ def check_loss(loss: Loss, *, clip_low: float = 0.2, clip_high: float = 0.28) ->
     wrong = [i for i in everything if float(gradient[i] * good[i]) >= 0]
     assert not wrong, (
         f"{name}: with ratios of 1 and advantages {good.tolist()} the gradient to the log-probabilities is "
-        f"{gradient.tolist()}; where the advantage is above 0 it must be below 0, for a loss is minimised"
+        f"{gradient.tolist()}. It must be negative for positive advantages, because a loss is minimized"
     )
     for moved in (torch.zeros(6), torch.linspace(-1, 1, 6), torch.tensor([500.0, -500.0, 0.0, 500.0, -500.0, 0.1])):
         value, gradient = of(everything, moved)
         assert torch.isfinite(value).all(), (
-            f"{name} gives {value.tolist()} where log ratios are {moved.tolist()}; take given.ratio, which stays finite"
+            f"{name} returns {value.tolist()} for log ratios {moved.tolist()}. Use given.ratio, which stays finite"
         )
         assert torch.isfinite(gradient).all(), (
-            f"{name} has the gradient {gradient.tolist()} where log ratios are {moved.tolist()}; take given.ratio, "
+            f"{name} has the gradient {gradient.tolist()} for log ratios {moved.tolist()}. Use given.ratio, "
             "which stays finite"
         )
     moved = torch.linspace(-0.3, 0.3, 6)
     whole, parts = of(everything, moved)[0], [of(at, moved)[0] for at in ((0, 1, 2), (3,), (4, 5))]
     assert torch.allclose(whole, torch.cat(parts), atol=1e-6), (
-        f"{name} gives {whole.tolist()} for three samples together and {torch.cat(parts).tolist()} for each alone; "
-        "a token's loss may depend on its own sample only (given.sample_mean), for batches are cut as memory allows"
+        f"{name} returns {whole.tolist()} for three samples together, but {torch.cat(parts).tolist()} for each alone. "
+        "A token's loss may depend on its own sample only (given.sample_mean), because batches are split"
     )
 
 
 def check_advantages(estimator: AdvantageEstimator) -> None:
-    """Check one advantage estimator: a finite number for each reward, in their order, and the same when asked twice.
+    """Check that an advantage estimator returns a finite number for each reward, in their order, and twice the same.
 
-    The better of two attempts gets the greater advantage, whoever is named first.
+    The better of two attempts must get the greater advantage in either order.
     """
     name = getattr(estimator, "__name__", type(estimator).__name__)
     for norm in (True, False):
@@ -658,13 +662,13 @@ def check_advantages(estimator: AdvantageEstimator) -> None:
             of = Compared(rewards=rewards, groups=("g",) * len(rewards), norm_by_std=norm)
             found = estimate_advantages(name, estimator, of)
             again = estimate_advantages(name, estimator, of)
-            assert found == again, f"{name} answers differently when asked twice; keep no state"
+            assert found == again, f"{name} returns different values for the same input. Do not keep state"
             turned = Compared(rewards=rewards[::-1], groups=of.groups, norm_by_std=norm)
             again = estimate_advantages(name, estimator, turned)[::-1]
             same = all(math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9) for a, b in zip(found, again, strict=True))
-            assert same, f"{name} makes {found} of {rewards}, and {again} when they come in the other order"
+            assert same, f"{name} returns {found} for {rewards}, but {again} for the same rewards in another order"
             best, worst = rewards.index(max(rewards)), rewards.index(min(rewards))
-            assert found[best] >= found[worst], f"{name} makes {found} of {rewards}: the best attempt gets less"
+            assert found[best] >= found[worst], f"{name} returns {found} for {rewards}: the best attempt gets less"
     if is_step_wide(estimator):
         two = Compared(rewards=(1.0, 0.0, 0.0, 0.0), groups=("g", "g", "h", "h"))
         estimate_advantages(name, estimator, two)
@@ -676,23 +680,23 @@ def check_advantages(estimator: AdvantageEstimator) -> None:
 def check_backbone(backbone_cls: Any, config: Any, *, max_tokens: int = 8) -> None:
     """Check one backbone with a config whose model it can load.
 
-    - ``capabilities`` names keys that exist, and refuses none that it honours;
-    - ``plan`` gives lines of text without loading weights;
+    - ``capabilities`` names existing keys, and does not reject keys that it honors;
+    - ``plan`` returns lines of text without loading weights;
     - ``serve`` yields an engine and a tokenizer with a chat template, twice in a row;
-    - a generation holds the prompt as given, one finite log-probability per token, at most ``max_tokens`` tokens, and
-      a finish reason that agrees with them; greedy decoding repeats, alone and beside other calls;
-    - a prompt without room raises `ContextOverflow`; a cancelled call leaves the engine usable.
+    - a generation contains the prompt unchanged, one finite log-probability per token, at most ``max_tokens`` tokens
+      and a matching finish reason; greedy decoding is repeatable, alone and in concurrent calls;
+    - a prompt without space for an answer raises `ContextOverflow`; a canceled call leaves the engine usable.
     """
     name = backbone_cls.__name__
     check_capabilities(name, backbone_cls.capabilities)
     backbone = backbone_cls(config)
     plan = backbone.plan()
-    assert isinstance(plan, Mapping), f"{name}.plan returned {plan!r}; return a mapping of label -> text"
+    assert isinstance(plan, Mapping), f"{name}.plan returned {plan!r}. Return a mapping of label -> text"
     assert all(isinstance(k, str) and isinstance(v, str) for k, v in plan.items()), f"{name}.plan must map text to text"
     for _ in range(2):
         with backbone.serve() as served:
             assert isinstance(served, Served), (
-                f"{name}.serve yielded {served!r}; yield Served(engine=…, tokenizer=…, name=…)"
+                f"{name}.serve yielded {served!r}. Yield Served(engine=…, tokenizer=…, name=…)"
             )
             assert isinstance(served.engine, InferenceEngine), f"{name}: the engine must be an InferenceEngine"
             assert served.tokenizer.chat_template, f"{name}: the tokenizer has no chat template"
@@ -700,17 +704,17 @@ def check_backbone(backbone_cls: Any, config: Any, *, max_tokens: int = 8) -> No
 
 
 def check_capabilities(name: str, capabilities: Any) -> None:
-    """The capability contract alone: it can be asked without a model."""
+    """Check the capability contract, which needs no model."""
     from astuner import AstunerSection
 
     assert isinstance(capabilities, Capabilities), f"{name}.capabilities must be a Capabilities"
     keys = {*capabilities.honours, *capabilities.only, *capabilities.instead}
     unknown = sorted(k for k in keys if not _is_key(AstunerSection, k.split(".")))
     assert not unknown, (
-        f"{name}.capabilities names astuner.{unknown[0]}, which is not a key; leave out the leading 'astuner.'"
+        f"{name}.capabilities names astuner.{unknown[0]}, which is not a key. Leave out the leading 'astuner.'"
     )
     both = sorted(set(capabilities.honours) & set(capabilities.instead))
-    assert not both, f"{name}.capabilities both honours and refuses {', '.join(both)}"
+    assert not both, f"{name}.capabilities both honors and refuses {', '.join(both)}"
 
 
 def _is_key(section: Any, path: Sequence[str]) -> bool:
@@ -729,7 +733,7 @@ async def _check_engine(name: str, served: Served, max_tokens: int) -> None:
     first = await engine.generate(ids, greedy, session="check/0")
     _check_generation(name, first, ids, max_tokens)
     again = await engine.generate(ids, greedy, session="check/1")
-    assert list(again.response_ids) == list(first.response_ids), f"{name}: greedy decoding gave two different answers"
+    assert list(again.response_ids) == list(first.response_ids), f"{name}: greedy decoding returned different answers"
     prompts = [ids[: 1 + i % len(ids)] for i in range(CALLED_AT_ONCE)]
     together = await asyncio.gather(*(engine.generate(p, greedy, session=f"check/b{i}") for i, p in enumerate(prompts)))
     for prompt, generation in zip(prompts, together, strict=True):
@@ -740,8 +744,8 @@ async def _check_engine(name: str, served: Served, max_tokens: int) -> None:
     )
     got = (list(stopped.response_ids), stopped.finish_reason)
     assert got == ([end], FinishReason.STOP), (
-        f"{name}: with the stop token {end} the answer is {got[0]} ({stopped.finish_reason.value}); "
-        "stop at it and keep it"
+        f"{name}: with the stop token {end} the answer is {got[0]} ({stopped.finish_reason.value}). "
+        "Stop at this token and keep it"
     )
     await _check_overflow(name, engine, ids)
     call = asyncio.ensure_future(engine.generate(ids, SamplingParams(max_tokens=max_tokens), session="check/c"))
@@ -749,7 +753,7 @@ async def _check_engine(name: str, served: Served, max_tokens: int) -> None:
     call.cancel()
     await asyncio.wait({call})
     after = await engine.generate(ids, greedy, session="check/d")
-    assert list(after.response_ids) == list(first.response_ids), f"{name}: answers differ after a cancelled call"
+    assert list(after.response_ids) == list(first.response_ids), f"{name}: answers differ after a canceled call"
 
 
 async def _check_overflow(name: str, engine: InferenceEngine, ids: Sequence[int]) -> None:
@@ -757,15 +761,15 @@ async def _check_overflow(name: str, engine: InferenceEngine, ids: Sequence[int]
         await engine.generate(list(ids[:1]) * engine.max_model_len, SamplingParams(max_tokens=1), session="check/o")
     except ContextOverflow:
         return
-    raise AssertionError(f"{name}: a prompt as long as max_model_len leaves no room; raise ContextOverflow")
+    raise AssertionError(f"{name}: a prompt as long as max_model_len leaves no space. Raise ContextOverflow")
 
 
 def _check_generation(name: str, generation: Any, prompt: Sequence[int], max_tokens: int) -> None:
     assert isinstance(generation, Generation), f"{name}: generate returned {generation!r}"
-    assert list(generation.prompt_ids) == list(prompt), f"{name}: prompt_ids are not the ones that were asked for"
+    assert list(generation.prompt_ids) == list(prompt), f"{name}: prompt_ids differ from the requested prompt"
     n = len(generation.response_ids)
     assert 1 <= n <= max_tokens, f"{name}: {n} response tokens, but max_tokens is {max_tokens}"
     for value in generation.logprobs:
         assert -math.inf < value <= 1e-6, f"{name}: {value} is not a log-probability"
     if generation.finish_reason is FinishReason.LENGTH:
-        assert n == max_tokens, f"{name}: says it was cut off by length after {n} of {max_tokens} tokens"
+        assert n == max_tokens, f"{name}: the finish reason is length after {n} of {max_tokens} tokens"

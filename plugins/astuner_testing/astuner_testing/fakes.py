@@ -1,6 +1,6 @@
-"""Stand-ins for a model, so that a workflow's or a backbone's tests need no weights.
+"""Provide fake models, so that tests of workflows and backbones need no weights.
 
-`FakeEngine` speaks real token ids through a real tokenizer; only what it says is scripted.
+`FakeEngine` uses real token IDs of a real tokenizer; only its replies are scripted.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from astuner.contracts.run import Run
 
 Replies = Sequence[str] | Callable[[str], str]
-"""What a fake model says: one text per call, or a function of the prompt's text."""
+"""Replies of a fake model: one text per call, or a function of the prompt's text."""
 
 CHATML = Path(__file__).with_name("chatml.jinja").read_text(encoding="utf-8")
-"""A ChatML template with Hermes-style tool calls, in our own words."""
+"""ChatML template with Hermes-style tool calls, written for ASTuner."""
 
 
 def make_tokenizer(
@@ -33,17 +33,17 @@ def make_tokenizer(
     eos_token: str = "<|im_end|>",
     bos_token: str | None = None,
 ) -> Any:
-    """A Hugging Face tokenizer made in memory: one token for each of 256 bytes, and special tokens.
+    """Return a Hugging Face tokenizer built in memory: one token for each of 256 bytes, and special tokens.
 
-    Without arguments it is ChatML's, with a chat template that shows tools.
+    Without arguments it is ChatML's, with a chat template that supports tools.
 
-    :param chat_template: the Jinja text of another family's template.
-    :param special_tokens: the texts that are one token each, beside ``<|endoftext|>``, the end and begin token.
+    :param chat_template: Jinja text of another family's template.
+    :param special_tokens: Texts that are one token each, in addition to ``<|endoftext|>``, the end and begin token.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    build: Any = PreTrainedTokenizerFast  # its constructor is not annotated
+    build: Any = PreTrainedTokenizerFast  # its constructor has no annotations
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
@@ -62,15 +62,15 @@ def make_tokenizer(
 
 
 def workflow_task(query: str = "What is 2 + 2?", *, split: Split = Split.TRAIN, **metadata: Any) -> WorkflowTask:
-    """One attempt at a task with this query; keywords become the task's metadata, e.g. ``answer="4"``."""
+    """Return one attempt at a task with this query; keywords become the task's metadata, e.g. ``answer="4"``."""
     task = Task(task_id="task", main_query=query, metadata=metadata)
     return WorkflowTask(task=task, episode_id="episode", group_id="group", split=split)
 
 
 class FakeEngine(InferenceEngine):
-    """Says what it is told, as token ids, each with log-probability -0.5.
+    """Return scripted replies as token IDs, each with log-probability -0.5.
 
-    :param replies: one text per call (a call too many raises `ModelFailed`), or a function of the prompt's text.
+    :param replies: One text per call (an additional call raises `ModelFailed`), or a function of the prompt's text.
     """
 
     LOGPROB = -0.5
@@ -86,7 +86,7 @@ class FakeEngine(InferenceEngine):
         room = self.max_model_len - len(prompt_ids)
         if room < 1:
             raise ContextOverflow(
-                f"a prompt of {len(prompt_ids)} tokens leaves no room in a context of {self.max_model_len}"
+                f"a prompt of {len(prompt_ids)} tokens leaves no space in a context of {self.max_model_len}"
             )
         self.calls.append((list(prompt_ids), sampling, session))
         text = self.tokenizer.encode(self._reply(prompt_ids), add_special_tokens=False)
@@ -106,12 +106,12 @@ class FakeEngine(InferenceEngine):
         if callable(self._replies):
             return self._replies(self.tokenizer.decode(prompt_ids, skip_special_tokens=False))
         if len(self.calls) > len(self._replies):
-            raise ModelFailed(f"the fake engine was given {len(self._replies)} replies and asked for one more")
+            raise ModelFailed(f"the fake engine has {len(self._replies)} replies but received another call")
         return self._replies[len(self.calls) - 1]
 
 
 class FakeBackbone(Backbone):
-    """Serves a `FakeEngine`; set ``replies`` on a subclass. Trains nothing."""
+    """Serve a `FakeEngine`; set ``replies`` on a subclass. It cannot train."""
 
     capabilities = Capabilities(trains=False)
     replies: Replies = staticmethod(lambda prompt: "The answer is 4.")
@@ -122,7 +122,7 @@ class FakeBackbone(Backbone):
         yield Served(engine=FakeEngine(self.replies, tokenizer), tokenizer=tokenizer, name=model_path or "fake")
 
     def train(self, run: Run) -> None:
-        raise RunError("the fake backbone does not train; use --backbone local")
+        raise RunError("the fake backbone cannot train. Use --backbone local")
 
 
 _numbers = itertools.count()
@@ -131,11 +131,11 @@ _numbers = itertools.count()
 def fake_config(
     folder: Path, text: str = "", overrides: Sequence[str] = (), *, disabled_plugins: Sequence[str] = ()
 ) -> Config:
-    """A checked config from a few lines of YAML below ``astuner:`` (a model path is always there).
+    """Return a checked config from lines of YAML below ``astuner:`` (a model path is always included).
 
-    :param folder: where the experiment file is written, e.g. pytest's ``tmp_path``.
+    :param folder: Directory for the experiment file, e.g. pytest's ``tmp_path``.
     :param text: YAML of the ``astuner`` section, indented by two spaces.
-    :param disabled_plugins: as for `astuner.load_config`.
+    :param disabled_plugins: As for `astuner.load_config`.
     """
     from astuner import load_config
 

@@ -1,8 +1,8 @@
-"""Every number that a run logs, as ``metrics.yaml`` has it, and whether a backbone logs what every backbone logs.
+"""Describe every metric of a run, as in ``metrics.yaml``, and check which of them a backbone logs.
 
-``docs/metrics.md`` is made of that table: names, what they mean, and which backbones log them when.  Invariant: a name
-means the same on every backbone that logs it.  What an engine counts that has no name here is logged below the
-backbone's own, as ``verl/…``.
+``docs/metrics.md`` is generated from that table: names, meanings, and which backbones log them when. Invariant: a name
+means the same on every backbone that logs it. Metrics of an engine without a name in the table are logged below the
+name of the backbone, such as ``verl/…``.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ class Metric:
     """One name, or a pattern of names."""
 
     name: str
-    """A word in ``<…>`` stands for a name that somebody chose."""
+    """Name; a word in ``<…>`` is a placeholder for a name that users choose."""
     meaning: str
-    """Markdown."""
+    """Meaning, in Markdown."""
     table: Table
-    """Where it stands in the documentation."""
+    """Table of the documentation."""
     unit: str = ""
-    """Empty: a plain number. "share" is between 0 and 1, a nat is a unit of log-probability."""
+    """Unit; empty for a plain number. "share" is between 0 and 1, "nat" is a unit of log-probability."""
     better: Better = ""
-    """Empty: neither, or it depends."""
+    """Better direction; empty for neither, or if it depends."""
     when: When = "step"
-    """``step``: in every training step; ``update``: in every one whose update took an optimizer step;
-    ``validation``: in every validation; ``sometimes``: where the meaning says so."""
+    """Time of logging: ``step``: in every training step; ``update``: in every step with an optimizer step;
+    ``validation``: in every validation; ``sometimes``: as described in the meaning."""
     backbones: tuple[str, ...] = ()
-    """The backbones that log it; none: all that train."""
+    """Backbones that log it; empty for all that train."""
 
     def is_of(self, backbone: str) -> bool:
-        """Whether it logs this one."""
+        """Return whether a backbone logs this metric."""
         return not self.backbones or backbone in self.backbones
 
 
 @lru_cache(maxsize=4096)
 def find(name: str) -> Metric | None:
-    """What a logged name is; a policy's number is what it is without the policy."""
+    """Return the metric of a logged name, also if the name contains a policy; None if it is unknown."""
     bare = _bare(name)
     return next((m for m in metrics() if _pattern(m.name).fullmatch(bare)), None)
 
 
 def required(when: When, backbone: str) -> Iterator[str]:
-    """The names that a backbone logs at such a time."""
+    """Yield the names that a backbone logs at this time."""
     for metric in metrics():
         if metric.when == when and metric.is_of(backbone) and "<" not in metric.name:
             yield metric.name
@@ -75,7 +75,7 @@ _PLACEHOLDER = {"<name>": ".+", "<metric>": ".+", "<k>": r"\d+"}
 
 @cache
 def metrics() -> tuple[Metric, ...]:
-    """Every name, in the documentation's order; read when first asked for, which takes some hundredths of a second."""
+    """Return all metrics in the order of the documentation. The first call reads the file and is slower."""
     text = Path(__file__).with_name("metrics.yaml").read_text(encoding="utf-8")
     return tuple(
         Metric(
@@ -95,12 +95,11 @@ _BESIDE = {"step", "time"}
 def check_metrics(rows: Iterable[Mapping[str, Any]], *, backbone: str) -> None:
     """Check the rows of a training run's ``metrics.jsonl`` (`RunDir.read_metrics`).
 
-    Every name is one of `metrics`, or below ``<backbone>/`` where the backbone's engine has more
-    to say; every step, every update and every validation has all the names that it is to have; every value is a finite
-    number.
+    Every name must be one of `metrics` or start with ``<backbone>/``; every step, update and validation must have all
+    of its names; every value must be a finite number.
 
-    :param rows: with at least one step whose update took an optimizer step.
-    :param backbone: its name, as in ``astuner run --backbone``.
+    :param rows: Rows with at least one step whose update took an optimizer step.
+    :param backbone: Name of the backbone, as in ``astuner run --backbone``.
     """
     updates = 0
     for row in rows:
@@ -116,7 +115,7 @@ def check_metrics(rows: Iterable[Mapping[str, Any]], *, backbone: str) -> None:
         if any(value == 0 for name, value in numbers.items() if _bare(name) == "nothing_learnable"):
             updates += 1
             _check_all_there(numbers, required("update", backbone), f"the update of {where}")
-    assert updates, "no step has nothing_learnable = 0, so no update can be looked at: give rows of a run that learns"
+    assert updates, "no step has nothing_learnable = 0, so no update can be checked. Pass the rows of a run that learns"
 
 
 def _check_names(numbers: Mapping[str, Any], backbone: str, where: str) -> None:
@@ -124,12 +123,12 @@ def _check_names(numbers: Mapping[str, Any], backbone: str, where: str) -> None:
         metric = find(name)
         known = name.startswith(f"{backbone}/") or (metric is not None and metric.is_of(backbone))
         close = get_close_matches(name, [m.name for m in metrics()], n=1)
-        assert known, f"{where} has {name!r}, which {backbone} does not log by astuner_testing.metrics" + (
-            f"; did you mean {close[0]}?" if close else f"; what only it has belongs below {backbone}/"
+        assert known, f"{where} has {name!r}, which is not a metric of {backbone} in astuner_testing.metrics" + (
+            f". Did you mean {close[0]}?" if close else f". Put its own metrics below {backbone}/"
         )
-        assert not isinstance(value, bool), f"{where}: {name} is {value!r} and must be a number"
+        assert not isinstance(value, bool), f"{where}: {name} is {value!r}, but must be a number"
         assert is_finite_number(value), (
-            f"{where}: {name} is {value!r} and must be a finite number; leave out what is not known"
+            f"{where}: {name} is {value!r}, but must be a finite number. Leave out unknown values"
         )
 
 
@@ -139,5 +138,5 @@ def _check_all_there(numbers: Mapping[str, Any], names: Iterable[str], where: st
 
 
 def _bare(name: str) -> str:
-    """Without the policy, where a run has several."""
+    """Return a name without the policy, for a run with several."""
     return policy[1] if (policy := _POLICY.fullmatch(name)) else name

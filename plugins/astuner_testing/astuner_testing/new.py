@@ -1,6 +1,6 @@
-"""``astuner new plugin NAME`` and ``astuner new experiment NAME``: write something that runs.
+"""Write a runnable plugin or experiment: ``astuner new plugin NAME`` and ``astuner new experiment NAME``.
 
-The texts are in ``templates``, as `string.Template`; nothing is ever overwritten.
+The texts are `string.Template` files in ``templates``. Existing files are never overwritten.
 """
 
 from __future__ import annotations
@@ -22,103 +22,103 @@ from astuner.contracts.commands import new_app
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.hookspecs import KINDS
 
-app = new_app(no_args_is_help=True, help="Write a new plugin or experiment that runs.")
+app = new_app(no_args_is_help=True, help="Create a plugin or an experiment that runs.")
 
 
 class Made(NamedTuple):
-    """What is written for a kind."""
+    """Files that are written for a kind."""
 
     module: str
     name: str
-    """What the module calls it, with ``CAMEL`` or ``NAME`` for the plugin."""
+    """Name in the module, with ``CAMEL`` or ``NAME`` for the plugin."""
     summary: str
     has_config: bool = False
     needs: str = ""
-    """A package of ours beside the core."""
+    """Additional first-party package, apart from the core."""
     tested_with: str = ""
-    """What its tests want beside pytest."""
+    """Packages that its tests need in addition to pytest."""
 
 
 MADE = {
-    "judge": Made("judge", "CAMELJudge", "1 when the final answer is the reference answer", True),
+    "judge": Made("judge", "CAMELJudge", "1 if the final answer is the reference answer", True),
     "task reader": Made("task_reader", "CAMELTaskReader", "additions, the same ones every time", True),
-    "workflow": Made("workflow", "CAMELWorkflow", "asks the model once"),
+    "workflow": Made("workflow", "CAMELWorkflow", "call the model once"),
     "environment": Made("environment", "CAMELEnvironment", "guess a number"),
-    "backbone": Made("backbone", "CAMELBackbone", "repeats the prompt, trains nothing"),
-    "loss": Made("loss", "NAME_loss", "PPO's clip above only", tested_with="torch"),
-    "advantage estimator": Made("advantages", "NAME_advantages", "the reward, less the median of its group"),
+    "backbone": Made("backbone", "CAMELBackbone", "repeat the prompt, without training"),
+    "loss": Made("loss", "NAME_loss", "PPO loss clipped above only", tested_with="torch"),
+    "advantage estimator": Made("advantages", "NAME_advantages", "reward minus the median of its group"),
     "output check": Made("check", "NAME_check", "capital letters"),
-    "chat family": Made("chat_family", "FAMILY", "turns between tags of its own"),
-    "service": Made("service", "CAMELService", "a server of files", True),
-    "log sink": Made("log_sink", "CAMELSink", "a line of text for each step"),
-    "subscriber": Made("subscriber", "CAMELSubscriber", "remembers the best step"),
-    "sentinel rule": Made("sentinel_rule", "CAMELRule", "the reward stands still", needs="astuner-report"),
-    "command": Made("command", "NAME_command", "say what an experiment trains"),
-    "diagnosis": Made("diagnosis", "NAME_diagnosis", "room on the disk"),
-    "part": Made("part", "CAMELPart", "counts the seconds of episodes"),
-    "config key": Made("config_key", "CAMELKeys", "what is said first"),
+    "chat family": Made("chat_family", "FAMILY", "turns between custom tags"),
+    "service": Made("service", "CAMELService", "a file server", True),
+    "log sink": Made("log_sink", "CAMELSink", "one line of text per step"),
+    "subscriber": Made("subscriber", "CAMELSubscriber", "report the best step"),
+    "sentinel rule": Made("sentinel_rule", "CAMELRule", "the reward does not change", needs="astuner-report"),
+    "command": Made("command", "NAME_command", "show what an experiment trains"),
+    "diagnosis": Made("diagnosis", "NAME_diagnosis", "free disk space"),
+    "part": Made("part", "CAMELPart", "count the seconds of episodes"),
+    "config key": Made("config_key", "CAMELKeys", "the greeting"),
     "model": Made("models", "folders", ""),
     "alias": Made("aliases", "", ""),
 }
-"""Every kind there is, and the two other hooks: what is written for it."""
+"""Files for every kind and for the two other hooks."""
 OF_NO_KIND = {"model": "models", "alias": "aliases"}
-"""What is registered by a hook of another form -> the template of that hook."""
+"""Registered names without a kind -> template of their hook."""
 PART = "episode_context"
-"""The one that is written, of those whose names the core fixes."""
+"""Part that is written, of the parts that the core defines."""
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="Letters, digits, - and _.")]
-IntoOption = Annotated[Path, typer.Option("--into", metavar="DIR", help="Where the new folder is made.")]
+IntoOption = Annotated[Path, typer.Option("--into", metavar="DIR", help="Parent directory of the new one.")]
 
 
 @app.command()
 def plugin(
     name: NameArgument,
-    judge: Annotated[bool, typer.Option("--judge", help="How good a result is.")] = False,
-    reader: Annotated[bool, typer.Option("--reader", help="Where tasks come from.")] = False,
-    workflow: Annotated[bool, typer.Option("--workflow", help="What happens to one task.")] = False,
-    environment: Annotated[bool, typer.Option("--environment", help="A world to act in.")] = False,
-    backbone: Annotated[bool, typer.Option("--backbone", help="What runs the model.")] = False,
-    loss: Annotated[bool, typer.Option("--loss", help="What a token's loss is.")] = False,
-    advantages: Annotated[bool, typer.Option("--advantages", help="How rewards become advantages.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="What is wrong with a reply.")] = False,
-    family: Annotated[bool, typer.Option("--family", help="How models write turns and tool calls.")] = False,
-    service: Annotated[bool, typer.Option("--service", help="A server beside a run.")] = False,
-    sink: Annotated[bool, typer.Option("--sink", help="Where a run's numbers go.")] = False,
-    subscriber: Annotated[bool, typer.Option("--subscriber", help="Told what happens in every run.")] = False,
-    rule: Annotated[bool, typer.Option("--rule", help="What can go wrong in a run, seen in its numbers.")] = False,
-    command: Annotated[bool, typer.Option("--command", help="A command of astuner.")] = False,
-    diagnosis: Annotated[bool, typer.Option("--diagnosis", help="A line of astuner doctor.")] = False,
-    part: Annotated[bool, typer.Option("--part", help="A part that the core asks for.")] = False,
-    key: Annotated[bool, typer.Option("--key", help="A key of the experiment file.")] = False,
-    model: Annotated[bool, typer.Option("--model", help="Models by name.")] = False,
-    alias: Annotated[bool, typer.Option("--alias", help="Older names of what others register.")] = False,
+    judge: Annotated[bool, typer.Option("--judge", help="Add a judge: score results.")] = False,
+    reader: Annotated[bool, typer.Option("--reader", help="Add a task reader: load tasks.")] = False,
+    workflow: Annotated[bool, typer.Option("--workflow", help="Add a workflow: run one task.")] = False,
+    environment: Annotated[bool, typer.Option("--environment", help="Add an environment.")] = False,
+    backbone: Annotated[bool, typer.Option("--backbone", help="Add a backbone: run the model.")] = False,
+    loss: Annotated[bool, typer.Option("--loss", help="Add a loss: compute a token's loss.")] = False,
+    advantages: Annotated[bool, typer.Option("--advantages", help="Add an advantage estimator.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Add an output check: reject replies.")] = False,
+    family: Annotated[bool, typer.Option("--family", help="Add a chat family: format turns and tool calls.")] = False,
+    service: Annotated[bool, typer.Option("--service", help="Add a service: run a server with a run.")] = False,
+    sink: Annotated[bool, typer.Option("--sink", help="Add a log sink: export metrics.")] = False,
+    subscriber: Annotated[bool, typer.Option("--subscriber", help="Add a subscriber: receive events of runs.")] = False,
+    rule: Annotated[bool, typer.Option("--rule", help="Add a sentinel rule: raise an alarm on metrics.")] = False,
+    command: Annotated[bool, typer.Option("--command", help="Add a command of astuner.")] = False,
+    diagnosis: Annotated[bool, typer.Option("--diagnosis", help="Add a line to astuner doctor.")] = False,
+    part: Annotated[bool, typer.Option("--part", help="Add a part: implement an interface of the core.")] = False,
+    key: Annotated[bool, typer.Option("--key", help="Add a key of the experiment file.")] = False,
+    model: Annotated[bool, typer.Option("--model", help="Add models by name.")] = False,
+    alias: Annotated[bool, typer.Option("--alias", help="Add older names of registered names.")] = False,
     into: IntoOption = Path("."),
 ) -> None:
-    """Write a plugin with its tests; say what it is to hold (several are possible)."""
+    """Create a plugin with its tests; combine options for several kinds."""
     asked = [judge, reader, workflow, environment, backbone, loss, advantages, check, family, service, sink]
     asked += [subscriber, rule, command, diagnosis, part, key, model, alias]
     kinds = [kind for kind, wanted in zip(MADE, asked, strict=True) if wanted]
     if not kinds:
-        raise ConfigError(f"what is it to hold? type: astuner new plugin {name} --judge (or --reader, --workflow, …)")
+        raise ConfigError(f"no kind selected. Type: astuner new plugin {name} --judge (or --reader, --workflow, …)")
     bare = normal_name(name).removeprefix("astuner-")
     if bare in ("core", "", "astuner"):
-        raise ConfigError(f"{name!r} is the core's own name; choose another")
+        raise ConfigError(f"{name!r} is the name of the core. Choose another name")
     write(into / f"astuner-{bare}", plugin_files(bare, kinds))
-    typer.echo(f"try it:\n  pip install -e '{into / f'astuner-{bare}'}[test]'\n  pytest {into / f'astuner-{bare}'}")
+    typer.echo(f"Try it:\n  pip install -e '{into / f'astuner-{bare}'}[test]'\n  pytest {into / f'astuner-{bare}'}")
 
 
 @app.command()
 def experiment(
     name: NameArgument,
     model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="For a real model, such as smollm2-135m, which sorts messages.")
+        str | None, typer.Option(metavar="NAME", help="Create a message sorter for a real model, e.g. smollm2-135m.")
     ] = None,
     into: IntoOption = Path("."),
 ) -> None:
-    """Write an experiment that learns: an agent, its tasks, a YAML file, and settings for breakpoints in VS Code.
+    """Create an experiment that learns: an agent, its tasks, a YAML file, and breakpoint settings for VS Code.
 
-    The agent is written for the installed version of AgentScope, 2.x or 1.x, and for 2.x where none is installed. With
-    --model, the agent needs no AgentScope.
+    The agent uses the installed AgentScope version, 2.x or 1.x, and 2.x if none is installed. With --model, the agent
+    needs no AgentScope.
     """
     bare = normal_name(name).replace("-", "_")
     write(into / bare, experiment_files(bare, model))
@@ -126,23 +126,23 @@ def experiment(
     file = into / bare / f"{bare}.yaml"
     if model is None:
         typer.echo(_agentscope_note())
-    typer.echo(f"try it:\n  astuner run {file} --backbone debug\nthen train:\n  astuner run {file} --backbone local")
+    typer.echo(f"Try it:\n  astuner run {file} --backbone debug\nThen train:\n  astuner run {file} --backbone local")
 
 
 def normal_name(text: str) -> str:
-    """The name as package indexes normalise it (PEP 503): lower case, one ``-`` between words.
+    """Return a name normalized as in package indexes (PEP 503): lower case, one ``-`` between words.
 
-    :raises ConfigError: it is not a name, for instance a path.
+    :raises ConfigError: The text is not a name, for instance a path.
     """
     if not re.fullmatch(r"[A-Za-z](?:[A-Za-z0-9._-]{0,48}[A-Za-z0-9])?", text):
         raise ConfigError(
-            f"{text!r} cannot be a name: begin with a letter, go on with letters, digits, - and _ (at most 50)"
+            f"{text!r} is not a valid name. Start with a letter, then use letters, digits, - and _ (at most 50)"
         )
     return re.sub(r"[-_.]+", "-", text).lower()
 
 
 def plugin_files(bare: str, kinds: list[str]) -> dict[str, str]:
-    """Relative path -> text of a plugin that holds ``kinds``."""
+    """Return the texts of a plugin with ``kinds`` by relative path."""
     package = f"astuner_{bare.replace('-', '_')}"
     major, minor = __version__.split(".")[:2]
     bound = f">={major}.{minor},<{major}.{int(minor) + 1}"
@@ -156,7 +156,7 @@ def plugin_files(bare: str, kinds: list[str]) -> dict[str, str]:
         "offer": _offer(bare),
         "constant": _offer(bare).upper(),
         "bound": bound,
-        "dependencies": "".join(f'  "{name}{bound}",  # the hooks may change after these\n' for name in needs),
+        "dependencies": "".join(f'  "{name}{bound}",  # hooks may change in later versions\n' for name in needs),
         "tested_with": "".join(f', "{name}"' for name in tested_with),
         "what": " and ".join(kinds).capitalize() if len(kinds) < 4 else "Several parts",
         "imports": "from astuner import Provider, hookimpl" if registered else "from astuner import hookimpl",
@@ -185,9 +185,9 @@ def plugin_files(bare: str, kinds: list[str]) -> dict[str, str]:
 
 
 def experiment_files(bare: str, model: str | None = None) -> dict[str, str]:
-    """Relative path -> text of an experiment.
+    """Return the texts of an experiment by relative path.
 
-    :param model: the name or folder of a real model; None: the tiny one, which calculates.
+    :param model: Name or directory of a real model; None for the tiny one, which calculates.
     """
     camel, kind = _camel(bare), "experiment" if model is None else "experiment_model"
     values = {
@@ -223,20 +223,20 @@ def _agentscope_major() -> int:
 def _agentscope_note() -> str:
     version = _agentscope_version()
     state = f"{version} is installed" if version else "install it: pip install astuner-agentscope"
-    return f"workflow.py is written for AgentScope {_agentscope_major()}.x ({state})"
+    return f"workflow.py uses AgentScope {_agentscope_major()}.x ({state})"
 
 
 def write(folder: Path, texts: Mapping[str, str]) -> None:
-    """Make ``folder`` with these files; all of it or, when the folder exists, nothing.
+    """Create ``folder`` with these files, or nothing if the directory exists.
 
-    :raises ConfigError: the folder exists, or cannot be made.
+    :raises ConfigError: The directory exists or cannot be created.
     """
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
-        raise ConfigError(f"{folder} exists and is left alone; choose another name, or --into another folder") from None
+        raise ConfigError(f"{folder} already exists. Choose another name, or another directory with --into") from None
     except OSError as e:
-        raise ConfigError(f"cannot make {folder}: {e.strerror}; choose a place with --into DIR") from None
+        raise ConfigError(f"cannot create {folder}: {e.strerror}. Choose another directory with --into DIR") from None
     for relative, text in texts.items():
         path = folder / relative
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -264,12 +264,12 @@ def _hook_template(kind: str) -> str:
 
 
 def _registered(bare: str, kind: str) -> str:
-    """The name under which it is found."""
+    """Return the name under which it is registered."""
     return {"part": PART, "model": f"{bare}/NAME", "alias": f"{_offer(bare)}_lines"}.get(kind, _offer(bare))
 
 
 def _offer(bare: str) -> str:
-    """What the config says; a plugin's name is good enough while it offers one thing of a kind."""
+    """Return the name in the config: the name of the plugin, if it offers one thing of a kind."""
     return bare.replace("-", "_")
 
 

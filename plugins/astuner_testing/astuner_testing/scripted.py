@@ -1,7 +1,7 @@
-"""A scripted model behind a real OpenAI-compatible server on loopback, for tests of what asks helper models.
+"""Serve a scripted model on a real OpenAI-compatible server on loopback, for tests of helper models.
 
-Everything is real but what it says: sockets, HTTP, JSON, status codes.  Invariant: a script that raises makes the test
-fail, since its exception comes out of the ``with`` block.
+Everything except the replies is real: sockets, HTTP, JSON, status codes. Invariant: a script that raises makes the test
+fail, because its exception leaves the ``with`` block.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from typing import Any
 
 Body = dict[str, Any]
 Reply = str | Mapping[str, Any] | tuple[int, Mapping[str, Any]] | tuple[int, Mapping[str, Any], Mapping[str, str]]
-"""A text; an object, which is sent as its JSON text; or a status with a whole body and, if wanted, headers."""
+"""A text; an object, which is sent as its JSON text; or a status with a complete body and optional headers."""
 
 DIMENSIONS = 64
 
 
 class ScriptedModel:
-    """``with ScriptedModel(lambda body: "yes") as server:`` and ask ``server.base_url``.
+    """A scripted server: ``with ScriptedModel(lambda body: "yes") as server:``, then call ``server.base_url``.
 
-    Serves ``/v1/chat/completions`` (streams too), ``/v1/embeddings`` and ``/v1/models``. Tokens are counted in words.
+    It serves ``/v1/chat/completions`` (including streams), ``/v1/embeddings`` and ``/v1/models``. Tokens are counted in
+    words.
 
-    :param reply: what it says to the body of a chat request; called from several threads at once.
-    :param embed: the vector of a text; by default of the words in it, so that texts with the same words are close.
-    :param api_key: the key it wants; None takes anybody.
+    :param reply: Return the reply to the body of a chat request; called from several threads concurrently.
+    :param embed: Return the vector of a text; by default texts with the same words are close.
+    :param api_key: Required key; None accepts all clients.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class ScriptedModel:
 
     @property
     def requests(self) -> list[Body]:
-        """The bodies seen so far, in order (a copy)."""
+        """Copy of the received bodies, in order."""
         with self._lock:
             return list(self._requests)
 
@@ -68,17 +69,18 @@ class ScriptedModel:
             raise self._raised[0]
 
     def close(self) -> None:
-        """Stop answering; nobody listens on the port any more."""
+        """Stop the server and close its port."""
         if self._thread.is_alive():
             self._server.shutdown()
             self._thread.join()
         self._server.server_close()
 
     def answer(self, path: str, headers: Mapping[str, str], body: Body) -> tuple[int, Any, Mapping[str, str]]:
-        """Status, body and headers for one request."""
-        keys = [value for name, value in headers.items() if name.lower() == "authorization"]  # openai 3 writes it small
+        """Return status, body and headers for one request."""
+        # openai 3 writes it in lower case
+        keys = [value for name, value in headers.items() if name.lower() == "authorization"]
         if self._api_key is not None and keys != [f"Bearer {self._api_key}"]:
-            return 401, _error("a key is wanted"), {}
+            return 401, _error("an API key is required"), {}
         with self._lock:
             self._requests.append(body)
         try:
@@ -86,11 +88,11 @@ class ScriptedModel:
                 return self._chat(body)
             if path == "/v1/embeddings":
                 return 200, self._embeddings(body), {}
-        except Exception as e:  # the script is the test's own; `__exit__` raises it
+        except Exception as e:  # the script belongs to the test; `__exit__` raises it
             with self._lock:
                 self._raised.append(e)
             return 500, _error(f"the script raised {type(e).__name__}: {e}"), {}
-        return 404, _error(f"there is no {path}"), {}
+        return 404, _error(f"{path} does not exist"), {}
 
     def _chat(self, body: Body) -> tuple[int, Any, Mapping[str, str]]:
         said = self._reply(body)
@@ -119,7 +121,7 @@ class ScriptedModel:
 
 
 def embedding_of_words(text: str) -> list[float]:
-    """A unit vector of the words of ``text``, each hashed to one of `DIMENSIONS` places."""
+    """Return a unit vector of the words of ``text``, each hashed to one of `DIMENSIONS` places."""
     vector = [0.0] * DIMENSIONS
     for word in text.lower().split():
         vector[zlib.crc32(word.encode("utf-8", "replace")) % DIMENSIONS] += 1.0
@@ -157,10 +159,10 @@ def _handler(model: ScriptedModel) -> type[BaseHTTPRequestHandler]:
                 self.end_headers()
                 self.wfile.write(raw)
             except ConnectionError:
-                self.close_connection = True  # the client gave up waiting
+                self.close_connection = True  # the client stopped waiting
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     return Handler
 

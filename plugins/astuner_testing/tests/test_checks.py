@@ -127,12 +127,12 @@ counter = itertools.count()
 @table(
     ("body", "says"),
     [
-        (lambda self, task, output: (1.0, True), "return JudgeOutput"),
+        (lambda self, task, output: (1.0, True), "Return JudgeOutput"),
         (lambda self, task, output: JudgeOutput(reward=next(counter)), "for the same attempt"),
         (lambda self, task, output: output.metadata.clear() or JudgeOutput(reward=1.0), "changed the output"),
         (lambda self, task, output: task.task.metadata.clear() or JudgeOutput(reward=1.0), "changed the workflow task"),
-        (shared, "keep no state on self"),
-        (blocking_async, "held up the event loop"),
+        (shared, "do not keep state on self"),
+        (blocking_async, "blocked the event loop"),
     ],
 )
 def test_bad_judges_are_named(body, says, monkeypatch):
@@ -198,16 +198,16 @@ class OneCursor(TaskReader):
 @table(
     ("reader", "says"),
     [
-        (bad_reader(lambda self, split: [Task(task_id="1", main_query="?")]), "yield the tasks"),
-        (bad_reader(lambda self, split: iter(())), "yields no task"),
-        (bad_reader(lambda self, split: iter([{"query": "?"}])), r"yield astuner\.Task"),
-        (bad_reader(lambda self, split: iter([Task(task_id="", main_query="?")])), "no task_id"),
-        (bad_reader(lambda self, split: iter([Task(task_id=7, main_query="?")])), "make it text"),
-        (bad_reader(lambda self, split: iter([Task(task_id="1")])), "asks nothing"),
+        (bad_reader(lambda self, split: [Task(task_id="1", main_query="?")]), "Yield the tasks"),
+        (bad_reader(lambda self, split: iter(())), "yielded no tasks"),
+        (bad_reader(lambda self, split: iter([{"query": "?"}])), r"Yield astuner\.Task"),
+        (bad_reader(lambda self, split: iter([Task(task_id="", main_query="?")])), "empty task_id"),
+        (bad_reader(lambda self, split: iter([Task(task_id=7, main_query="?")])), "task_id 7"),
+        (bad_reader(lambda self, split: iter([Task(task_id="1")])), "contains no question"),
         (bad_reader(lambda s, split: iter([Task(task_id="1", main_query="?", metadata={"x": {1}})])), "JSON"),
         (bad_reader(lambda s, split: iter([Task(task_id=str(next(counter)), main_query="?")])), "stable order"),
-        (Forgetful(), "other tasks the second time"),
-        (OneCursor(), "other tasks the second time"),
+        (Forgetful(), "different tasks the second time"),
+        (OneCursor(), "different tasks the second time"),
     ],
 )
 def test_bad_readers_are_named(reader, says):
@@ -278,12 +278,12 @@ async def blocks(self, task, tuner):
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (asks_nothing, "never asked the model"),
-        (returns_text, "return WorkflowOutput"),
+        (asks_nothing, "never called the model"),
+        (returns_text, "Return WorkflowOutput"),
         (nan_reward, "finite number"),
         (random_prompt, r"the second time.*call 0"),
         (on_the_class, "4 episodes at once"),
-        (blocks, "held up the event loop"),
+        (blocks, "blocked the event loop"),
     ],
 )
 def test_bad_workflows_are_named(body, says, monkeypatch):
@@ -385,11 +385,11 @@ def twice(cls, split, params):
         (bad_world(tasks=classmethod(lambda cls, split, params: iter([1]))), r"must yield astuner\.Task"),
         (bad_world(tasks=classmethod(any_split)), "a split that does not exist"),
         (bad_world(tasks=classmethod(twice)), "a task_id twice"),
-        (bad_world(reset=lambda self, task: "start"), "return StepResult"),
+        (bad_world(reset=lambda self, task: "start"), "Return StepResult"),
         (bad_world(reset=lambda self, task: StepResult(observation=None)), "must be text"),
         (bad_world(reset=lambda self, task: setattr(self, "said", 0) or StepResult(observation="")), "does not exist"),
         (NeedsMore, "needs more than the task_id"),
-        (Picky, "a model may say anything"),
+        (Picky, "A model may send anything"),
         (bad_world(step=lambda self, action: StepResult(observation="", reward=float("inf"))), "not a finite number"),
         (bad_world(step=lambda self, action: StepResult(observation="", terminated=1)), "True or False"),
         (bad_world(step=lambda self, action: StepResult(observation="", messages=[{"content": ""}])), "no role"),
@@ -397,8 +397,8 @@ def twice(cls, split, params):
         (bad_world(evaluate=lambda self: None), "not a finite number"),
         (bad_world(evaluate=lambda self: Evaluation(score=float("nan"))), "must be a finite number"),
         (bad_world(evaluate=lambda self: Evaluation(score=0.0, details={"x": float("nan")})), "JSON"),
-        (CountingWorld, "must not change the world"),
-        (CommonWorld, "beside another instance"),
+        (CountingWorld, "must not change the state"),
+        (CommonWorld, "next to another instance"),
         *[
             (bad_world(**{name: raises}), rf"BadWorld\.{name} raised KeyError: 'lost' \(\S+\.py:\d+ in raises\)")
             for name in ("reset", "step", "evaluate", "describe", "close")
@@ -468,14 +468,14 @@ def without_overflow():
     ("backbone", "says"),
     [
         (type("B", (FakeBackbone,), {"plan": lambda self: {"memory": 3}}), "text to text"),
-        (broken_engine(change=lambda g: replace(g, prompt_ids=(1, *g.prompt_ids))), "prompt_ids are not"),
+        (broken_engine(change=lambda g: replace(g, prompt_ids=(1, *g.prompt_ids))), "prompt_ids differ"),
         (broken_engine(change=lambda g: replace(g, logprobs=tuple(0.5 for _ in g.logprobs))), "not a log-probability"),
-        (broken_engine(change=cut), "cut off by length"),
+        (broken_engine(change=cut), "finish reason is length"),
         (
             broken_engine(change=lambda g: replace(g, response_ids=(*g.response_ids, 1), logprobs=(*g.logprobs, -1.0))),
             "max_tokens is",
         ),
-        (without_overflow(), "raise ContextOverflow"),
+        (without_overflow(), "Raise ContextOverflow"),
     ],
 )
 def test_bad_backbones_are_named(backbone, says, config):
@@ -488,7 +488,7 @@ def test_bad_backbones_are_named(backbone, says, config):
     [
         (Capabilities(honours=frozenset({"astuner.model.path"})), "leading 'astuner.'"),
         (Capabilities(honours=frozenset({"model.pth"})), "not a key"),
-        (Capabilities(honours=frozenset({"model.lora"}), instead={"model.lora": "no"}), "both honours and refuses"),
+        (Capabilities(honours=frozenset({"model.lora"}), instead={"model.lora": "no"}), "both honors and refuses"),
         ({"model.path"}, "must be a Capabilities"),
     ],
 )
@@ -573,14 +573,14 @@ def test_a_good_plugin_passes(install, target):
     ("hook", "options", "says"),
     [
         (offers("Yes", summary=""), {}, "has no summary"),
-        (offers("Yes", summary="Says yes."), {}, "full stop"),
+        (offers("Yes", summary="Says yes."), {}, "period"),
         (offers("Yes", summary="yes " * 30), {}, "one line"),
         (offers("Unfinished"), {}, "does not implement judge"),
-        (offers("made_of_something"), {}, "does not say that it returns a Judge"),
+        (offers("made_of_something"), {}, "without the return type Judge"),
         (offers("JudgeOutput"), {}, r"subclass of astuner\.Judge"),
-        (offers("Yes", requires=("no_such_module",)), {}, "set install="),
+        (offers("Yes", requires=("no_such_module",)), {}, "Set install="),
         (offers("Yes"), {"requires": ()}, "does not depend on astuner-core"),
-        (offers("Yes"), {"requires": ("astuner-core>=0.1",)}, "any future"),
+        (offers("Yes"), {"requires": ("astuner-core>=0.1",)}, "any later"),
         (offers("Yes"), {"requires": ("astuner-core<0.1",)}, "incompatible"),
         ("import matplotlib\n" + offers("Yes"), {}, "imports matplotlib"),
         ("import no_such_module\n" + offers("Yes"), {}, "importing .* fails:.*no_such_module"),
@@ -596,7 +596,7 @@ def test_bad_plugins_are_named(install, hook, options, says):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("config", "says"), [("Documented", None), ("Bare", "not documented"), ("Loose", "misspelt"), ("Yes", "pydantic")]
+    ("config", "says"), [("Documented", None), ("Bare", "not documented"), ("Loose", "misspelled"), ("Yes", "pydantic")]
 )
 def test_a_plugins_config_is_checked(install, config, says, tmp_path):
     hook = offers("Yes").replace("summary=", f'config=__name__ + ":{config}", summary=')

@@ -156,10 +156,10 @@ def test_a_backbone_that_logs_all_of_them_passes() -> None:
 @table(
     ("row", "says"),
     [
-        (step(**{"rewards/mean": 1.0}), "did you mean reward/mean"),
+        (step(**{"rewards/mean": 1.0}), "Did you mean reward/mean"),
         (step(**{"actor/ppo_kl": 1.0}), "below local/"),
-        (step(**{"verl/actor/ppo_kl": 1.0}), "local does not log"),
-        (step(**{"queue/batches": 1.0}), "local does not log"),
+        (step(**{"verl/actor/ppo_kl": 1.0}), "is not a metric of local"),
+        (step(**{"queue/batches": 1.0}), "is not a metric of local"),
         (without(step(), "kl"), "the update of step 1 lacks kl"),
         (without(step(), "reward/mean"), "step 1 lacks reward/mean"),
         (without(validation(), "val/tasks"), "the validation after step 1 lacks val/tasks"),

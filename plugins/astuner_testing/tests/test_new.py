@@ -205,10 +205,10 @@ def pretend(monkeypatch):
 
 
 NOTES = {
-    "1.0.7": "workflow.py is written for AgentScope 1.x (1.0.7 is installed)",
-    "1.0.21": "workflow.py is written for AgentScope 1.x (1.0.21 is installed)",
-    "2.0.10": "workflow.py is written for AgentScope 2.x (2.0.10 is installed)",
-    None: "workflow.py is written for AgentScope 2.x (install it: pip install astuner-agentscope)",
+    "1.0.7": "workflow.py uses AgentScope 1.x (1.0.7 is installed)",
+    "1.0.21": "workflow.py uses AgentScope 1.x (1.0.21 is installed)",
+    "2.0.10": "workflow.py uses AgentScope 2.x (2.0.10 is installed)",
+    None: "workflow.py uses AgentScope 2.x (install it: pip install astuner-agentscope)",
 }
 
 
@@ -251,14 +251,14 @@ def test_an_experiment_for_the_other_agentscope_names_the_installed_version(pret
 def test_the_help_states_for_which_agentscope_it_writes(capsys):
     run("experiment", "--help")
     text = " ".join(capsys.readouterr().out.split())
-    assert "the installed version of AgentScope, 2.x or 1.x" in text
+    assert "the installed AgentScope version, 2.x or 1.x" in text
 
 
 @table("name", ["../up", "a/b", "/abs", "", ".hidden", "-x-", "1st", "a b", "ü", "a\n", "x" * 60, "a;b", "C:\\x"])
 def test_what_is_no_name_is_refused(name, tmp_path, capsys):
     assert run("plugin", "--judge", "--into", str(tmp_path), "--", name) == 2
     assert run("experiment", "--into", str(tmp_path), "--", name) == 2
-    assert "cannot be a name" in capsys.readouterr().err
+    assert "is not a valid name" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -277,7 +277,7 @@ def test_a_name_is_refused_or_one_safe_word(text):
 @table("name", ["core", "astuner", "astuner-core"])
 def test_the_cores_name_is_taken(name, tmp_path, capsys):
     assert run("plugin", name, "--judge", "--into", str(tmp_path)) == 2
-    assert "choose another" in capsys.readouterr().err
+    assert "Choose another name" in capsys.readouterr().err
 
 
 def test_a_plugin_holds_something(tmp_path, capsys):
@@ -290,7 +290,7 @@ def test_nothing_is_overwritten(tmp_path, capsys):
     mine.parent.mkdir()
     mine.write_text("mine")
     assert run("plugin", "shop", "--judge", "--into", str(tmp_path)) == 2
-    assert "left alone" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert [p.name for p in mine.parent.iterdir()] == ["mine.txt"]
 
 

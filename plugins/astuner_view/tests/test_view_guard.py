@@ -61,7 +61,7 @@ def test_head_is_get_without_the_body(viewer: Client) -> None:
 def test_a_name_that_points_here_is_refused(viewer: Client, host: str) -> None:
     for path in ("/", "/api/runs", "/health"):
         answer = viewer.get(path, host=host)
-        assert (answer.status, "for this machine" in answer.error) == (403, True)
+        assert (answer.status, "localhost" in answer.error) == (403, True)
 
 
 @table("host", ["localhost:1234", "127.0.0.1", "LOCALHOST", "[::1]:99"])
@@ -105,7 +105,7 @@ def test_a_link_with_the_token_becomes_a_cookie(root: Path, static: Path) -> Non
 
 
 def test_an_open_address_needs_a_token(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="set --token-env to the name of a variable"):
+    with pytest.raises(ConfigError, match="--token-env"):
         Viewer(Runs(tmp_path), host="0.0.0.0", port=1)
     with pytest.raises(ConfigError, match="at least 16"):
         Viewer(Runs(tmp_path), host="0.0.0.0", port=1, token="short")

@@ -86,7 +86,7 @@ def test_without_a_run_there_is_nothing_to_stand_beside() -> None:
 
 def test_one_that_ends_at_its_start_says_why(beside: LogView, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("astuner_view.service.sys.executable", "/bin/false")
-    with pytest.raises(RunError, match="ended at its start"), run_service(beside, "logview", "", tmp_path / "log"):
+    with pytest.raises(RunError, match="during startup"), run_service(beside, "logview", "", tmp_path / "log"):
         raise AssertionError("it cannot be ready")
 
 

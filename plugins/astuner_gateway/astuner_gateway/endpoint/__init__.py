@@ -1,8 +1,8 @@
-"""The model of an episode over HTTP: OpenAI's chat completions and responses, and Anthropic's messages.
+"""Serve the model of an episode over HTTP: OpenAI's chat completions and Responses API, and Anthropic's messages.
 
 Each dialect is a pair of pure functions around one `ChatRequest`: a body becomes a request, and the model's answers
-become a body, from which the events of a stream are cut.  Everything between them is the same: keys, limits, retries,
-errors.  Invariant: what a request asks for is honoured, or refused with the field's name; nothing is dropped.
+become a body, which is split into the events of a stream. Keys, limits, retries and errors are shared by all dialects.
+Invariant: every parameter of a request is honored, or rejected with the name of the field; none is silently dropped.
 """
 
 from astuner_gateway.endpoint.access import Access

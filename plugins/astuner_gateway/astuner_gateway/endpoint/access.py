@@ -1,10 +1,9 @@
-"""What an agent needs to reach its model, a base URL and a key; and the keys that are valid now.
+"""Issue and check the base URLs and keys with which agents reach their models.
 
-There is one key per episode and agent, valid while the episode lives.  Keys are unguessable and found by their digest,
-so how long a look-up takes says nothing about them.  A key that was never issued and one that is no longer valid are
-the same to a caller: unknown.  Invariants: the key is in the tuple, in `Access.environment` and nowhere else, and
-printing an `Access` does not show it; the keys that open the endpoint are those of episodes that were issued some and
-not yet revoked.
+There is one key per episode and agent, valid until the episode ends. Keys are unguessable and looked up by digest, so
+the duration of a lookup reveals nothing about them. Callers cannot distinguish a revoked key from a key that was never
+issued. Invariants: a key occurs only in the tuple and in `Access.environment`, and printing an `Access` does not show
+it; the endpoint accepts exactly the keys that were issued to episodes and not yet revoked.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ class _UrlAndKey(NamedTuple):
 
 
 class Access(_UrlAndKey):
-    """``base_url, api_key = access`` for an OpenAI client; the properties serve others.
+    """Base URL and key of an agent's model: ``base_url, api_key = access`` for an OpenAI client.
 
-    The endpoint serves one model per key, so it takes any model name in a request; `model` is the one it lists.
+    The endpoint serves one model per key, so it accepts any model name in a request; `model` is the name that it lists.
     """
 
     model: str
@@ -52,22 +51,21 @@ class Access(_UrlAndKey):
 
     @property
     def anthropic_base_url(self) -> str:
-        """Without ``/v1``, which Anthropic's clients add themselves."""
+        """Base URL without ``/v1``, which Anthropic's clients append themselves."""
         return self.base_url.removesuffix("/v1")
 
     def environment(self) -> dict[str, str]:
-        """Variables with which a program that knows nothing of ASTuner speaks to this model.
+        """Return environment variables that connect a program without knowledge of ASTuner to this model.
 
-        They also turn off what would leave the machine (openai-agents uploads its traces to OpenAI) and what would
-        come between (an HTTP proxy for the way out).
+        They also disable uploads from this machine (openai-agents sends its traces to OpenAI) and bypass HTTP proxies.
         """
         host = urlsplit(self.base_url).hostname or ""
         direct = without_proxy(host)
         return {
             "OPENAI_BASE_URL": self.base_url,
-            "OPENAI_API_BASE": self.base_url,  # openai before 1.0, and LangChain
+            "OPENAI_API_BASE": self.base_url,  # openai before 1.0 and LangChain
             "OPENAI_API_KEY": self.api_key,
-            "OPENAI_DEFAULT_MODEL": self.model,  # openai-agents; for its own default it sends settings of GPT-5
+            "OPENAI_DEFAULT_MODEL": self.model,  # openai-agents; for its default model it would send settings of GPT-5
             "OPENAI_AGENTS_DISABLE_TRACING": "1",
             "ANTHROPIC_BASE_URL": self.anthropic_base_url,
             "ANTHROPIC_API_KEY": self.api_key,
@@ -78,7 +76,7 @@ class Access(_UrlAndKey):
 
 @dataclass(frozen=True, eq=False)
 class Pass(Holder):
-    """Whose key it is."""
+    """The agent that owns a key."""
 
     tuner: ModelTuner
     digest: bytes = b""
@@ -86,9 +84,9 @@ class Pass(Holder):
 
 
 class KeyRing:
-    """The keys that are valid now; usable from any thread.
+    """The set of valid keys. Thread-safe.
 
-    :param token: what every key ends with; required where others can reach the endpoint.
+    :param token: Suffix of every key; required if other machines can reach the endpoint.
     """
 
     def __init__(self, token: str = "") -> None:
@@ -98,7 +96,7 @@ class KeyRing:
         self._issued: dict[int, dict[tuple[str, str | None], str]] = {}
 
     def issue(self, tuner: ModelTuner, agent_name: str, role: str | None) -> str:
-        """The key of this agent in the tuner's episode; the same one each time."""
+        """Return the key of this agent in the tuner's episode, the same one on each call."""
         with self._lock:
             keys = self._issued.setdefault(id(tuner), {})
             key = keys.get((agent_name, role))
@@ -109,9 +107,9 @@ class KeyRing:
             return key
 
     def revoke(self, tuner: ModelTuner) -> frozenset[bytes]:
-        """Forget the episode's keys; a second time does nothing.
+        """Forget the keys of an episode. Further calls have no effect.
 
-        :returns: their digests.
+        :returns: Digests of the forgotten keys.
         """
         with self._lock:
             digests = frozenset(_digest(key) for key in self._issued.pop(id(tuner), {}).values())
@@ -120,7 +118,7 @@ class KeyRing:
             return digests
 
     def find(self, headers: Mapping[str, str]) -> Pass | None:
-        """Who asks, by ``Authorization: Bearer`` or ``x-api-key``; None when neither is a valid key."""
+        """Return the owner of the key in ``Authorization: Bearer`` or ``x-api-key``; None if neither is valid."""
         for key in keys_in(headers):
             if found := self._passes.get(_digest(key)):
                 return found

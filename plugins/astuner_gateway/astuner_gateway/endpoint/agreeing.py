@@ -1,8 +1,7 @@
-"""Fields of a request that ask for what the model does anyway, which depends on the run.
+"""Accept request fields that match what the model does anyway, which depends on the run.
 
-A field is agreed on if the answer is drawn from the same distribution with it as without it: the prompt is the same, or
-the reply cannot hold what the field forbids.  Fields with another value stay in the body, where the dialect refuses
-them.
+A field matches if the answer is drawn from the same distribution with and without it: the prompt is the same, or the
+reply cannot contain what the field forbids. Fields with any other value stay in the body, and the dialect rejects them.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ from typing import Any, Protocol
 _PARALLEL = "parallel_tool_calls"
 _FIELDS = frozenset(["top_k", "chat_template_kwargs", "enable_thinking", "reasoning", "reasoning_effort"])
 _FIELDS |= {"output_config", "tool_choice", "thinking", _PARALLEL}
-"""Fields that `agree` looks at; most requests have none of them."""
+"""Fields that `agree` checks; most requests have none of them."""
 
 
 class Template(Protocol):
-    """Of `astuner.chat.template.ChatTemplate`, what is asked here."""
+    """Part of `astuner.chat.template.ChatTemplate` that `agree` needs."""
 
     @property
     def calls(self) -> Any:
-        """How calls are written."""
+        """Format in which tool calls are written."""
         ...
 
     def mentions(self, variable: str) -> bool: ...
@@ -30,12 +29,12 @@ class Template(Protocol):
 
 
 def agree(body: dict[str, Any], template: Template | None, sampling: Any) -> list[str]:
-    """Take the fields out of a body that ask for what the model does anyway.
+    """Remove the fields from a body that match what the model does anyway.
 
-    :param body: In any dialect; changed in place.
-    :param template: The chat template that writes the prompts; None where another program writes them.
-    :param sampling: How tokens are drawn: `astuner.contracts.types.SamplingParams`, or None.
-    :returns: The fields taken out.
+    :param body: Body in any dialect; changed in place.
+    :param template: Chat template that writes the prompts; None if another program writes them.
+    :param sampling: `astuner.contracts.types.SamplingParams` in use, or None.
+    :returns: Names of the removed fields.
     """
     if _FIELDS.isdisjoint(body):
         return []
@@ -55,7 +54,7 @@ def agree(body: dict[str, Any], template: Template | None, sampling: Any) -> lis
 
 
 def _inside(body: dict[str, Any], template: Template) -> list[str]:
-    """Likewise the fields inside of objects, which are copied before; their paths."""
+    """Remove matching fields inside nested objects, which are copied first; return their paths."""
     agreed = []
     for part, name in (("reasoning", "effort"), ("output_config", "effort"), ("", "reasoning_effort")):
         holder = body.get(part) if part else body
@@ -93,7 +92,7 @@ def _thinks(template: Template) -> bool:
 
 
 def _has_one_call(body: Mapping[str, Any], template: Template) -> bool:
-    """Whether a reply cannot hold several calls: no tools are offered, none may be called, or the format has one."""
+    """Return whether a reply can contain one tool call at most: no tools, no choice, or a format for one call."""
     choice = body.get("tool_choice")
     kind = choice.get("type") if isinstance(choice, dict) else choice
     return not body.get("tools") or kind == "none" or bool(template.calls.one_call)

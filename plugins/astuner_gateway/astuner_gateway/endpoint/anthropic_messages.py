@@ -1,9 +1,8 @@
-"""Anthropic's ``/v1/messages``: the request.
+"""Translate requests and answers of Anthropic's ``/v1/messages``.
 
-`tool_choice` and structures (``output_config.format``) are as in `astuner_gateway.endpoint.openai_chat`; a reply
-without the structure that was asked for has no text and ``stop_reason: refusal``.  A last message of the assistant's
-would ask to go on in the middle of a reply (prefill), which is refused: a turn of the model begins where its template
-says.
+`tool_choice` and structures (``output_config.format``) work as in `astuner_gateway.endpoint.openai_chat`. A reply that
+does not match the requested structure has no text and ``stop_reason: refusal``. A last message of the assistant
+(prefill) is rejected, because a turn of the model starts where its chat template starts it.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from astuner_gateway.endpoint.openai_chat import called, function_tool, joined, 
 from astuner_gateway.endpoint.request import Answer, ChatRequest, Dialect, Event, pieces
 from astuner_gateway.endpoint.structure import Structure
 
-# ---- messages: a block is read to its type and what it says ----------------------------------------------------------
+# ---- messages: blocks are read by their type ------------------------------------------------------------------------
 
 
 def _blocks(where: str, **readers: fields.Reader) -> fields.Reader:
-    """A block of what ``where`` names."""
-    return fields.tagged(readers, f"{where} may have blocks of type {', '.join(readers)}")
+    """Return a reader of the blocks that ``where`` allows."""
+    return fields.tagged(readers, f"{where} accepts blocks of type {', '.join(readers)}")
 
 
 _TEXT = fields.Said("text", type=fields.text, text=fields.text, **fields.not_honoured("anthropic_messages.text"))
@@ -49,20 +48,20 @@ _TOOL_RESULT = fields.Said(
     is_error=fields.flag,
 )
 _CONTENT = {
-    "user": fields.text_or(_blocks("a message of the role 'user'", text=_TEXT, tool_result=_TOOL_RESULT)),
+    "user": fields.text_or(_blocks("a message with role 'user'", text=_TEXT, tool_result=_TOOL_RESULT)),
     "assistant": fields.text_or(
-        _blocks("a message of the role 'assistant'", text=_TEXT, thinking=_THINKING, tool_use=_TOOL_USE)
+        _blocks("a message with role 'assistant'", text=_TEXT, thinking=_THINKING, tool_use=_TOOL_USE)
     ),
-    "system": fields.text_or(_blocks("a message of the role 'system'", text=_TEXT)),
+    "system": fields.text_or(_blocks("a message with role 'system'", text=_TEXT)),
 }
 _MESSAGE = fields.Said("role", role=fields.one_of(*_CONTENT), content=fields.anything)
 
 
 def _message(value: Any, path: str) -> list[dict[str, Any]]:
-    """One message, or several: tool results are messages of their own, and neighbouring texts are one."""
+    """Return the messages for one value: each tool result becomes a message, and adjacent texts are joined."""
     given = _MESSAGE(value, path)
     role, content = given["role"], given.get("content")
-    if role != "assistant" or content != []:  # our own answer has no blocks where the model said nothing
+    if role != "assistant" or content != []:  # the endpoint's own answer has no blocks if the model generated no text
         content = _CONTENT[role](content, f"{path}.content")
     if isinstance(content, str):
         return [{"role": role, "content": content}]
@@ -97,7 +96,7 @@ def _result(block: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_error(said: Any) -> Any:
-    """A chat template has no place for ``is_error``, so the text says it."""
+    """Mark a tool result as an error in its text, because chat templates do not support ``is_error``."""
     first = said if isinstance(said, str) else (said[0]["text"] if said else "")
     if "error" in first[:40].lower():
         return said
@@ -112,7 +111,7 @@ def _messages(value: Any, path: str) -> list[dict[str, Any]]:
     messages = openai_chat.Placed(some([message for several in each for message in several], path))
     messages.places = [f"{path}[{n}]" for n, several in enumerate(each) for _ in several]
     if each[-1][-1]["role"] == "assistant":
-        why = "is the assistant's; a reply cannot be begun for the model, so end with a message of the user"
+        why = "is 'assistant', but the endpoint cannot continue a started reply. End with a message of the user"
         raise refused(f"{path}[{len(each) - 1}].role", why)
     return messages
 
@@ -132,7 +131,9 @@ _FORMAT = fields.one_of("json_schema")
 def _tool(value: Any, path: str) -> dict[str, Any]:
     kind = fields.mapping(value, path).get("type")
     if kind not in (None, "custom"):
-        raise refused(f"{path}.type", f"is {fields.shown(kind)}, a tool of Anthropic's; define your own tools")
+        raise refused(
+            f"{path}.type", f"is {fields.shown(kind)}, a tool that only Anthropic runs. Define your own tools"
+        )
     tool = _TOOL(value, path)
     return function_tool(tool["name"], tool.get("description"), tool.get("input_schema"))
 
@@ -164,12 +165,13 @@ FIELDS = fields.Shape(
 
 
 def read(given_body: dict[str, Any], model: str, told: object = None) -> ChatRequest:
-    """
-    :param told: unused: messages refer to nothing.
-    :raises ApiError: 400 with the path of what is not honoured.
+    """Return the request in a body.
+
+    :param told: Unused, because messages contain no references.
+    :raises ApiError: 400 with the path of a field that is not honored.
     """
     if given_body.get("thread") is not None:
-        raise refused("thread", FIELDS.fields["thread"].why, code=NO_THREADS)
+        raise refused("thread", f"is not supported: {FIELDS.fields['thread'].why}", code=NO_THREADS)
     given, left_out = fields.counted(FIELDS, given_body)
     system = given.get("system", "")
     if system := system if isinstance(system, str) else "\n".join(block["text"] for block in system):
@@ -185,15 +187,16 @@ def read(given_body: dict[str, Any], model: str, told: object = None) -> ChatReq
 
 
 def _check_choice(choice: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> None:
-    """
-    :raises ApiError: 400, the choice is of tools that are not offered.
+    """Check that the tool choice names offered tools.
+
+    :raises ApiError: 400, the choice requires tools that are not offered.
     """
     names = [tool["function"]["name"] for tool in tools]
     if choice["type"] == "any" and not names:
-        raise refused("tool_choice.type", 'is "any", but the request offers no tools; leave tool_choice out')
+        raise refused("tool_choice.type", 'is "any", but the request offers no tools. Leave tool_choice out')
     if choice["type"] == "tool" and choice["name"] not in names:
         known = ", ".join(names) or "none"
-        raise refused("tool_choice.name", f"is {fields.shown(choice['name'])}; the tools offered are: {known}")
+        raise refused("tool_choice.name", f"is {fields.shown(choice['name'])}, but the offered tools are: {known}")
 
 
 # ---- answers ---------------------------------------------------------------------------------------------------------
@@ -203,7 +206,10 @@ _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_
 
 
 def body(request: ChatRequest, answers: Sequence[Answer], now: int) -> dict[str, Any]:
-    """``signature`` of a thinking block is the reply's id: there is nothing to prove to ourselves."""
+    """Return the body of an answer.
+
+    The ``signature`` of a thinking block is the ID of the reply, because the endpoint does not verify it.
+    """
     answer = answers[0]
     reply = answer.reply
     content: list[dict[str, Any]] = []
@@ -214,9 +220,9 @@ def body(request: ChatRequest, answers: Sequence[Answer], now: int) -> dict[str,
     for call in reply.tool_calls:
         function = call["function"]
         arguments = parse_arguments(function["arguments"])
-        if arguments is None:  # only an external model's: our own calls are read strictly
+        if arguments is None:  # only external models: calls of the policy are parsed strictly
             raise ApiError(
-                502, f"the call of {function['name']!r} has arguments that are no JSON object", code="model_failed"
+                502, f"the arguments of tool call {function['name']!r} are not a JSON object", code="model_failed"
             )
         content.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": arguments})
     reason = _STOP_REASONS.get(reply.finish_reason, "end_turn")
@@ -244,7 +250,7 @@ def body(request: ChatRequest, answers: Sequence[Answer], now: int) -> dict[str,
 
 
 def events(request: ChatRequest, whole_body: dict[str, Any]) -> Iterator[Event]:
-    """The events of ``whole_body``, each with its type as its name."""
+    """Yield the events of ``whole_body``, each named by its type."""
     for data in _events(whole_body):
         yield data["type"], data
 
@@ -265,7 +271,7 @@ def _events(whole_body: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _block(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A block before its deltas, and the deltas."""
+    """Return an empty block and its deltas."""
     if block["type"] == "text":
         return {**block, "text": ""}, [{"type": "text_delta", "text": piece} for piece in pieces(block["text"])]
     if block["type"] == "thinking":

@@ -1,9 +1,9 @@
-"""What goes wrong, in the words of each API.
+"""Describe errors in the format of each API.
 
-An `ApiError` is what a client gets to see: a status, a message for its programmer, and the field that is to blame.
-Client libraries send a request again after 408, 409, 429 and 5xx.  No refusal here gets better by that, so none of the
-statuses is one of these, except where the model itself failed; that answer forbids it by ``x-should-retry``.
-Invariant: no message holds a key or a traceback.
+An `ApiError` is the answer that a client receives: a status, a message for its programmer and the invalid field. Client
+libraries repeat a request after 408, 409, 429 and 5xx. Repeating cannot fix any error here, so these statuses are not
+used, except 502 if the model itself fails; that answer forbids a retry with ``x-should-retry``. Invariant: no message
+contains a key or a traceback.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ _TOLD = (
     (TurnLimitReached, 403, "turn_limit_reached"),
     (EpisodeAborted, 403, "episode_aborted"),
     (ModelFailed, 502, "model_failed"),
-    (ConfigError, 400, "unsupported_value"),  # tools, or a structure, for a chat template that has no place for them
+    (ConfigError, 400, "unsupported_value"),  # tools or a structure that the chat template does not support
     (AstunerError, 500, "internal_error"),
 )
-"""What is told of exceptions as they say it; the first that fits."""
+"""Exceptions whose text is the message of the answer. The first match applies."""
 
 NO_THREADS = "thread_unsupported_request"
-"""Anthropic's word for a server that keeps no conversations; its client then sends the whole history."""
+"""Anthropic's code for a server that stores no conversations; the client then sends the full history."""
 
 
 class ApiError(Exception):
-    """An answer that is not a reply.
+    """An HTTP answer that reports an error.
 
-    :param status: the HTTP status.
-    :param param: the path of the field that is to blame, such as ``messages[2].content``.
-    :param code: a word for programs.
-    :param retry_after: seconds after which the same request may fare better; None: it never does.
+    :param status: HTTP status.
+    :param param: Path of the invalid field, such as ``messages[2].content``.
+    :param code: Machine-readable error code.
+    :param retry_after: Seconds after which the same request may succeed; None if it never does.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class ApiError(Exception):
         self.retry_after = retry_after
 
     def renamed(self, name: str, instead: str) -> ApiError:
-        """Return the error about a field that has another name."""
+        """Return the same error for a field that has another name."""
         param = instead + self.param[len(name) :] if self.param and self.param.startswith(name) else self.param
         starts = self.message.startswith(name)
         return self.about(param, instead + self.message[len(name) :] if starts else self.message)
@@ -85,12 +85,12 @@ class ApiError(Exception):
         return ApiError(self.status, message, param=param, code=self.code, retry_after=self.retry_after)
 
     def openai(self) -> dict[str, Any]:
-        """The body in OpenAI's shape."""
+        """Return the body in OpenAI's format."""
         kind = _OPENAI_TYPES.get(self.status, "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def anthropic(self) -> dict[str, Any]:
-        """The body in Anthropic's shape, which has no place for the field; our messages name it."""
+        """Return the body in Anthropic's format, which has no key for the field; the message names it."""
         kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error")
         error: dict[str, Any] = {"type": kind, "message": self.message}
         if self.code == NO_THREADS:
@@ -99,20 +99,20 @@ class ApiError(Exception):
 
 
 def refused(param: str, why: str, *, code: str = "unsupported_value") -> ApiError:
-    """400: the request asks for something that it does not get; ``why`` continues the field's name."""
+    """Return a 400 error for a field; ``why`` continues the sentence that starts with its name."""
     return ApiError(400, f"{param} {why}", param=param, code=code)
 
 
 def from_exception(error: BaseException) -> ApiError:
-    """What the client is told of an exception that a call to the model raised."""
+    """Return the error that a client receives if a call to the model raises ``error``."""
     text = safe_text(error)
     if isinstance(error, ApiError):
         return error
     if isinstance(error, UnsupportedRequest):
-        field = re.match(r"([a-z_]+(?:\[\d+\]|\.[a-z_]+)*)(?: is |: )", text)  # its message begins with it
+        field = re.match(r"([a-z_]+(?:\[\d+\]|\.[a-z_]+)*)(?: is |: )", text)  # the message starts with the field
         return ApiError(400, text, param=field and field[1], code="unsupported_value")
     if isinstance(error, (PromptTooLong, ContextOverflow)):
-        # Clients and frameworks know this case by OpenAI's code, or by the first words of Anthropic's message.
+        # Clients and frameworks recognize this case by OpenAI's code or by the first words of Anthropic's message.
         return ApiError(400, f"prompt is too long: {text}", param="messages", code="context_length_exceeded")
     for kind, status, code in _TOLD:
         if isinstance(error, kind):
@@ -121,11 +121,11 @@ def from_exception(error: BaseException) -> ApiError:
 
 
 def unexpected(error: BaseException) -> ApiError:
-    """500 with an id under which the traceback is in the log."""
+    """Return a 500 error with an ID under which the log contains the traceback."""
     incident = secrets.token_hex(6)
     logger.error("incident %s: %s", incident, type(error).__name__, exc_info=error)
     return ApiError(
         500,
-        f"ASTuner failed while it answered ({type(error).__name__}); its log has the traceback under {incident}",
+        f"ASTuner failed to answer ({type(error).__name__}). Its log contains the traceback under incident {incident}",
         code="internal_error",
     )

@@ -1,7 +1,7 @@
-"""From an HTTP request to a model's answer: who asks, what, and how the answer goes out.
+"""Answer HTTP requests with the model: check the key, read the request, send the answer.
 
-`Handler` answers for the models of running episodes; what it does with a dialect's request is every model server's.
-Invariant: every request ends in an answer of the API it was made to.
+`Handler` serves the models of running episodes; other model servers share its handling of dialects. Invariant: every
+request ends in an answer in the format of the requested API.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ if TYPE_CHECKING:
 DIALECTS = {d.route: d for d in (openai_chat.DIALECT, openai_responses.DIALECT, anthropic_messages.DIALECT)}
 MODELS = "/v1/models"
 COUNT = anthropic_messages.COUNT_ROUTE
-"""Counts the tokens of a prompt, in the words of Anthropic's messages."""
+"""Route that counts the tokens of a prompt, in the format of Anthropic's messages."""
 
 _LONGEST = 1000
-"""Characters of a failure in the log."""
+"""Maximum characters of an error in the log."""
 _QUIET = 2.0
-"""Seconds after which a waiting stream is begun, and between its comments."""
+"""Seconds after which a waiting stream starts, and between its keep-alive comments."""
 
 
 class ModelGate(Gate):
-    """An application that answers for models, in every dialect or in some."""
+    """An application that serves models in some or all dialects."""
 
     routes: Sequence[str] = (*(f"POST {route}" for route in (*DIALECTS, COUNT)), f"GET {MODELS}")
-    """What there is, for who asks for something else."""
+    """Existing routes, for the answer to other paths."""
 
     def refuse(self, error: ApiError, request: web.BaseRequest, request_id: str) -> web.Response:
-        """In the words of the API that was asked; on routes that are nobody's, of the one that its headers name."""
+        """Answer an error in the format of the requested API; on unknown routes, the headers select the API."""
         dialect = dialect_of(request.path)
         if dialect is None:
             anthropic = "anthropic-version" in request.headers
@@ -58,10 +58,10 @@ class ModelGate(Gate):
         return refusal(error, dialect.error(error), request_id)
 
     def look_up(self, request: web.BaseRequest, name: str) -> dict[str, Any]:
-        """The routes that are not a model's.
+        """Return the answer for a route that lists models.
 
-        :param name: of the model.
-        :raises ApiError: there is no such route.
+        :param name: Name of the model.
+        :raises ApiError: The route does not exist.
         """
         path = request.path
         if request.method in ("GET", "HEAD"):
@@ -74,16 +74,16 @@ class ModelGate(Gate):
 
 _LEFT_OUT, _OVERRULED = "endpoint/left_out/", "endpoint/overruled/"
 _MOST_NAMES = 50
-"""Of metrics, in one process; fields whose names come later are counted together."""
+"""Maximum number of metrics per process; fields beyond it are counted together."""
 _METRIC = re.compile(r"endpoint/\w+/[A-Za-z_][\w.-]{0,39}", re.ASCII)
 _MOST_KINDS = 100
-"""Of failures, of which the first one is a warning."""
+"""Maximum number of error kinds whose first occurrence is logged as a warning."""
 
 
 class Handler(ModelGate):
-    """Answers all requests of one endpoint.
+    """Serve all requests of one endpoint.
 
-    :param overrules: as for `Endpoint`.
+    :param overrules: As in `Endpoint`.
     """
 
     what = "endpoint"
@@ -101,12 +101,12 @@ class Handler(ModelGate):
         return super().refuse(error, request, request_id)
 
     def _log(self, error: ApiError, request_id: str, holder: Pass | None) -> None:
-        """In one line; the first of its kind as a warning, unless it is a limit of the run's, which is counted."""
+        """Log an error in one line: the first of its kind as a warning, unless the run counts it as a limit."""
         kind = (error.status, error.code, re.sub(r"\d+", "", error.param or ""))
         is_news = error.status != 403 and error.code != "context_length_exceeded" and kind not in self._kinds
         if is_news and (is_news := len(self._kinds) < _MOST_KINDS):
             self._kinds.add(kind)
-        who = "nobody who is known"
+        who = "an unknown client"
         if holder is not None:
             who = f"agent {holder.agent_name!r} in episode {holder.tuner.workflow_task.episode_id}"
         why = told(error).removeprefix(f"{type(error).__name__}: ")
@@ -121,8 +121,8 @@ class Handler(ModelGate):
         if holder is None:
             raise ApiError(
                 401,
-                "this is no key of a running episode; use the one that base_url_and_key() of the episode's model "
-                "gives, as Authorization: Bearer KEY or x-api-key: KEY",
+                "the key does not belong to a running episode. Pass the key from base_url_and_key() of the episode's "
+                "model as Authorization: Bearer KEY or x-api-key: KEY",
                 code="invalid_api_key",
             )
         if dialect is None:
@@ -132,7 +132,7 @@ class Handler(ModelGate):
         return await self._reply(request, dialect, holder, request_id)
 
     async def _count(self, request: web.BaseRequest, dialect: Dialect, holder: Pass) -> dict[str, int]:
-        """The tokens of the prompt that the request would be answered with; nothing is recorded."""
+        """Count the tokens of the prompt for a request. Nothing is recorded."""
         raw = await read_body(request)
         model, own = holder.tuner.model_name, runs_own(holder) if self._overrules else None
         template = holder.tuner.prompt_template(holder.agent_name, holder.role)
@@ -163,7 +163,7 @@ class Handler(ModelGate):
 
         try:
             chat, overruled, digest = await worked_on(raw, understand)
-        except ApiError as e:  # so that it is known what ended the agent, if it cannot cope with that
+        except ApiError as e:  # recorded, in case the agent cannot recover and fails because of it
             if holder.tuner.failure is None or isinstance(holder.tuner.failure, UnsupportedRequest):
                 holder.tuner.failure = UnsupportedRequest(e.message)
             raise
@@ -196,36 +196,36 @@ class Handler(ModelGate):
             self._replays.detach(job, delivered=delivered)
 
     def _notes(self, left_out: Mapping[str, int], overruled: Sequence[str]) -> Mapping[str, int]:
-        """What was passed over, by metric, of which each is told once; agents choose the names, so they are bounded."""
+        """Count ignored fields by metric and warn once per metric. The number of metrics is bounded."""
         notes, known = Counter[str](), {f"{_OVERRULED}{name}": 1 for name in overruled}
         for metric, times in (known | {f"{_LEFT_OUT}{name}": times for name, times in left_out.items()}).items():
             is_full = len(self._names) >= _MOST_NAMES or not _METRIC.fullmatch(metric)
             if is_full and metric not in known and metric not in self._names:
                 metric = f"{_LEFT_OUT}other"
             if metric not in self._names:
-                why = "it says nothing to the model" if metric not in known else "astuner.endpoint.sampling is run"
-                logger.warning("agents send fields that are passed over and counted as %s: %s", metric, why)
+                why = "the model cannot read them" if metric not in known else "astuner.endpoint.sampling is run"
+                logger.warning("ignored request fields, counted as %s: %s", metric, why)
                 self._names.add(metric)
             notes[metric] += times
         return notes
 
 
 def dialect_of(path: str) -> Dialect | None:
-    """The API that a path belongs to; None where it is no model's."""
+    """Return the dialect of a path; None if the path does not belong to a model."""
     return anthropic_messages.DIALECT if path == COUNT else DIALECTS.get(path)
 
 
 def echoed(chat: ChatRequest, agreed: Sequence[str]) -> ChatRequest:
-    """The request, whose answer repeats a field that was agreed on."""
+    """Return the request with the fields that its answer repeats because the model does them anyway."""
     if "parallel_tool_calls" not in agreed or not chat.echo:
         return chat
     return replace(chat, echo={**chat.echo, "parallel_tool_calls": False})
 
 
 async def counted(chat: ChatRequest, dialect: Dialect, holder: Holder) -> dict[str, int]:
-    """What is answered on `COUNT`.
+    """Return the answer to a request on `COUNT`.
 
-    :raises ApiError: The request would be refused.
+    :raises ApiError: The request would be rejected.
     """
     try:
         return {"input_tokens": await count(chat, holder)}
@@ -234,19 +234,20 @@ async def counted(chat: ChatRequest, dialect: Dialect, holder: Holder) -> dict[s
 
 
 def check_post(request: web.BaseRequest) -> None:
-    """
-    :raises ApiError: 405, a model's route was asked in another way.
+    """Check the HTTP method of a model's route.
+
+    :raises ApiError: 405, the method is not POST.
     """
     if request.method != "POST":
-        raise ApiError(405, f"{request.path} takes POST requests only", code="method_not_allowed")
+        raise ApiError(405, f"{request.path} accepts only POST requests", code="method_not_allowed")
 
 
 async def made_for(
     chat: ChatRequest, dialect: Dialect, holder: Holder, told: Callable[[Sequence[Answer], Mapping[str, Any]], None]
 ) -> Outcome:
-    """What a request comes to: bytes, or why there are none; raises nothing.
+    """Return the outcome of a request: bytes or an error. Raises nothing.
 
-    :param told: is told of the answers and the body that they make; where something fails, nobody gets to see them.
+    :param told: Called with the answers and their body. If it fails, the client does not receive the answer.
     """
     answers: Sequence[Answer] = ()
     try:
@@ -260,7 +261,7 @@ async def made_for(
 
 
 def written(chat: ChatRequest, dialect: Dialect, whole: dict[str, Any]) -> bytes:
-    """An answer's body as it goes over the wire: as one, or as the events of a stream."""
+    """Return the bytes of an answer: one JSON object, or the events of a stream."""
     if chat.stream:
         return encode(dialect.events(chat, whole)) + dialect.end
     return json.dumps(whole, separators=(",", ":")).encode("ascii")
@@ -269,11 +270,11 @@ def written(chat: ChatRequest, dialect: Dialect, whole: dict[str, Any]) -> bytes
 async def send(
     request: web.BaseRequest, dialect: Dialect, chat: ChatRequest, task: asyncio.Future[Outcome], request_id: str
 ) -> web.StreamResponse:
-    """Wait for the task and send what comes of it; returns when all is handed to the connection."""
+    """Wait for the task and send its outcome; return when the connection has accepted all bytes."""
     from aiohttp import web
 
     stream: web.StreamResponse | None = None
-    # A stream begins only when the wait gets long, so that an early error still has its status.
+    # A stream starts only after a longer wait, so that an early error is sent with its own status.
     while not (await asyncio.wait({task}, timeout=_QUIET if chat.stream else None))[0]:
         stream = stream or await _begin(request, request_id)
         await stream.write(KEEP_ALIVE)
@@ -289,7 +290,7 @@ async def send(
         await _check_delivery(request)
         return stream
     response = web.Response(body=outcome, content_type="application/json", headers=id_headers(request_id))
-    # Sent here and not by aiohttp, so that a connection that breaks meanwhile is noticed as such.
+    # Sent here instead of by aiohttp, so that a connection that breaks during sending is detected.
     await response.prepare(request)
     await response.write_eof()
     await _check_delivery(request)
@@ -297,8 +298,9 @@ async def send(
 
 
 async def _check_delivery(request: web.BaseRequest) -> None:
-    """
-    :raises ConnectionResetError: The client stopped sending before, and is gone now.
+    """Check that a client that stopped sending still receives the answer.
+
+    :raises ConnectionResetError: The client is gone.
     """
     protocol: Any = request.protocol
     if not getattr(protocol, "half_closed", False):
@@ -324,7 +326,7 @@ async def _begin(request: web.BaseRequest, request_id: str) -> web.StreamRespons
 
 
 def _model(name: str) -> dict[str, Any]:
-    """A model by whatever name a client gives it, since requests may use any."""
+    """Return the description of a model under the name that the client used, since requests may use any name."""
     return {
         "id": name,
         "object": "model",

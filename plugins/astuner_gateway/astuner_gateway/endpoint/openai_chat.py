@@ -1,10 +1,11 @@
-"""OpenAI's ``/v1/chat/completions``; and messages and tools in its form, to which the other dialects come as well.
+"""Translate OpenAI's ``/v1/chat/completions``, whose messages and tools are also the common form of all dialects.
 
-They are checked and copied, so that what comes behind meets no surprises.  ``tool_choice`` never constrains the
-sampling (the log-probabilities would no longer be the policy's): ``none`` reads no calls, and whether the model
-complied with the others is for the agent to see.  So too ``response_format``: content that is there has the structure;
-else ``refusal`` says what is missing.  Invariant: a message that is returned is made of the fields that the chat codec
-reads and of nothing else; one that would change the answer is refused by its path, others are left out and counted.
+Values are checked and copied, so later code receives valid input only. ``tool_choice`` never constrains the sampling,
+because log-probabilities would no longer be the policy's: with ``none``, calls are not parsed; for other values, the
+agent checks whether the model complied. ``response_format`` does not constrain it either: content that is returned
+matches the structure, otherwise ``refusal`` describes the mismatch. Invariant: a returned message contains only the
+fields that the chat codec reads. A field that would change the answer is rejected by its path; others are left out and
+counted.
 """
 
 from __future__ import annotations
@@ -23,38 +24,38 @@ MAX_STOPS = 16
 
 # ---- messages and tools ----------------------------------------------------------------------------------------------
 
-TEXT_ONLY = "the model reads text only, so send parts of type 'text'"
-FUNCTIONS_ONLY = "only tools of type 'function' are known"
+TEXT_ONLY = "the model reads text only. Send parts of type 'text'"
+FUNCTIONS_ONLY = "only tools of type 'function' are supported"
 
 
 def arguments(value: Any, path: str) -> str:
-    """A tool call's: a text, or the object that is in it."""
+    """Read the arguments of a tool call: a JSON string, or the object itself."""
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else fields.text(value, path)
 
 
 def refusal(value: Any, path: str) -> str:
-    """What the model said behind a refusal of ours, or another's refusal."""
+    """Return the model's own text from a refusal of the endpoint; return any other refusal unchanged."""
     return said_in(fields.text(value, path))
 
 
 def called(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    """A tool call in OpenAI's form."""
+    """Return a tool call in OpenAI's format."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def function_tool(name: str, description: str | None = None, parameters: Any = None) -> dict[str, Any]:
-    """A tool as the model is shown it: the same for the same tool, whichever API it comes by."""
+    """Return the tool as the model sees it, identical for every API."""
     function = {"name": name, "description": description, "parameters": parameters}
     return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
 
 
 def named_tool(name: str) -> dict[str, Any]:
-    """A ``tool_choice`` that names one tool, in the words of chat completions."""
+    """Return a ``tool_choice`` that names one tool, in the format of chat completions."""
     return {"type": "function", "function": {"name": name}}
 
 
 def joined(said: str | Iterable[Mapping[str, str]]) -> str | list[dict[str, str]]:
-    """A message's content made of a text, or of parts with one each; the text of one part is the content itself."""
+    """Return the content of a message for a string or parts; a single part becomes a string."""
     if isinstance(said, str):
         return said
     parts = [{"type": "text", "text": part["text"]} for part in said]
@@ -71,7 +72,7 @@ def _part(value: Any, path: str) -> dict[str, str]:
 
 
 def _replied(value: Any, path: str) -> dict[str, str]:
-    """AgentScope 1.0.7 sends a null text where a message is a tool call only."""
+    """Read a text part; AgentScope 1.0.7 sends null as the text of a message that contains only a tool call."""
     return _part({**value, "text": ""} if value.get("text", "") is None else value, path)
 
 
@@ -100,7 +101,7 @@ _MESSAGE = fields.Said(
     tool_calls=fields.items(fields.tagged({"function": _call}, FUNCTIONS_ONLY, default="function")),
     tool_call_id=fields.text,
     reasoning_content=fields.text,
-    reasoning=fields.text,  # newer servers' word for reasoning_content
+    reasoning=fields.text,  # name of reasoning_content on newer servers
     refusal=refusal,
     **fields.not_honoured("openai_message"),
 )
@@ -111,8 +112,7 @@ _FUNCTION = frozenset(("name", "arguments"))
 
 
 def _as_usual(message: Any) -> dict[str, Any] | None:
-    """As `_by_fields` reads it, in a tenth of the time, what histories mostly hold: texts, results, and calls as we
-    write them; None where there is anything else."""
+    """Read common messages (texts, results, ASTuner's own calls) ten times faster; None for any other."""
     if type(message) is not dict:
         return None
     role, content, calls = message.get("role"), message.get("content"), message.get("tool_calls")
@@ -150,10 +150,10 @@ def _by_fields(value: Any, path: str) -> dict[str, Any]:
     role, content, calls = given["role"], given.get("content"), given.get("tool_calls")
     is_reply = role == "assistant"
     if calls and not is_reply:
-        raise refused(f"{path}.tool_calls", f"are in a message of the role {role!r}; only the assistant calls tools")
+        raise refused(f"{path}.tool_calls", f"are in a message with role {role!r}, but only the assistant calls tools")
     thought = given.get("reasoning") or given.get("reasoning_content")
     if role in ("assistant", "tool") and (content is None or content == []):
-        # A model or a tool may say nothing, or a model in other fields; frameworks send that again as null or [].
+        # A model or a tool may return no text, or use other fields; frameworks send this back as null or [].
         says_otherwise = is_reply and (calls or given.get("refusal") or thought)
         said: Any = None if says_otherwise else ""
     else:
@@ -175,7 +175,7 @@ def _by_fields(value: Any, path: str) -> dict[str, Any]:
 
 
 class Placed(list[dict[str, Any]]):
-    """Messages with the paths in a body that they were read from."""
+    """Messages with the paths in the body from which they were read."""
 
     places: list[str]
 
@@ -188,26 +188,27 @@ _MESSAGES = fields.items(_message)
 
 
 def read_messages(value: Any, path: str = "messages") -> list[dict[str, Any]]:
-    """The conversation in a chat completion's ``messages``.
+    """Read the ``messages`` of a chat completion.
 
-    :raises ApiError: 400 with the path of what cannot be read.
+    :raises ApiError: 400 with the path of an invalid value.
     """
     return some(_MESSAGES(value, path), path)
 
 
 def some(messages: list[dict[str, Any]], path: str) -> list[dict[str, Any]]:
-    """
-    :raises ApiError: 400, there is no message.
+    """Return the messages if there is at least one.
+
+    :raises ApiError: 400, the list is empty.
     """
     if not messages:
-        raise refused(path, "is empty; there must be at least one message")
+        raise refused(path, "is empty, but must contain at least one message")
     return messages
 
 
 _TOOL = fields.Shape(
     "function",
     "type cache_control",
-    # strict: sampling is never constrained; a call that does not fit is for the agent to see, strict or not.
+    # strict: sampling is never constrained; the agent has to check the arguments in any case.
     function=fields.Shape("name", "strict", name=fields.word, description=fields.text, parameters=fields.mapping),
 )
 
@@ -217,7 +218,7 @@ def _tool(value: Any, path: str) -> dict[str, Any]:
 
 
 read_tools = fields.items(fields.tagged({"function": _tool}, FUNCTIONS_ONLY, default="function"))
-"""The tools of a chat completion, from their value and its path; raises `ApiError`."""
+"""Reader of a chat completion's tools; raises `ApiError`."""
 
 
 # ---- the request -----------------------------------------------------------------------------------------------------
@@ -226,20 +227,20 @@ _all_stops = fields.items(fields.anything)
 
 
 def read_stops(value: Any, path: str) -> list[str] | None:
-    """Stop strings: one, or a list; None for an empty one."""
+    """Read stop strings: one or a list; None for an empty list."""
     stops = [fields.word(stop, path) for stop in ([value] if isinstance(value, str) else _all_stops(value, path))]
     if len(stops) > MAX_STOPS:
-        raise refused(path, f"has {len(stops)} entries; at most {MAX_STOPS} are looked for")
+        raise refused(path, f"has {len(stops)} entries, but at most {MAX_STOPS} are allowed")
     return stops or None
 
 
 def choice_of(tool: fields.Reader) -> fields.Reader:
-    """A reader of ``tool_choice``, in the words of chat completions.
+    """Return a reader of ``tool_choice`` in the format of chat completions.
 
-    :param tool: reads the name out of a choice that names a tool.
+    :param tool: Reader of the name in a choice that names a tool.
     """
     words = fields.one_of("auto", "none", "required")
-    named = fields.tagged({"function": tool}, "only 'function' is known")
+    named = fields.tagged({"function": tool}, "only 'function' is supported")
     return lambda value, path: (words if isinstance(value, str) else named)(value, path)
 
 
@@ -248,7 +249,7 @@ _FORMATS = fields.one_of("text", "json_object", "json_schema")
 
 
 def read_structure(value: Any, path: str) -> Structure | None:
-    """The structure that is asked for; its schema is beside the type, or in a ``json_schema`` of its own."""
+    """Read the requested structure; its schema is next to the type or in a ``json_schema`` object."""
     wanted = fields.mapping(value, path)
     kind = _FORMATS(wanted.get("type", "text"), f"{path}.type")
     if kind == "text":
@@ -267,9 +268,9 @@ ASKED: dict[str, fields.Reader | fields.Field] = {
     "temperature": fields.number(0, 100),
     "top_p": fields.number(0, 1),
 }
-"""What every dialect has."""
+"""Fields of every dialect."""
 OPENAI: dict[str, fields.Reader | fields.Field] = {**ASKED, "stop": read_stops, **fields.not_honoured("openai")}
-"""What both of OpenAI's have."""
+"""Fields of both OpenAI APIs."""
 STREAM_OPTIONS = fields.not_honoured("stream_options")
 FIELDS = fields.Shape(
     "messages",
@@ -289,9 +290,10 @@ FIELDS = fields.Shape(
 
 
 def read(body: dict[str, Any], model: str, told: object = None) -> ChatRequest:
-    """
-    :param told: unused: chat completions refer to nothing.
-    :raises ApiError: 400 with the path of what is not honoured.
+    """Return the request in a body.
+
+    :param told: Unused, because chat completions contain no references.
+    :raises ApiError: 400 with the path of a field that is not honored.
     """
     given, left_out = fields.counted(FIELDS, body)
     limits = [given[name] for name in ("max_tokens", "max_completion_tokens") if name in given]
@@ -309,15 +311,15 @@ def read(body: dict[str, Any], model: str, told: object = None) -> ChatRequest:
 
 
 _SAMPLING = ("max_tokens", "temperature", "top_p", "seed", "stop", "tool_choice")
-"""The keywords of `ModelTuner.chat` that a request may have."""
+"""Keywords of `ModelTuner.chat` that a request can set."""
 
 
 def asked(given: Mapping[str, Any], model: str, **more: Any) -> ChatRequest:
-    """A request, whichever API it came by.
+    """Return the request, for any API.
 
-    :param given: what it has, in the words of chat completions.
-    :param model: the model's own name, where it names none.
-    :param more: of `ChatRequest`, what is not everywhere the same.
+    :param given: Its fields in the format of chat completions.
+    :param model: Name of the model for a request without one.
+    :param more: Additional fields of `ChatRequest`.
     """
     return ChatRequest(
         model=given.get("model", model),
@@ -334,7 +336,7 @@ def asked(given: Mapping[str, Any], model: str, **more: Any) -> ChatRequest:
 
 
 def body(request: ChatRequest, answers: Sequence[Answer], now: int) -> dict[str, Any]:
-    """``usage`` counts the prompt once, as OpenAI does, and the tokens of every choice."""
+    """Return the body of an answer; ``usage`` counts the prompt once, as OpenAI does, and the tokens of all choices."""
     first = answers[0].reply
     completion = sum(answer.reply.completion_tokens for answer in answers)
     return {
@@ -371,7 +373,7 @@ def _reply(answer: Answer) -> dict[str, Any]:
 
 
 def events(request: ChatRequest, whole_body: dict[str, Any]) -> Iterator[Event]:
-    """The chunks of ``whole_body``."""
+    """Yield the chunks of ``whole_body``."""
     head = {**whole_body, "object": "chat.completion.chunk"}
     usage = head.pop("usage")
     if request.include_usage:

@@ -1,10 +1,10 @@
-"""OpenAI's ``/v1/responses``.
+"""Translate OpenAI's ``/v1/responses``.
 
-What an agent was told in its episode is kept (`Told`), so that ``previous_response_id`` and ``item_reference`` can be
-written out before the input is read; nothing else is kept.  Items that one answer of the model was made of (reasoning,
-message, function calls, in this order) become one assistant message again.  `tool_choice` and structures are as in
-`astuner_gateway.endpoint.openai_chat`.
-Invariant: the body that ends a stream is the one that the same request gets without a stream.
+The items of an agent's episode are stored (`Told`), so ``previous_response_id`` and ``item_reference`` can be replaced
+by their contents before the input is read; nothing else is stored. Items of one answer of the model (reasoning,
+message, function calls, in this order) become one assistant message again. `tool_choice` and structures work as in
+`astuner_gateway.endpoint.openai_chat`. Invariant: the last body of a stream equals the body that the same request gets
+without streaming.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from astuner_gateway.endpoint.request import Answer, ChatRequest, Dialect, Event
 _INCLUDE_LOGPROBS = "message.output_text.logprobs"
 _INCLUDABLE = fields.one_of(
     _INCLUDE_LOGPROBS,
-    "reasoning.encrypted_content",  # the reasoning comes in the clear
-    "file_search_call.results",  # of tools that no answer here can have used
+    "reasoning.encrypted_content",  # reasoning is returned unencrypted
+    "file_search_call.results",  # of tools that no answer of the endpoint can have used
     "web_search_call.results",
     "web_search_call.action.sources",
     "message.input_image.image_url",
@@ -41,15 +41,15 @@ _INCLUDABLE = fields.one_of(
     "code_interpreter_call.outputs",
 )
 
-# ---- what was told ---------------------------------------------------------------------------------------------------
+# ---- stored answers --------------------------------------------------------------------------------------------------
 
 KEPT_BYTES = 4 << 20
-"""Of the conversations that `Told` keeps; the newest one is kept whatever its size."""
+"""Maximum bytes of the conversations that `Told` stores. The newest one is stored whatever its size."""
 _REFERENCE = "item_reference"
 
 
 class Told:
-    """What one agent was told in its episode: every item, and the conversations of the newest responses."""
+    """All items that one agent received in its episode, and the conversations of the newest responses."""
 
     def __init__(self) -> None:
         self._items: dict[str, Mapping[str, Any]] = {}
@@ -57,7 +57,7 @@ class Told:
         self._bytes = 0
 
     def keep(self, response: Mapping[str, Any], history: Sequence[Any], size: int) -> None:
-        """Of a body that goes out, the items and those that it answers; the request had ``size`` bytes."""
+        """Store the items of an answer and its conversation; the request had ``size`` bytes."""
         self._items.update((item["id"], item) for item in response["output"])
         whole = [*history, *response["output"]]
         size += 8 * len(whole)  # the items before the new ones are mostly shared with an earlier conversation
@@ -67,19 +67,19 @@ class Told:
             self._bytes -= self._conversations.popitem(last=False)[1][1]
 
     def written_out(self, new: Any, before: Any) -> Any:
-        """A request's ``input`` with what it and its ``previous_response_id`` refer to in it.
+        """Return the ``input`` of a request with all references replaced by the items to which they refer.
 
-        :raises ApiError: 400, one of the ids is of nothing that was told here.
+        :raises ApiError: 400, an ID is unknown in this episode.
         """
         items = [{"role": "user", "content": new}] if isinstance(new, str) else new
         if isinstance(items, list):
             seen: set[str] = set()
             items = [self._found(item, f"input[{i}].id", seen) for i, item in enumerate(items)]
         if before is None or not isinstance(items, list):
-            return items  # one that is neither is refused where it is read
+            return items  # anything else is rejected when it is read
         known = self._conversations.get(fields.text(before, "previous_response_id"))
         if known is None:
-            why = f"is {fields.shown(before)}, which is {_NOT_TOLD}; send the whole input instead"
+            why = f"is {fields.shown(before)}, which is {_NOT_TOLD}. Send the full input instead"
             raise refused("previous_response_id", why, code="previous_response_not_found")
         written_out = _WrittenOut([*known[0], *items])
         written_out.known = len(known[0])
@@ -91,15 +91,15 @@ class Told:
         name = fields.text(item.get("id"), path)
         if name not in self._items:
             raise refused(
-                path, f"is {fields.shown(name)}, which is {_NOT_TOLD}; send the item itself", code="not_found"
+                path, f"is {fields.shown(name)}, which is {_NOT_TOLD}. Send the item itself", code="not_found"
             )
         if name in seen:
-            raise refused(path, f"is {fields.shown(name)}, which the input refers to twice", code="duplicate_item")
+            raise refused(path, f"is {fields.shown(name)}, but the input refers to it twice", code="duplicate_item")
         seen.add(name)
         return self._items[name]
 
 
-_NOT_TOLD = "nothing that this agent was told in this episode, or was told with store: false, or is too long ago"
+_NOT_TOLD = "not stored: it is not from this agent and episode, was created with store: false, or is too old"
 
 # ---- the input -------------------------------------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ _PART = fields.tagged(
         **dict.fromkeys(("input_text", "output_text", "text"), TEXT_PART),
         "refusal": lambda value, path: {"text": REFUSAL_PART(value, path)["refusal"]},
     },
-    "the model reads text only, so send parts of type 'input_text'",
+    "the model reads text only. Send parts of type 'input_text'",
 )
 _THOUGHTS = fields.items(lambda value, path: fields.text(fields.mapping(value, path).get("text"), f"{path}.text"))
 
@@ -151,7 +151,7 @@ def _output(value: Any, path: str) -> dict[str, Any]:
 
 
 def _reasoning(value: Any, path: str) -> dict[str, Any] | None:
-    """The reasoning itself, or what another model's server wrote instead."""
+    """Read the reasoning itself, or the summary that another model's server wrote instead."""
     item = _REASONING(value, path)
     thought = "".join(item.get("content", ())) or "".join(item.get("summary", ()))
     return {"role": "assistant", "content": None, "reasoning_content": thought} if thought else None
@@ -159,21 +159,21 @@ def _reasoning(value: Any, path: str) -> dict[str, Any] | None:
 
 _ITEM = fields.tagged(
     {"message": _message, "function_call": _call, "function_call_output": _output, "reasoning": _reasoning},
-    "messages, function calls, their outputs and reasoning are known, and nothing else",
+    "only messages, function calls, function call outputs and reasoning are supported",
     default="message",
 )
 _EARLIER = "previous_response_id"
 
 
 class _WrittenOut(list[Any]):
-    """The items of an input, behind those of the conversation that it refers to."""
+    """The items of an input, preceded by the conversation to which it refers."""
 
     known = 0
-    """How many items are of that conversation."""
+    """Number of items that belong to that conversation."""
 
 
 def _messages(value: Any, path: str) -> Placed:
-    """The messages of an input: calls belong to the reply before them, and so does a text to reasoning."""
+    """Return the messages of an input; calls, and a text after reasoning, join the reply before them."""
     messages = Placed()
     messages.places = []
     if isinstance(value, str):
@@ -226,9 +226,10 @@ FIELDS = fields.Shape(
 
 
 def read(given_body: dict[str, Any], model: str, told: Told | None = None) -> ChatRequest:
-    """
-    :param told: what the input may refer to; None: to nothing.
-    :raises ApiError: 400 with the path of what is not honoured.
+    """Return the request in a body.
+
+    :param told: Stored answers to which the input may refer; None if references are not possible.
+    :raises ApiError: 400 with the path of a field that is not honored.
     """
     before, stored = given_body.get("previous_response_id"), told is not None and given_body.get("store") is not False
     if told is not None:
@@ -267,7 +268,10 @@ def read(given_body: dict[str, Any], model: str, told: Told | None = None) -> Ch
 
 
 def body(request: ChatRequest, answers: Sequence[Answer], now: int) -> dict[str, Any]:
-    """``usage.output_tokens_details.reasoning_tokens`` counts up to the end of the reasoning's text."""
+    """Return the body of an answer.
+
+    ``usage.output_tokens_details.reasoning_tokens`` counts up to the end of the reasoning's text.
+    """
     answer = answers[0]
     reply = answer.reply
     cut = reply.finish_reason == "length"
@@ -333,7 +337,7 @@ def _items(request: ChatRequest, answer: Answer, status: str) -> list[dict[str, 
 
 
 def events(request: ChatRequest, whole_body: dict[str, Any]) -> Iterator[Event]:
-    """The events of ``whole_body``, numbered."""
+    """Yield the numbered events of ``whole_body``."""
     for number, (kind, data) in enumerate(_events(whole_body)):
         yield kind, {"type": kind, "sequence_number": number, **data}
 
@@ -366,7 +370,7 @@ def _arguments(item: dict[str, Any], place: dict[str, Any]) -> Iterator[Event]:
 
 
 def _part_events(part: dict[str, Any], place: dict[str, Any]) -> Iterator[Event]:
-    """The one part of a message or of a reasoning item."""
+    """Yield the events of the only part of a message or reasoning item."""
     kind = part["type"]
     field = "refusal" if kind == "refusal" else "text"
     place = {**place, "content_index": 0}
@@ -380,7 +384,7 @@ def _part_events(part: dict[str, Any], place: dict[str, Any]) -> Iterator[Event]
 
 
 def error_events(error: ApiError) -> list[Event]:
-    """OpenAI's ``error`` event; client libraries look for ``error`` in it as well."""
+    """Return OpenAI's ``error`` event; client libraries also read the key ``error`` in it."""
     flat = {"code": error.code, "message": error.message, "param": error.param, "sequence_number": 0}
     return [("error", {"type": "error", **flat, **error.openai()})]
 

@@ -1,13 +1,13 @@
-"""Retries do not generate twice.
+"""Attach retries to the generation that they repeat, so that retries do not generate twice.
 
-A `Job` is one generation; requests attach to it and wait.  A request is a retry when it says so (the count that client
-libraries send, or an ``Idempotency-Key``), or when it is the same as one whose client went away without its reply; then
-it attaches to that generation, running or finished; a count reaches what was delivered only for a minute.  Any other
-request is a new draw, however equal it is: that is how an agent samples twice.
+A `Job` is one generation; requests attach to it and wait. A request is a retry if it declares itself as one (the retry
+count of client libraries, or an ``Idempotency-Key``), or if it equals a request whose client disconnected before it
+received the reply. A retry attaches to that generation, running or finished; a retry count matches a delivered reply
+for one minute only. Any other request is a new draw, even if it is equal: agents sample several times this way.
 
-A generation without a client goes on for a while, in case a retry comes, and is then cancelled.  A reply that nobody
-came for in the end is reported as lost, so that it is not trained.  Everything here runs on the server's event loop.
-Invariant: what is kept of finished generations is bounded, and ends with the episode.
+A generation without a client continues for a grace period, in case a retry comes, and is then canceled. A reply that no
+client received is reported as lost, so that it is not trained. All code here runs on the server's event loop.
+Invariant: the memory for finished generations is bounded and released when the episode ends.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from dataclasses import dataclass, field
 from astuner_gateway.endpoint.errors import ApiError
 
 KEPT_BYTES = 32 << 20
-"""Of finished replies, over all episodes."""
+"""Maximum bytes of finished replies over all episodes."""
 
 RETRY_SECONDS = 60.0
-"""After its delivery, a reply is for no retry any more."""
+"""Seconds after delivery in which a retry can still receive the same reply."""
 
 _KEPT_ALIKE = 16
-"""Delivered replies to the same request; a retry comes soon after, or never."""
+"""Maximum number of delivered replies to equal requests that are kept for retries."""
 
 Outcome = bytes | ApiError
 
 
 def outcome_of(task: asyncio.Future[Outcome]) -> Outcome:
-    """What a generation that is done came to; one that was cancelled is one of an episode that is over."""
+    """Return the outcome of a finished generation; a canceled one belongs to an episode that has ended."""
     if task.cancelled():
-        return ApiError(403, "the episode is over; its model answers no more calls", code="episode_over")
+        return ApiError(403, "the episode has ended and its model accepts no more calls", code="episode_over")
     return task.result()
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What two requests must have in common to be the same."""
+    """Properties that two requests must share to count as equal."""
 
     key: bytes
     """Digest of the key."""
@@ -52,32 +52,32 @@ class Identity:
 
 @dataclass(eq=False)
 class Job:
-    """One generation, and who waits for it."""
+    """One generation and the number of its waiting requests."""
 
     identity: Identity
     name: str
-    """The request's Idempotency-Key; empty for none."""
+    """Idempotency-Key of the request; empty if it has none."""
     on_lost: Callable[[], None]
-    """Called when a reply is forgotten that nobody has got."""
+    """Called when a reply that no client received is forgotten."""
     task: asyncio.Task[Outcome] = field(init=False)
     attempt: int = 0
-    """The highest retry count that has attached."""
+    """Highest retry count of an attached request."""
     waiting: int = 0
     delivered: bool = False
     delivered_at: float = 0.0
-    """By the loop's clock, the last time."""
+    """Time of the last delivery by the loop's clock."""
     _timer: asyncio.TimerHandle | None = None
 
     @property
     def lost(self) -> bool:
-        """Whether nobody has its reply, and nobody waits for it."""
+        """Whether no client has received the reply or waits for it."""
         return not self.waiting and not self.delivered
 
 
 class Replays:
-    """The generations that a request can attach to.
+    """The generations to which a request can attach.
 
-    :param grace: seconds that a generation goes on without a client.
+    :param grace: Seconds that a generation continues without a client.
     """
 
     def __init__(self, grace: float, kept_bytes: int = KEPT_BYTES) -> None:
@@ -97,12 +97,12 @@ class Replays:
         name: str = "",
         on_lost: Callable[[], None] = lambda: None,
     ) -> Job:
-        """The generation that answers this request; `detach` must follow.
+        """Return the generation that answers this request. `detach` must follow.
 
-        :param start: begins a new one; its outcome is bytes or an `ApiError`, and it raises nothing.
-        :param retry: how many times the client has sent the request before.
-        :param name: its Idempotency-Key.
-        :param on_lost: called when a reply that ``start`` made is forgotten and nobody has got it.
+        :param start: Starts a new generation; its outcome is bytes or an `ApiError`, and it raises nothing.
+        :param retry: Number of times that the client has sent the request before.
+        :param name: Idempotency-Key of the request.
+        :param on_lost: Called when a reply made by ``start`` is forgotten before any client received it.
         :raises ApiError: 400, the Idempotency-Key belongs to another request.
         """
         job = self._find(identity, retry, name)
@@ -121,7 +121,7 @@ class Replays:
         return job
 
     def detach(self, job: Job, *, delivered: bool) -> None:
-        """The request is answered (``delivered``), or its client is gone."""
+        """End the wait of a request: it was answered (``delivered``), or its client is gone."""
         job.waiting -= 1
         if delivered:
             job.delivered, job.delivered_at = True, asyncio.get_running_loop().time()
@@ -133,7 +133,7 @@ class Replays:
                 self._forget(old)
 
     def cancel(self, keys: Callable[[bytes], bool]) -> None:
-        """End and forget all jobs of the keys with these digests."""
+        """Cancel and forget all jobs whose key digest satisfies ``keys``."""
         for identity in [identity for identity in self._jobs if keys(identity.key)]:
             for job in list(self._jobs[identity]):
                 self._end(job)
@@ -147,7 +147,7 @@ class Replays:
             if job is not None and job.identity != identity:
                 raise ApiError(
                     400,
-                    "this Idempotency-Key was sent with another body before; make a new one for each request",
+                    "this Idempotency-Key was already used for another body. Create a new one for each request",
                     code="idempotency_key_reused",
                 )
             return job
@@ -157,19 +157,19 @@ class Replays:
             for job in self._jobs.get(identity, ())
             if not job.name and (not job.delivered or job.waiting or job.delivered_at >= oldest)
         ]
-        # First what lost its client; then, for a retry that overtakes the news of the broken connection, any that this
-        # client may have meant.
+        # Prefer a generation that lost its client. A retry may also arrive before the broken connection is detected; it
+        # then gets any generation that this client may have started.
         candidates.sort(key=lambda job: (not job.lost, job.task.done()))
         return next((job for job in candidates if job.lost or job.attempt < retry), None)
 
     def _done(self, job: Job, _: asyncio.Task[Outcome]) -> None:
-        """Keep a reply; forget an error, so that a retry tries again."""
+        """Keep a reply; forget an error, so that a retry generates again."""
         if job._timer is not None:
             job._timer.cancel()
         if not isinstance(outcome := outcome_of(job.task), bytes):
             self._forget(job)
             return
-        if job in self._jobs.get(job.identity, ()):  # not so if the episode has ended
+        if job in self._jobs.get(job.identity, ()):  # false if the episode has ended
             self._finished[job] = len(outcome)
             self._kept += len(outcome)
             while self._kept > self._most:
@@ -177,7 +177,7 @@ class Replays:
 
     def _end(self, job: Job) -> None:
         job.task.cancel()
-        self._forget(job)  # at once: a retry that comes while it ends begins anew
+        self._forget(job)  # immediately: a retry that arrives during the cancellation generates again
 
     def _forget(self, job: Job) -> None:
         jobs = self._jobs.get(job.identity, [])

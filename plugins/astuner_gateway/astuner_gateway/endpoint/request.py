@@ -1,6 +1,6 @@
-"""What every dialect's request comes to, and what every dialect's answer is made from.
+"""Define the common form of requests and answers in all dialects.
 
-Invariant: a `ChatRequest` holds all that its body asked for, in the words of `ModelTuner.chat`.
+Invariant: a `ChatRequest` contains everything that its body requested, as arguments of `ModelTuner.chat`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from astuner.contracts.messages import ChatReply
 
 Event = tuple[str, Mapping[str, Any]]
-"""The name of a server-sent event (may be empty) and its data."""
+"""Name (may be empty) and data of a server-sent event."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,62 +27,62 @@ class ChatRequest:
     """One request."""
 
     model: str
-    """As the client calls it; answers repeat it."""
+    """Name of the model in the request; answers repeat it."""
     messages: Sequence[Mapping[str, Any]]
-    """In OpenAI's form."""
+    """Messages in OpenAI's format."""
     tools: Sequence[Mapping[str, Any]] = ()
-    """In OpenAI's form."""
+    """Tools in OpenAI's format."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    """Keywords of `ModelTuner.chat`."""
+    """Keyword arguments of `ModelTuner.chat`."""
     structure: Structure | None = None
     n: int = 1
     stream: bool = False
     include_usage: bool = False
-    """Whether a chat completion's stream ends with the usage."""
+    """Whether the stream of a chat completion ends with the usage."""
     logprobs: bool = False
     echo: Mapping[str, Any] = field(default_factory=dict)
-    """What the answer repeats of the request."""
+    """Fields of the request that the answer repeats."""
     left_out: Mapping[str, int] = field(default_factory=dict)
-    """Fields of what was said that nobody here knows, and how often each was there."""
+    """Unknown fields in messages, and how often each occurred."""
     places: Sequence[str] = ()
-    """Of each message, the path in the body that it was read from; empty where that is ``messages`` with its index."""
+    """Path in the body from which each message was read; empty if that is ``messages`` with its index."""
     history: Sequence[Any] | None = None
-    """The whole input in its own API's items, where later requests may refer to it."""
+    """The complete input as items of its API, if later requests may refer to it."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One reply, with what may be shown of it."""
+    """One reply and the parts of it that the client receives."""
 
     reply: ChatReply
     content: str | None
-    """Its text; None when a structure was asked for and this is not it."""
+    """Text of the reply; None if a structure was requested and the text does not match it."""
     refusal: str | None = None
-    """Why there is no content, where the structure that was asked for is missing."""
+    """Reason why the content is missing, if a structure was requested."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dialect:
-    """One API: between its bodies and `ChatRequest`."""
+    """One API: converts between its bodies and `ChatRequest`."""
 
     route: str
     read: Callable[..., ChatRequest]
-    """A body, the model's own name and, where earlier answers may be referred to, the agent's `Told` -> the request;
-    raises `ApiError`."""
+    """Return the request for a body, the model's own name and, if references are possible, the agent's `Told`; raise
+    `ApiError`."""
     body: Callable[[ChatRequest, Sequence[Answer], int], dict[str, Any]]
-    """The answers and the time (seconds since 1970) -> the body."""
+    """Return the body for the answers and the time in seconds since 1970."""
     events: Callable[[ChatRequest, dict[str, Any]], Iterable[Event]]
-    """The body of an answer -> the events of its stream."""
+    """Return the events of a stream for the body of an answer."""
     error: Callable[[ApiError], dict[str, Any]]
     error_events: Callable[[ApiError], Iterable[Event]]
-    """What ends a stream that had begun when the error came."""
+    """Events that end a stream if the error occurs after its start."""
     end: bytes = b""
-    """What follows the last event."""
+    """Bytes after the last event."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """Keywords of `ModelTuner.chat`, and fields of chat completions, that have another name in this API."""
+    """Keywords of `ModelTuner.chat` and fields of chat completions that have another name in this API."""
 
     def translated(self, error: ApiError, chat: ChatRequest) -> ApiError:
-        """Return an error about a field in the words of this API, with the path in its own body."""
+        """Return an error about a field with the names of this API and the path in its body."""
         if error.status != 400 or not (self.names or chat.places):
             return error
         match = re.match(r"([a-z_]+)(?:\[(\d+)\])?", error.message)
@@ -99,25 +99,25 @@ class Dialect:
 
 
 class Speaks(Protocol):
-    """What answers: `astuner.rollout.model_tuner.ModelTuner`, or a model that is served."""
+    """A model that answers: `astuner.rollout.model_tuner.ModelTuner` or a served model."""
 
     @property
     def count_prompt_tokens(self) -> Callable[..., Awaitable[int]]:
-        """As `ModelTuner.count_prompt_tokens`."""
+        """Count tokens as `ModelTuner.count_prompt_tokens` does."""
         ...
 
     @property
     def chat(self) -> Callable[..., Awaitable[ChatReply]]:
-        """As `ModelTuner.chat`."""
+        """Answer as `ModelTuner.chat` does."""
         ...
 
     def leave_out(self, turn_indices: Sequence[int]) -> None:
-        """Nobody got to see these replies."""
+        """Exclude these replies from training, because no client received them."""
 
 
 @dataclass(frozen=True, eq=False)
 class Holder:
-    """Who asks whom."""
+    """The agent that calls the model."""
 
     tuner: Speaks
     agent_name: str = ""
@@ -125,7 +125,7 @@ class Holder:
 
 
 async def count(request: ChatRequest, holder: Holder) -> int:
-    """Return how many tokens the prompt of a request has."""
+    """Return the number of tokens in the prompt of a request."""
     schema = {} if request.structure is None else {"response_schema": request.structure.schema}
     choice = {name: request.sampling[name] for name in ("tool_choice",) if name in request.sampling}
     return await holder.tuner.count_prompt_tokens(
@@ -134,9 +134,11 @@ async def count(request: ChatRequest, holder: Holder) -> int:
 
 
 async def answer(request: ChatRequest, holder: Holder) -> list[Answer]:
-    """Ask the model ``n`` times at once; all answers, or the first error. With a seed, each draw has the next one.
+    """Call the model ``n`` times in parallel and return all answers, or raise the first error.
 
-    :raises ApiError: what was asked for of the answer is not to be had.
+    If the request has a seed, it increases by one for each call.
+
+    :raises ApiError: The answer cannot provide a requested part.
     """
     options = dict(request.sampling)
     if request.structure is not None:
@@ -144,7 +146,7 @@ async def answer(request: ChatRequest, holder: Holder) -> list[Answer]:
 
     async def ask(draw: int) -> Answer:
         own = options
-        if (first := options.get("seed")) is not None:  # after the largest 64-bit number comes the smallest
+        if (first := options.get("seed")) is not None:  # wraps from the largest 64-bit number to the smallest
             own = {**options, "seed": (first + draw + 2**63) % 2**64 - 2**63}
         reply = await holder.tuner.chat(
             request.messages, request.tools, agent_name=holder.agent_name, role=holder.role, **own
@@ -152,7 +154,7 @@ async def answer(request: ChatRequest, holder: Holder) -> list[Answer]:
         if request.logprobs and reply.completion_tokens and not reply.token_logprobs():
             raise ApiError(
                 400,
-                f"logprobs: agent {holder.agent_name!r} has an external model, which gives none; leave it out",
+                f"logprobs: agent {holder.agent_name!r} uses an external model, which returns none. Leave it out",
                 param="logprobs",
             )
         return _settle(reply, request.structure)
@@ -166,14 +168,15 @@ async def answer(request: ChatRequest, holder: Holder) -> list[Answer]:
         for task in asked:
             task.cancel()
         made = await asyncio.gather(*asked, return_exceptions=True)
-        holder.tuner.leave_out([a.reply.turn_index for a in made if isinstance(a, Answer)])  # nobody gets to see them
+        holder.tuner.leave_out([a.reply.turn_index for a in made if isinstance(a, Answer)])  # no client receives them
         raise
 
 
 def _settle(reply: ChatReply, structure: Structure | None) -> Answer:
-    """Content that is there has the structure; what the model says beside tool calls is no final answer, so no refusal.
+    """Return an answer whose content, if any, matches the requested structure.
 
-    A client library parses the content wherever there is some, and fails where it cannot.
+    Client libraries parse any content and fail if that is not possible. Text next to tool calls is not a final answer,
+    so it is dropped without a refusal.
     """
     complaint = None if structure is None else structure.complaint(reply.text)
     if complaint is None:
@@ -187,21 +190,21 @@ _MARK = "\nThe reply was: "
 
 
 def refusal_of(complaint: str, said: str) -> str:
-    """OpenAI's ``refusal`` for a reply without the structure that was asked for."""
-    return f"This reply is not in the structure that was asked for: {complaint}.{_MARK}{said}"
+    """Return OpenAI's ``refusal`` for a reply that does not match the requested structure."""
+    return f"The reply does not match the requested structure: {complaint}.{_MARK}{said}"
 
 
 def said_in(refusal: str) -> str:
-    """The reply behind a refusal that comes back as history; so the model's own words are found again."""
+    """Return the reply in a refusal that a client sends back, so that the model's own tokens are recognized."""
     return refusal.partition(_MARK)[2] if _MARK in refusal else refusal
 
 
 def reasoning_tokens(reply: ChatReply) -> int:
-    """Tokens up to the end of the model's reasoning; 0 when there is none, or where nobody says."""
+    """Return the number of tokens up to the end of the reasoning; 0 if there is none or it is unknown."""
     low, high = 1, reply.completion_tokens
     if not reply.reasoning or reply.reasoning not in reply.beginning(high):
         return 0
-    while low < high:  # the fewest tokens whose text holds the reasoning: the more tokens, the more they hold
+    while low < high:  # binary search: a longer prefix contains at least as much text
         middle = (low + high) // 2
         if reply.reasoning in reply.beginning(middle):
             high = middle
@@ -211,7 +214,7 @@ def reasoning_tokens(reply: ChatReply) -> int:
 
 
 def logprobs_of(reply: ChatReply) -> list[dict[str, Any]]:
-    """Every token that was generated, reasoning, tool calls and the end token included, in OpenAI's shape."""
+    """Return all generated tokens in OpenAI's format, including reasoning, tool calls and the end token."""
     return [
         {
             "token": token.text,
@@ -225,24 +228,24 @@ def logprobs_of(reply: ChatReply) -> list[dict[str, Any]]:
 
 # ---- server-sent events (WHATWG HTML, section 9.2) -------------------------------------------------------------------
 
-# The engine returns whole replies, so the deltas of a stream are cut from a finished one and sent at once; until then
-# comments keep the connection busy.
+# The engine returns complete replies, so the deltas of a stream are cut from a finished reply and sent together; until
+# then, comments keep the connection alive.
 
 KEEP_ALIVE = b": the model is at work\n\n"
-"""A comment, which every client skips."""
+"""A comment, which all clients skip."""
 
 _PIECE = 200
-"""Characters per delta: several per answer, and not so many that parsing them takes the client's time."""
+"""Characters per delta: several deltas per answer, but few enough that parsing them is fast."""
 
 
 def pieces(text: str) -> Iterator[str]:
-    """``text`` in deltas, which joined are the text; none for an empty one."""
+    """Yield ``text`` in deltas; none for an empty text."""
     for start in range(0, len(text), _PIECE):
         yield text[start : start + _PIECE]
 
 
 def encode(events: Iterable[Event]) -> bytes:
-    """Events of (name, data), a name may be empty, as they go over the wire."""
+    """Return events of (name, data) as bytes of a stream; a name may be empty."""
     lines = []
     for name, data in events:
         if name:

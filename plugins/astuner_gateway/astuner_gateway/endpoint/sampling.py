@@ -1,7 +1,7 @@
-"""Whose sampling holds, the run's or a request's (``astuner.endpoint.sampling``).
+"""Select whether the sampling parameters of the run or of a request apply (``astuner.endpoint.sampling``).
 
-Only how tokens are drawn is overruled: what an agent relies on when it reads the answer (``logit_bias``, a schema,
-``stop``) is honoured or refused.
+Only parameters that change how tokens are drawn are overruled. Parameters on which an agent relies when it reads the
+answer (``logit_bias``, a schema, ``stop``) are honored or rejected.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _MANNERS = {
     )
     for name in names.split()
 }
-"""How hard to think, how much to say; some clients always send it: path -> object, field, what changes nothing."""
+"""Reasoning effort and verbosity, which some clients always send: path -> object, field, values without effect."""
 
 
 def runs_own(holder: Pass) -> Mapping[str, Any] | None:
-    """The run's sampling of an agent that trains; None for another, whose own spoils nothing."""
+    """Return the run's sampling for an agent that trains; None for any other agent, which may choose its own."""
     settings = holder.tuner.config.astuner
     names = (holder.role,) if holder.role else (holder.agent_name, DEFAULT_ROLE)
     entry = next((settings.agents[name] for name in names if name in settings.agents), None)
@@ -48,10 +48,10 @@ def runs_own(holder: Pass) -> Mapping[str, Any] | None:
 
 
 def overrule(body: dict[str, Any], own: Mapping[str, Any]) -> list[str]:
-    """Take a request's sampling out of its body.
+    """Remove the sampling parameters of a request from its body.
 
-    :returns: the names of what is not the run's.
-    :raises ApiError: 400, a value is none that the field could have.
+    :returns: Names of the parameters that differ from the run's.
+    :raises ApiError: 400, a value is not valid for its field.
     """
     given = {name: read(body.pop(name), name) for name, read in _READERS.items() if body.get(name) is not None}
     overruled = [name for name, value in given.items() if value not in (own.get(name), *_OFF.get(name, ()))]

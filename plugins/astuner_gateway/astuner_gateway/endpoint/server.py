@@ -1,8 +1,8 @@
-"""The endpoint's life: a socket, a server on an event loop, keys that come and go.
+"""Run the endpoint: bind the port, serve on an event loop, issue and revoke keys.
 
-The port is bound at once, in whichever thread asks, so that its URL can be handed out before the server runs; who
-connects earlier waits in the socket's backlog.  The server is a task of the engine's event loop and ends with it.
-Invariant: there is at most one server, and it listens on loopback unless a token was given.
+The port is bound immediately in the calling thread, so that the URL is known before the server runs; clients that
+connect earlier wait in the socket's backlog. The server is a task of the engine's event loop and ends with it.
+Invariant: there is at most one server, and it listens on loopback unless a token is set.
 """
 
 from __future__ import annotations
@@ -29,16 +29,14 @@ _SAID = {"host_at": "astuner.endpoint.host", "key_at": "astuner.endpoint.token_e
 
 
 class Endpoint(EndpointPart):
-    """The part ``endpoint``: serves the models of running episodes over HTTP.
+    """Implement the part ``endpoint``: serve the models of running episodes over HTTP. Thread-safe.
 
-    Its methods may be called from any thread.
-
-    :param host: where it listens.
-    :param port: 0 takes a free one.
-    :param token: what every key ends with; required unless ``host`` is loopback.
-    :param grace: seconds a generation goes on after its client went away.
-    :param overrules: whether the run's sampling holds, whatever a request of an agent that trains asks for.
-    :raises ConfigError: without a token others could reach it, or the token cannot be a part of a key.
+    :param host: Address to listen on.
+    :param port: Port; 0 selects a free one.
+    :param token: Suffix of every key; required unless ``host`` is loopback.
+    :param grace: Seconds that a generation continues after its client disconnected.
+    :param overrules: Whether the run's sampling applies to agents that train, whatever their requests contain.
+    :raises ConfigError: Other machines could reach the endpoint without a token, or the token cannot be part of a key.
     """
 
     def __init__(
@@ -56,26 +54,26 @@ class Endpoint(EndpointPart):
 
     @classmethod
     def of(cls, section: EndpointSection) -> Endpoint:
-        """The endpoint of a config's ``astuner.endpoint``.
+        """Return the endpoint for ``astuner.endpoint`` of a config.
 
-        :raises ConfigError: the token's variable is not set, or as for the class.
+        :raises ConfigError: The token's variable is not set, or as for the class.
         """
         token = own_key(section.host, section.token_env, **_SAID) or ""
         return cls(section.host, section.port, token, section.reconnect_timeout, section.sampling == "run")
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Bind the port now and start serving on ``loop``; nothing happens if it is open already.
+        """Bind the port and start serving on ``loop``; do nothing if the endpoint is open.
 
-        A second loop changes nothing while the first one lives, since calls are carried to each model's own loop.
+        A second loop has no effect while the first one lives, because calls are passed to each model's own loop.
 
         :raises MissingDependency: aiohttp is not installed.
-        :raises ConfigError: the address cannot be bound.
+        :raises ConfigError: The address cannot be bound.
         """
         try:
-            import aiohttp.web  # noqa: F401  (says now what is missing)
+            import aiohttp.web  # noqa: F401 (reports a missing package early)
         except ImportError as e:
             raise MissingDependency(
-                f"the endpoint needs the package aiohttp ({e}); install it with: pip install astuner-gateway"
+                f"the endpoint needs the package aiohttp ({e}). Install it with: pip install astuner-gateway"
             ) from e
         with self._lock:
             if self._loop is not None and self._lives(loop):
@@ -86,17 +84,18 @@ class Endpoint(EndpointPart):
             except ConfigError as e:
                 raise ConfigError(f"astuner.endpoint.host and .port: {e}") from None
             bypass_proxies(urlsplit(url_of(self._host, bound)).hostname or "")
-            self._loop, self._socket = loop, bound  # first: from another thread, _start may look at once
+            # first, because _start may read them from another thread immediately
+            self._loop, self._socket = loop, bound
             try:
                 loop.call_soon_threadsafe(self._start, bound)
             except RuntimeError:
-                self._forget_server()  # closes the socket, which no server took over
+                self._forget_server()  # closes the socket, since no server took it over
                 raise AstunerError("the endpoint cannot start on an event loop that is closed") from None
 
     def issue(self, tuner: ModelTuner, agent_name: str, role: str | None = None) -> Access:
-        """The URL and key for one agent of an episode; the same ones each time.
+        """Return the URL and key for one agent of an episode, the same ones on each call.
 
-        :raises AstunerError: the endpoint is not open.
+        :raises AstunerError: The endpoint is not open.
         """
         if self._socket is None:
             raise AstunerError("the endpoint is not open; call open(loop) first")
@@ -105,19 +104,19 @@ class Endpoint(EndpointPart):
         )
 
     def revoke(self, tuner: ModelTuner) -> None:
-        """The episode is over: its keys are worth nothing any more, and what is under way is cancelled."""
+        """Revoke the keys of an episode that has ended and cancel its running generations."""
         digests = self._keys.revoke(tuner)
         loop = self._loop
         if not digests or loop is None:
             return
         if loop is _running_loop():
-            self._replays.cancel(digests.__contains__)  # at once: the caller counts the episode's turns next
+            self._replays.cancel(digests.__contains__)  # immediately: the caller counts the episode's turns next
             return
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and all that ran on it is gone
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing runs on it
             loop.call_soon_threadsafe(self._replays.cancel, digests.__contains__)
 
     async def close(self) -> None:
-        """Stop serving. It may be opened again."""
+        """Stop serving. The endpoint can be opened again."""
         with self._lock:
             loop, task = self._loop, self._task
             self._forget_server()
@@ -129,20 +128,20 @@ class Endpoint(EndpointPart):
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_stop(task), loop))
 
     def _lives(self, other: asyncio.AbstractEventLoop) -> bool:
-        """Whether the server runs, or will as soon as its loop does."""
+        """Return whether the server runs, or will run as soon as its loop does."""
         assert self._loop is not None
         if self._loop.is_closed() or (self._task is not None and self._task.done()):
             return False
         return self._loop is other or self._loop.is_running()
 
     def _forget_server(self) -> None:
-        """Leave the task to who holds it; a socket that no server took over is closed here."""
+        """Forget the server's task and close a socket that no server took over."""
         if self._socket is not None and (self._task is None or (self._loop is not None and self._loop.is_closed())):
             self._socket.close()
         self._loop = self._socket = self._task = None
 
     def _start(self, bound: socket.socket) -> None:
-        if self._socket is bound:  # not closed meanwhile
+        if self._socket is bound:  # not closed in the meantime
             self._task = asyncio.get_running_loop().create_task(self._serve(bound), name="astuner-endpoint")
 
     async def _serve(self, bound: socket.socket) -> None:
@@ -153,7 +152,7 @@ class Endpoint(EndpointPart):
             handler = Handler(self._keys, self._replays, self._host, overrules=self._overrules)
             async with running(handler, bound, grace=1.0):
                 try:
-                    await asyncio.Event().wait()  # until it is cancelled
+                    await asyncio.Event().wait()  # until canceled
                 finally:
                     self._replays.cancel(lambda key: True)
         finally:

@@ -1,10 +1,10 @@
-"""Structured answers: the JSON schema that a request asks for, and whether a text is what it describes.
+"""Check structured answers against the JSON schema of a request.
 
-Sampling is never constrained to it; the endpoint says afterwards whether the model complied.  Checking is
-`jsonschema_rs`'s: its regular expressions take linear time (no references back, no looking around), what a schema that
-leads back to itself says of a part of the answer is found out once, and it fetches nothing.  What is left is bounded by
-size: of the schema with every ``$ref`` written out, times that of the answer.  Invariant: no schema makes the endpoint
-fetch anything, fail or stand still: one that cannot be used is refused before the model is asked.
+Sampling is never constrained by the schema; the endpoint checks afterwards whether the model complied. `jsonschema_rs`
+validates: its regular expressions take linear time (no back-references, no look-around), it evaluates a recursive
+schema once for each part of an answer, and it loads nothing from the network. The remaining cost is bounded by the size
+of the schema with every ``$ref`` expanded, times the size of the answer. Invariant: no schema makes the endpoint load
+anything, fail or hang; a schema that cannot be used is rejected before the model is called.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 MOST_BYTES = 64 << 10
 MOST_PARTS = 100_000
-"""JSON values in a schema, when every ``$ref`` is written out; one that leads back to itself counts once."""
+"""Maximum JSON values in a schema after expanding every ``$ref``; a recursive one counts once."""
 MOST_WORK = 100_000_000
-"""Parts of the schema times characters of the answer: a second or two at the very worst."""
+"""Maximum schema parts times answer characters; takes one or two seconds in the worst case."""
 PATTERN_BYTES = 1 << 20
-"""Of a compiled regular expression."""
+"""Maximum bytes of a compiled regular expression."""
 _LONGEST = 1 << 20
-"""Characters of an answer that is checked."""
+"""Maximum characters of an answer that is checked."""
 _EASY = 1_000_000
-"""Work of which all mistakes are looked for, and not only the first."""
+"""Work up to which all errors are listed instead of only the first."""
 _MOST = 200
-"""Characters of one mistake."""
+"""Maximum characters of one error."""
 _SHOWN = 3
-"""Mistakes that are told."""
+"""Maximum number of errors in a message."""
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _IN_PLACE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
 _ALTERNATIVES = ('"anyOf"', '"oneOf"')
@@ -43,34 +43,33 @@ _ALTERNATIVES = ('"anyOf"', '"oneOf"')
 
 @dataclass(frozen=True)
 class Structure:
-    """A JSON schema that can be used."""
+    """A usable JSON schema."""
 
     schema: Mapping[str, Any]
     validator: Any
     parts: int
-    """JSON values in it, when every ``$ref`` is written out."""
+    """Number of JSON values after expanding every ``$ref``."""
     explains: bool
-    """Whether a mistake can be described in bounded time: not where alternatives lead back to themselves."""
+    """Whether an error can be described in bounded time, which fails for recursive alternatives."""
 
     @classmethod
     def of(cls, schema: Any, path: str) -> Structure:
-        """
-        :param path: the field it came in.
-        :raises ApiError: 400 with the path inside the schema; it cannot be used.
+        """Return the structure for a schema.
+
+        :param path: Field that contains the schema.
+        :raises ApiError: 400 with the path in the schema; it cannot be used.
         """
         if not isinstance(schema, dict) or schema.get("type", "object") != "object":
             raise refused(path, "must be the JSON schema of an object")
         try:
             return cls(schema, *_compiled(json.dumps(schema, sort_keys=True), path))
         except RecursionError:
-            raise refused(
-                path, "is a schema that is nested too many levels deep, or has a long chain of $ref"
-            ) from None
+            raise refused(path, "is a schema that is nested too deeply, or has a long chain of $ref") from None
 
     def complaint(self, text: str) -> str | None:
-        """Why ``text`` is not what the schema describes; None when it is."""
+        """Return why ``text`` does not match the schema; None if it does."""
         if len(text) > _LONGEST:
-            return f"it is longer than the {_LONGEST} characters that are checked"
+            return f"it has more than the {_LONGEST} characters that can be checked"
         try:
             value = json.loads(text, parse_constant=_refuse)
         except (ValueError, RecursionError) as e:
@@ -79,10 +78,10 @@ class Structure:
             return f"it is not a JSON object, but {type(value).__name__}"
         work = self.parts * len(text)
         if work > MOST_WORK:
-            return f"it cannot be checked: with {len(text)} characters it is too long for so large a schema"
+            return f"it cannot be checked: {len(text)} characters are too many for a schema of this size"
         try:
             return self._mistakes(value, all_of_them=work <= _EASY)
-        except ValueError as e:  # its nesting
+        except ValueError as e:  # nested too deeply
             return f"it cannot be checked: {e}"
 
     def _mistakes(self, value: Any, *, all_of_them: bool) -> str | None:
@@ -91,7 +90,7 @@ class Structure:
         if self.validator.is_valid(value):
             return None
         if not self.explains:
-            return "it is not valid under the schema"
+            return "it does not match the schema"
         try:
             errors = list(self.validator.iter_errors(value)) if all_of_them else []
             self.validator.validate(value)
@@ -103,12 +102,12 @@ class Structure:
 
 @functools.lru_cache(maxsize=64)
 def _compiled(schema_text: str, path: str) -> tuple[Any, int, bool]:
-    """The validator, parts and `explains` of a `Structure`."""
+    """Return the validator and the attributes `parts` and `explains` of a `Structure`."""
     try:
         import jsonschema_rs
     except ImportError as e:
         raise MissingDependency(
-            f"structured answers need the package jsonschema-rs ({e}); install it with: pip install astuner-gateway"
+            f"structured answers need the package jsonschema-rs ({e}). Install it with: pip install astuner-gateway"
         ) from e
     if len(schema_text) > MOST_BYTES:
         raise refused(path, f"is a schema of more than {MOST_BYTES >> 10} KiB")
@@ -116,9 +115,10 @@ def _compiled(schema_text: str, path: str) -> tuple[Any, int, bool]:
     walk = _Walk(schema, path)
     parts = walk.size(schema, "")
     if parts > MOST_PARTS:
-        raise refused(path, f"is a schema of more than {MOST_PARTS} parts when its $ref are written out")
+        raise refused(path, f"is a schema of more than {MOST_PARTS} parts after expanding its $ref")
     kind = jsonschema_rs.validator_cls_for(schema)
-    for name in ("$schema", "$id", "id"):  # references stay in here, and nothing is asked what else a schema could be
+    # references resolve inside the schema only; its declared identity does not matter
+    for name in ("$schema", "$id", "id"):
         if isinstance(schema.get(name), str):
             del schema[name]
     limits = jsonschema_rs.RegexOptions(size_limit=PATTERN_BYTES)
@@ -127,19 +127,19 @@ def _compiled(schema_text: str, path: str) -> tuple[Any, int, bool]:
     except jsonschema_rs.ValidationError as e:
         at, why = _dotted(path, e.instance_path), e.message[:_MOST]
         if why.endswith('is not a "regex"'):
-            why = f"{why}, or none that takes linear time (no references back, no looking around, nothing very large)"
+            why = f"{why}, or needs more than linear time (no back-references, no look-around, nothing very large)"
             raise refused(at, f"is a pattern that cannot be used: {why}") from None
-        raise refused(at, f"is in no usable JSON schema: {why}") from None
+        raise refused(at, f"is not part of a usable JSON schema: {why}") from None
     except (ValueError, jsonschema_rs.ReferencingError) as e:
-        raise refused(path, f"is no usable JSON schema: {str(e)[:_MOST]}") from None
+        raise refused(path, f"is not a usable JSON schema: {str(e)[:_MOST]}") from None
     explains = not (walk.is_recursive and any(word in schema_text for word in _ALTERNATIVES))
     return validator, parts, explains
 
 
 class _Walk:
-    """Goes through a schema, and from every ``$ref`` on to what it names.
+    """Traverse a schema and the targets of its references.
 
-    :param path: the field the schema came in.
+    :param path: Field that contains the schema.
     """
 
     def __init__(self, schema: dict[str, Any], path: str) -> None:
@@ -149,17 +149,17 @@ class _Walk:
         self.is_recursive = False
 
     def size(self, node: Any, at: str, in_place: int = 0) -> int:
-        """JSON values in ``node``, with what it refers to.
+        """Return the number of JSON values in ``node`` and its references.
 
-        :param in_place: from where on the nodes that are open speak of the same part of an answer.
-        :raises ApiError: 400 with the place of a reference that leads elsewhere or in a circle.
+        :param in_place: Index of the first open node that describes the same part of an answer.
+        :raises ApiError: 400 with the path of a reference to another document or of a circular one.
         """
         if not isinstance(node, (dict, list)):
             return 1
         if id(node) in self._open:
             self.is_recursive = True
             if id(node) in self._open[in_place:]:
-                raise refused(self._path, "is a schema that leads in a circle")
+                raise refused(self._path, "is a schema with a circular reference")
         if id(node) in self._sizes:
             return self._sizes[id(node)]
         self._sizes[id(node)] = 1
@@ -167,7 +167,7 @@ class _Walk:
         total = 1
         for key, child in node.items() if isinstance(node, dict) else enumerate(node):
             if at and key in ("$schema", "$id") and isinstance(child, str):
-                raise refused(f"{self._path}{at}.{key}", "is only possible at the top of a schema; leave it out")
+                raise refused(f"{self._path}{at}.{key}", "is supported only at the top of a schema. Leave it out")
             if key in _REFERENCES and isinstance(child, str):
                 total += self.size(self._target(child, f"{at}.{key}"), f"{at}.{key}", in_place)
             else:
@@ -186,7 +186,7 @@ class _Walk:
             for step in steps:
                 node = node[int(step) if isinstance(node, list) else step.replace("~1", "/").replace("~0", "~")]
         except (KeyError, ValueError, IndexError, TypeError):
-            why = f"is {reference[:80]!r}, which is no schema in here; use such as #/$defs/name"
+            why = f"is {reference[:80]!r}, which is not a schema in this request. Use a reference like #/$defs/name"
             raise refused(f"{self._path}{at}", why) from None
         return node
 

@@ -1,10 +1,12 @@
-"""Training from the conversations of real users and what they think of them.
+"""Train from conversations with real users and their ratings.
 
-Two sides meet in a service of their own process.  A person's application talks to it as to OpenAI, and tells it later
-how good a conversation was.  Episodes of the run (the workflow ``feedback``) offer it their models: each conversation
-is led with the model of one episode, and its rating is the episode's reward.  So tokens and log-probabilities are
-recorded where they always are, whatever the backbone, and the service never sees any.
+A separate service process connects two sides. An application uses it like OpenAI's API and later sends a rating for
+each conversation. Episodes of the run (workflow ``feedback``) offer their models to the service: the model of one
+episode leads each conversation, and its rating becomes the reward of the episode. Tokens and log-probabilities are
+recorded in the run as usual, on any backbone; the service never receives them.
 
-``settings`` what can be configured · ``service`` starts the process, ``server`` is it · ``conversations`` who talks
-with which episode · ``workflow`` the run's side
+- ``settings``: config keys
+- ``service`` and ``server``: start the process, and the process itself
+- ``conversations``: assign conversations to episodes
+- ``workflow``: task reader and workflow in the run
 """

@@ -1,11 +1,11 @@
-"""Who talks with which episode, and what became of it.
+"""Assign conversations to episodes and track their outcome.
 
-An episode is *offered*; the first request of a conversation *takes* it; the conversation goes on until it is rated,
-until nobody has rated it for long, or until its episode or its model is gone.  Then the episode is told, once.
-Everything runs on one event loop, and nothing here knows of HTTP.
+An episode is *offered*, and the first request of a conversation *takes* it. The conversation continues until it is
+rated, its rating timeout expires, or its episode or model is gone. The episode then receives the outcome, once. All
+code runs on one event loop and is independent of HTTP.
 
-Invariant: an episode has at most one conversation whose replies somebody has got; each reply that nobody got is
-named in the outcome, so that it is not trained with a reward that was given for something else.
+Invariant: an episode has at most one conversation with delivered replies. The outcome names every reply that no client
+received, so that it is not trained with a reward for something else.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from astuner_gateway.endpoint.errors import ApiError
 from astuner_gateway.served.conversations import Histories
 
 REMEMBERED = 100_000
-"""Completion ids of conversations that are over; a rating that comes later than that is of an unknown one."""
+"""Number of completion IDs of finished conversations that are remembered; older ones count as unknown."""
 
 RETRY_AFTER = 5
-"""Seconds after which a client that found no free episode may ask again."""
+"""Seconds after which a client that found no free episode may retry."""
 
 Outcome = dict[str, Any]
-"""What an episode is told: `reward` and what belongs to it, or `ended`, which says why there is none."""
+"""Outcome for an episode: `reward` with its details, or `ended` with the reason why there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeModel:
-    """Where an episode's model is."""
+    """Address of an episode's model."""
 
     base_url: str
     api_key: str = field(repr=False)
@@ -41,55 +41,55 @@ class EpisodeModel:
 
 @dataclass(eq=False, kw_only=True)
 class Offer:
-    """An episode that waits for a conversation, or has one."""
+    """An episode that waits for a conversation or has one."""
 
     model: EpisodeModel
     rating_timeout: float
     deadline: float
-    """When it waits no longer for a conversation to begin, by the loop's clock."""
+    """Time by the loop's clock until which the episode waits for a conversation to start."""
     outcome: asyncio.Future[Outcome]
     lost: list[str] = field(default_factory=list)
-    """Its model's own ids of the replies that nobody got."""
+    """The model's own IDs of replies that no client received."""
     _timer: asyncio.TimerHandle | None = None
 
 
 @dataclass(eq=False)
 class Exchange:
-    """One request of a conversation, until its reply has reached the client or cannot any more."""
+    """One request of a conversation, until its reply is delivered or can no longer be."""
 
     conversation: Conversation
     choices: int = 1
     reply_id: str = ""
-    """What the client knows the reply by; empty while there is none."""
+    """ID of the reply for the client; empty while there is none."""
     model_id: str = ""
-    """What the model knows it by; where there are several choices, its first."""
+    """ID of the reply for the model; with several choices, of the first one."""
     delivered: bool = False
     abandoned: bool = False
-    """Its client went away."""
+    """Whether its client disconnected."""
     fatal: str = ""
-    """Why the conversation cannot go on after it."""
+    """Reason why the conversation cannot continue after this request."""
 
 
 @dataclass(eq=False)
 class Conversation:
-    """What one user and one episode say to each other."""
+    """A conversation between one user and one episode."""
 
     offer: Offer
     label: str
-    """What the application calls the user; only requests with the same one can continue it."""
+    """Name of the user in the application; only requests with the same one can continue the conversation."""
     id: str = field(default_factory=lambda: f"conv_{secrets.token_hex(12)}")
     replies: dict[str, tuple[bytes, ...]] = field(default_factory=dict)
-    """Reply id -> the digests of the history up to it, one for each choice."""
+    """Digests of the history up to each reply, by reply ID; one digest for each choice."""
     exchanges: set[Exchange] = field(default_factory=set)
     reward: float | None = None
     rated: tuple[str, ...] = ()
     over: str = ""
-    """Why; empty while it goes on."""
+    """Reason for the end; empty while the conversation is open."""
     _timer: asyncio.TimerHandle | None = None
 
     @property
     def last_digests(self) -> tuple[bytes, ...]:
-        """Of the last reply."""
+        """Digests of the last reply."""
         return next(reversed(self.replies.values()), ())
 
 
@@ -102,18 +102,18 @@ class Conversations:
         self._open: dict[Conversation, None] = {}
         self._histories: Histories[Conversation] = Histories()
         self._by_reply: dict[str, Conversation] = {}
-        self._past: OrderedDict[str, str] = OrderedDict()  # reply id -> why its conversation is over
+        self._past: OrderedDict[str, str] = OrderedDict()  # reply ID -> reason why its conversation ended
         self._counts: Counter[str] = Counter()
         self.model_name = ""
-        """Of the model that was offered last; empty before."""
+        """Name of the last offered model; empty before the first offer."""
 
     # --------------------------------------------------------------- episodes
 
     def offer(self, model: EpisodeModel, *, begin_timeout: float, rating_timeout: float) -> Offer:
-        """An episode waits for a conversation; its ``outcome`` says what came of it. `withdraw` must follow.
+        """Offer an episode for a conversation and return the offer with a future ``outcome``. `withdraw` must follow.
 
-        :param begin_timeout: seconds in which a conversation must begin.
-        :param rating_timeout: seconds after its last reply in which it must be rated.
+        :param begin_timeout: Seconds in which a conversation must start.
+        :param rating_timeout: Seconds after its last reply in which it must be rated.
         """
         loop = asyncio.get_running_loop()
         offer = Offer(
@@ -127,7 +127,7 @@ class Conversations:
         def give_up() -> None:
             if offer in self._waiting:
                 self._waiting.remove(offer)
-                self._tell(offer, {"ended": "no conversation began in time"})
+                self._tell(offer, {"ended": "no conversation started in time"})
 
         offer._timer = loop.call_at(offer.deadline, give_up)
         self._counts["offered"] += 1
@@ -135,25 +135,25 @@ class Conversations:
         return offer
 
     def withdraw(self, offer: Offer) -> None:
-        """The episode is gone, or has been told; what it still has is over."""
+        """Withdraw an episode that is gone or has its outcome, and end its conversation."""
         if offer._timer is not None:
             offer._timer.cancel()
         if offer in self._waiting:
             self._waiting.remove(offer)
         for conversation in [c for c in self._open if c.offer is offer]:
-            self.end(conversation, "its episode is over: the run has ended, or needs it no longer", "withdrawn")
+            self.end(conversation, "its episode ended: the run finished or no longer needs it", "withdrawn")
         offer.outcome.cancel()
 
     # ----------------------------------------------------------- conversations
 
     async def find(self, history: Sequence[bytes], label: str, patience: float) -> Conversation:
-        """The conversation that a request continues, or a new one.
+        """Return the conversation that a request continues, or a new one.
 
-        It is of no account whose it was, as long as nobody rates a reply from before.
+        Its user does not matter until a reply is rated.
 
-        :param history: the digests of the request's messages.
-        :param patience: seconds to wait for an episode.
-        :raises ApiError: 503, none came.
+        :param history: Digests of the request's messages.
+        :param patience: Seconds to wait for an episode.
+        :raises ApiError: 503, no episode became free.
         """
         found = self._histories.continued(
             history, lambda c: c.label == label and c.reward is None, lambda c: (len(c.exchanges), c.last_digests)
@@ -165,7 +165,7 @@ class Conversations:
         return conversation
 
     def begin(self, conversation: Conversation, choices: int = 1) -> Exchange:
-        """A request goes to the episode's model; `settle` must follow, and `replied` before it if there is a reply."""
+        """Register a request to the episode's model. `settle` must follow, after `replied` if there is a reply."""
         exchange = Exchange(conversation, choices)
         conversation.exchanges.add(exchange)
         if conversation._timer is not None:
@@ -173,9 +173,9 @@ class Conversations:
         return exchange
 
     def replied(self, exchange: Exchange, model_id: str, digests: Iterable[bytes]) -> str:
-        """The model has answered; the id that the client knows the reply by, unguessable and never given twice.
+        """Register a reply and return its ID for the client, which is unguessable and unique.
 
-        It holds from now on, since a client may use it before we know that it has it.
+        The ID is valid immediately, because a client may use it before its delivery is confirmed.
         """
         conversation = exchange.conversation
         exchange.reply_id, exchange.model_id = f"chatcmpl-{secrets.token_hex(16)}", model_id
@@ -188,7 +188,7 @@ class Conversations:
         return exchange.reply_id
 
     def settle(self, exchange: Exchange) -> None:
-        """The reply has reached the client (``delivered``), or nobody will get it any more."""
+        """Finish a request: its reply was delivered (``delivered``), or no client will receive it."""
         conversation = exchange.conversation
         conversation.exchanges.discard(exchange)
         if conversation.over:
@@ -201,8 +201,8 @@ class Conversations:
             still = {digest for others in conversation.replies.values() for digest in others}
             self._histories.forget(conversation, [digest for digest in digests if digest not in still])
             conversation.offer.lost.append(exchange.model_id)
-            if exchange.choices > 1:  # the others have no name by which they could be left out
-                self.end(conversation, "an answer with several choices did not reach its client", "failed")
+            if exchange.choices > 1:  # the other choices have no ID by which they could be excluded
+                self.end(conversation, "an answer with several choices was not delivered", "failed")
                 return
         if exchange.fatal and conversation.reward is None:
             self.end(conversation, exchange.fatal, "failed")
@@ -210,11 +210,11 @@ class Conversations:
             self._rest(conversation)
 
     def rate(self, reply_ids: Sequence[str], reward: float) -> list[Outcome]:
-        """Give the conversations of these replies a reward, all of them or none.
+        """Rate the conversations of these replies, all of them or none.
 
-        :returns: what was rated, one entry per conversation.
-        :raises ApiError: 404 for an id that nobody knows, 409 for what was rated or is being answered, 410 for what
-            is over without a rating.
+        :returns: The rated conversations, one entry each.
+        :raises ApiError: 404 for an unknown ID, 409 for a conversation that is rated or being answered, 410 for one
+            that ended without a rating.
         """
         found: dict[Conversation, list[str]] = {}
         for reply_id in reply_ids:
@@ -222,30 +222,30 @@ class Conversations:
         for conversation, ids in found.items():
             if any(not e.reply_id and (not e.abandoned or e.choices > 1) for e in conversation.exchanges):
                 raise ApiError(
-                    409, f"a reply in the conversation of {ids[0]} is being made; rate it when it is there",
+                    409, f"the conversation of {ids[0]} is waiting for a reply. Rate it when the reply has arrived",
                     code="busy", retry_after=1,
                 )  # fmt: skip
         done = []
         for conversation, ids in found.items():
             conversation.reward, conversation.rated = reward, tuple(dict.fromkeys(ids))
             for exchange in conversation.exchanges:
-                exchange.delivered |= exchange.reply_id in ids  # who rates it has it
+                exchange.delivered |= exchange.reply_id in ids  # a client that rates a reply has received it
             done.append({"conversation": conversation.id, "msg_ids": list(conversation.rated), "reward": reward})
             if not conversation.exchanges:
                 self._rest(conversation)
         return done
 
     def end(self, conversation: Conversation, why: str, word: str) -> None:
-        """It is over without a rating: the episode is told why, and later ratings are refused.
+        """End a conversation without a rating: report the reason to the episode and reject later ratings.
 
-        :param word: what it is counted as.
+        :param word: Counter to increase.
         """
         self._close(conversation, why)
         self._counts[word] += 1
         self._tell(conversation.offer, {"ended": why})
 
     def metrics(self) -> dict[str, int]:
-        """Waiting and open ones now; the others since the start."""
+        """Return the waiting and open counts at this moment and the other counts since the start."""
         return {
             "waiting_episodes": len(self._waiting),
             "waiting_requests": len(self._wanted),
@@ -263,7 +263,7 @@ class Conversations:
         try:
             await asyncio.wait({wanted}, timeout=patience)
         except asyncio.CancelledError:
-            if wanted.done():  # it was handed over in the moment in which its client went away
+            if wanted.done():  # it was assigned at the moment in which its client disconnected
                 self._make_free(wanted.result(), first=True)
             raise
         finally:
@@ -273,16 +273,16 @@ class Conversations:
             return wanted.result()
         raise ApiError(
             503,
-            f"no episode of the run had time for a new conversation within {patience:g} s: all have one, or the model "
-            "is being trained; try again",
+            f"no episode became free for a new conversation within {patience:g} s: all are in use, or the model is "
+            "being trained. Retry later",
             code="no_episode",
             retry_after=RETRY_AFTER,
         )
 
     def _make_free(self, offer: Offer, *, first: bool = False) -> None:
-        """Hand the offer to who waits, or let it wait.
+        """Assign the offer to a waiting request, or let it wait.
 
-        :param first: before the others: a client that lost its first reply may ask for it again.
+        :param first: Put it first, because a client that lost its first reply may retry.
         """
         if offer.outcome.done():
             return
@@ -290,14 +290,14 @@ class Conversations:
             self._wanted.popleft().set_result(offer)
             return
         if asyncio.get_running_loop().time() >= offer.deadline:
-            self._tell(offer, {"ended": "no conversation began in time"})
+            self._tell(offer, {"ended": "no conversation started in time"})
         elif first:
             self._waiting.appendleft(offer)
         else:
             self._waiting.append(offer)
 
     def _rest(self, conversation: Conversation) -> None:
-        """No request is under way: it is rated, or has not begun after all, or waits for its user."""
+        """Close a conversation without running requests if it is rated or unused; otherwise wait for its user."""
         if conversation.reward is not None:
             self._close(conversation, "rated")
             self._counts["rated"] += 1
@@ -316,7 +316,7 @@ class Conversations:
             self._make_free(conversation.offer, first=True)
         else:
             timeout = conversation.offer.rating_timeout
-            why = f"nobody rated the conversation or went on with it within {timeout:g} s"
+            why = f"the conversation was neither rated nor continued within {timeout:g} s"
             loop = asyncio.get_running_loop()
             conversation._timer = loop.call_later(timeout, self.end, conversation, why, "expired")
 
@@ -326,10 +326,10 @@ class Conversations:
         if conversation is not None and conversation.reward is None:
             return conversation
         if conversation is not None or why == "rated":
-            raise ApiError(409, f"the conversation of {reply_id} has a rating already", code="already_rated")
+            raise ApiError(409, f"the conversation of {reply_id} is already rated", code="already_rated")
         if why:
-            raise ApiError(410, f"the conversation of {reply_id} is over: {why}", code="conversation_over")
-        raise ApiError(404, f"no reply of this service has the id {reply_id!r}", code="unknown_id")
+            raise ApiError(410, f"the conversation of {reply_id} has ended: {why}", code="conversation_over")
+        raise ApiError(404, f"{reply_id!r} is not the ID of a reply of this service", code="unknown_id")
 
     def _close(self, conversation: Conversation, why: str) -> None:
         conversation.over = why

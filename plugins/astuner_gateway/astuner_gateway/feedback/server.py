@@ -1,7 +1,7 @@
-"""The service's routes: OpenAI's for applications, ``/feedback`` for their users' opinions, ``/episodes`` for the run.
+"""Serve OpenAI's routes for applications, ``/feedback`` for ratings and ``/episodes`` for the run.
 
-Invariant: nothing but ``GET /health`` is answered without a key; the application's key opens no episode's route, and
-the run's opens no other; no key is in what a client gets to see.
+Invariant: only ``GET /health`` is answered without a key; the key of the application and the key of the run are valid
+on their own routes only; clients never see a key.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 HEARTBEAT = 10.0
-"""Seconds between signs of life on the connection of an episode that waits."""
+"""Seconds between keep-alive lines to a waiting episode."""
 MOST_IDS = 1000
-"""Replies that one request may rate."""
+"""Maximum number of replies that one request can rate."""
 _RATING_FIELDS = ("msg_ids", "completion_id", "reward", "task_id", "run_id")
 CONNECT_TIMEOUT = 10.0
-"""Seconds to reach an episode's model."""
+"""Seconds for connecting to an episode's model."""
 _LIMITS = frozenset({"context_length_exceeded", "turn_limit_reached"})
-"""Refusals that a conversation survives: it can be rated as it is."""
+"""Errors after which a conversation can still be rated."""
 FEEDBACK, METRICS, EPISODES = "/feedback", "/metrics", "/episodes"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """On what terms the service runs; written by the run, read by the process."""
+    """Settings of the service, which the run writes and the process reads."""
 
     host: str
     app_key: str = field(repr=False)
@@ -55,7 +55,7 @@ class Terms:
 
 
 class Handler(ModelGate):
-    """Answers all requests of one server."""
+    """Serve all requests of one server."""
 
     what = "service"
     routes = (f"POST {DIALECT.route}", f"GET {MODELS}", f"POST {FEEDBACK}", f"GET {METRICS}", f"GET {HEALTH}")
@@ -65,7 +65,7 @@ class Handler(ModelGate):
         self._terms = terms
         self._session = session
         self._conversations = conversations
-        self._asking: set[asyncio.Task[Outcome]] = set()  # the loop itself keeps no task alive
+        self._asking: set[asyncio.Task[Outcome]] = set()  # the loop itself keeps no reference to a task
 
     async def reply(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
         asked = (request.method, request.path)
@@ -73,8 +73,8 @@ class Handler(ModelGate):
         check_key(
             request,
             self._terms.run_key if is_runs else self._terms.app_key,
-            "the key of this route; the application's is in the file that the run named when it started, and goes into "
-            "the header Authorization: Bearer KEY",
+            "the key of this route. The run printed the path of the file with the application's key when it started; "
+            "send it as Authorization: Bearer KEY",
         )
         if is_runs:
             return await self._episode(request)
@@ -87,7 +87,7 @@ class Handler(ModelGate):
             return json_answer(self._conversations.metrics(), request_id)
         return json_answer(self.look_up(request, self._model_name), request_id)
 
-    refuse = Gate.refuse  # there is one dialect
+    refuse = Gate.refuse  # there is only one dialect
 
     # ------------------------------------------------------- for applications
 
@@ -97,7 +97,7 @@ class Handler(ModelGate):
         history = digests(chat.messages)
         conversation = await self._conversations.find(history, label_of(body), self._terms.wait_timeout)
         exchange = self._conversations.begin(conversation, chat.n)
-        # Not cancelled when the client goes away: only of a reply that is here is it certain that nobody got it.
+        # Not canceled when the client disconnects: only for a finished reply is it certain that no client received it.
         task = asyncio.ensure_future(self._ask(exchange, chat, body, history[-1] if history else NOTHING_SAID))
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
@@ -123,14 +123,14 @@ class Handler(ModelGate):
         except Refused as e:
             exchange.fatal = e.fatal
             return e
-        except Exception as e:  # the conversation must not wait for ever for what will not come
-            exchange.fatal = f"the service failed ({type(e).__name__}); its log says more"
+        except Exception as e:  # the conversation must not wait forever
+            exchange.fatal = f"the service failed ({type(e).__name__}); see its log"
             return unexpected(e)
 
     # ------------------------------------------------------------- for the run
 
     async def _episode(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Lines of JSON: empty ones while the episode waits, then what became of it."""
+        """Send JSON lines: empty ones while the episode waits, then the outcome."""
         from aiohttp import web
 
         body = parse(await read_body(request))
@@ -138,7 +138,7 @@ class Handler(ModelGate):
             model = EpisodeModel(base_url=body["base_url"], api_key=body["api_key"], name=body["model"])
             begin_timeout, rating_timeout = float(body["begin_timeout"]), float(body["rating_timeout"])
         except (KeyError, TypeError, ValueError) as e:
-            raise ApiError(422, f"this is no offer of an episode: {type(e).__name__}: {e}") from None
+            raise ApiError(422, f"the body is not an offer of an episode: {type(e).__name__}: {e}") from None
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", "Cache-Control": "no-store"})
         await response.prepare(request)
         offer = self._conversations.offer(model, begin_timeout=begin_timeout, rating_timeout=rating_timeout)
@@ -159,21 +159,21 @@ class Handler(ModelGate):
 
 
 def _rating(raw: bytes) -> tuple[list[str], float]:
-    """What is rated, and how.
+    """Return the rated reply IDs and the reward.
 
-    :raises ApiError: 422, it cannot be read.
+    :raises ApiError: 422, the body is invalid.
     """
     try:
         body = parse_strictly(raw)
     except ValueError as e:
-        raise ApiError(422, f"the feedback cannot be read as JSON: {e}", code="invalid_json") from None
+        raise ApiError(422, f"the body is not valid JSON: {e}", code="invalid_json") from None
     if unknown := [name for name in body if name not in _RATING_FIELDS]:
-        raise _wrong(unknown[0], f"is not known here; there are {', '.join(_RATING_FIELDS)}")
+        raise _wrong(unknown[0], f"is not a known field. Known fields: {', '.join(_RATING_FIELDS)}")
     if ("msg_ids" in body) == ("completion_id" in body):
-        raise _wrong("msg_ids", "or completion_id says what is rated; send one of the two")
+        raise _wrong("msg_ids", "or completion_id is required. Send exactly one of them")
     ids = body["msg_ids"] if "msg_ids" in body else [body["completion_id"]]
     if not isinstance(ids, list) or not 0 < len(ids) <= MOST_IDS or not all(isinstance(each, str) for each in ids):
-        raise _wrong("msg_ids", f"must be a list of 1 to {MOST_IDS} ids of chat completions")
+        raise _wrong("msg_ids", f"must be a list of 1 to {MOST_IDS} chat completion IDs")
     reward: Any = body.get("reward")
     if not is_reward(reward):
         raise _wrong("reward", f"must be {A_REWARD}, for example 1.0 for good and 0.0 for bad")
@@ -188,23 +188,23 @@ def _wrong(param: str, why: str) -> ApiError:
 
 
 class Refused(ApiError):
-    """An episode's model gave no reply."""
+    """An episode's model returned an error instead of a reply."""
 
     fatal = ""
-    """Why the conversation cannot go on; empty where it can."""
+    """Reason why the conversation cannot continue; empty if it can."""
 
 
 async def _answer(
     session: aiohttp.ClientSession, model: EpisodeModel, request: Mapping[str, Any], *, is_first: bool
 ) -> dict[str, Any]:
-    """The model's chat completion.
+    """Return the model's chat completion.
 
-    The request goes on as it came, except that it is not streamed: engines give whole replies, and the stream for the
-    client is cut from one.
+    The request is passed on unchanged, except that it is not streamed: engines return complete replies, and the stream
+    for the client is cut from one.
 
-    :param request: the body of a chat completion.
-    :param is_first: whether the conversation has no reply yet.
-    :raises Refused: there is no reply.
+    :param request: Body of a chat completion.
+    :param is_first: Whether the conversation has no reply yet.
+    :raises Refused: The model did not reply.
     """
     import aiohttp
 
@@ -214,7 +214,7 @@ async def _answer(
         async with session.post(f"{model.base_url}/chat/completions", json=body, headers=headers) as response:
             status, found = response.status, json.loads(await response.read())
     except (aiohttp.ClientError, asyncio.TimeoutError, ValueError) as e:
-        raise _gone(f"its model cannot be reached any more ({type(e).__name__})") from e
+        raise _gone(f"its model cannot be reached ({type(e).__name__})") from e
     if status != 200:
         raise _refused(status, found, is_first)
     whole: dict[str, Any] = found
@@ -225,21 +225,21 @@ def _refused(status: int, found: Any, is_first: bool) -> Refused:
     said = found.get("error") if isinstance(found, Mapping) else None
     said = said if isinstance(said, Mapping) else {}
     message, code, param = (said.get(name) for name in ("message", "code", "param"))
-    text = message if isinstance(message, str) else f"its model answered {status}"
+    text = message if isinstance(message, str) else f"the model answered {status}"
     refused = Refused(status, text, param=param, code=code)
     if code == "context_length_exceeded" and is_first:
-        refused.fatal = f"the first request of the conversation was refused: {text}"
+        refused.fatal = f"the first request of the conversation was rejected: {text}"
     elif status == 401 or code == "episode_over":
-        return _gone("its episode is over")
+        return _gone("its episode has ended")
     elif status != 400 and code not in _LIMITS:
-        # Whatever it was, the next request begins a conversation with another episode, so it is worth a try.
+        # The next request starts a conversation with another episode, so a retry is useful in any case.
         refused = Refused(502, text, code=code, retry_after=1)
-        refused.fatal = f"the model gave no reply: {text}"
+        refused.fatal = f"the model did not reply: {text}"
     return refused
 
 
 def _gone(why: str) -> Refused:
-    text = f"this conversation is over: {why}. The same request begins a new one, with the history as it is"
+    text = f"this conversation has ended: {why}. Retry the request to start a new conversation with the same history"
     refused = Refused(503, text, code="conversation_over", retry_after=1)
     refused.fatal = why
     return refused
@@ -249,13 +249,13 @@ def _gone(why: str) -> Refused:
 
 
 async def serve(terms: Terms, listening: socket.socket) -> None:
-    """Serve until the process is told to end."""
+    """Serve until the process receives a signal to stop."""
     from aiohttp import ClientSession, ClientTimeout, TCPConnector
 
     over = asyncio.Event()
     orphaned = asyncio.ensure_future(in_daemon_thread(sys.stdin.read))
     orphaned.add_done_callback(lambda done: over.set())
-    # No limits: a conversation may wait long for its model, and there are as many of them as episodes.
+    # No limits: a conversation may wait long for its model, and there are as many conversations as episodes.
     timeout = ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT)
     async with ClientSession(timeout=timeout, connector=TCPConnector(limit=0), trust_env=False) as session:
 
@@ -266,11 +266,11 @@ async def serve(terms: Terms, listening: socket.socket) -> None:
 
 
 def main() -> None:
-    """``python -m astuner_gateway.feedback.server``, started by `astuner_gateway.feedback.service`.
+    """Run ``python -m astuner_gateway.feedback.server``, as started by `astuner_gateway.feedback.service`.
 
-    Its first line of standard input is one JSON object with its terms and the file descriptor of a socket that listens
-    already, so no key is among its arguments or variables.  It ends with SIGTERM, or when its standard input does, as
-    it does with the process that started it.
+    The first line of standard input is a JSON object with the settings and the file descriptor of a listening socket,
+    so keys do not occur in arguments or variables. The process ends on SIGTERM, or when its standard input closes
+    because the process that started it has ended.
     """
     given = json.loads(sys.stdin.readline())
     asyncio.run(serve(Terms(**given["terms"]), socket.socket(fileno=given["socket"])))

@@ -1,8 +1,8 @@
-"""``--with feedback``: the service as a companion of the run.
+"""Start the feedback service alongside a run (``--with feedback``).
 
-The socket is bound here, so that an address that cannot be had is said at once, and handed to a process of its own,
-with the keys over a pipe.  Invariant: a key is in that pipe, in the file for applications, which only this user can
-read, and in the run's own variable; in no message, argument or log.
+The socket is bound here, so that an unavailable address is reported immediately. It is passed to a separate process,
+which receives the keys over a pipe. Invariant: a key occurs only in that pipe, in the file for applications, which only
+the current user can read, and in the run's own variable; never in a message, argument or log.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from astuner_gateway.listening import bind, key_for, url_of
 
 
 class FeedbackService(ProcessService):
-    """Brings users' conversations to the run's episodes, and their ratings back."""
+    """Connect users' conversations and ratings with the run's episodes."""
 
     what = "feedback service"
 
@@ -36,9 +36,9 @@ class FeedbackService(ProcessService):
         self._access: Path | None = None
 
     def start(self, *, url: str = "", log: Path | None = None) -> None:
-        """Start it where ``astuner.services.feedback`` says; ``url`` is the environment service's, and not read.
+        """Start the service at ``astuner.services.feedback``; ``url``, the environment service's address, is unused.
 
-        :raises ConfigError: the address cannot be had, or others could reach it without a key of the person's.
+        :raises ConfigError: The address is not available, or other machines could reach it without a custom key.
         """
         settings = self._settings
         terms = Terms(
@@ -72,14 +72,14 @@ class FeedbackService(ProcessService):
         self._access = write("feedback", port, {**access, "pid": pid})
 
     def is_ready(self) -> bool:
-        """Whether it answers.
+        """Return whether the service answers.
 
-        :raises RunError: it has ended.
+        :raises RunError: The process has ended.
         """
         return self.answers(self._url)
 
     def stop(self) -> None:
-        """End it; users' requests that are under way are broken off."""
+        """Stop the service and abort running requests of users."""
         super().stop()
         if self._access is not None:
             self._access.unlink(missing_ok=True)
@@ -89,4 +89,4 @@ class FeedbackService(ProcessService):
         return {URL_VARIABLE: self._url, TOKEN_VARIABLE: self._run_key}
 
     def address(self) -> str:
-        return f"{self._url} (for applications: base URL and key are in {self._access})"
+        return f"{self._url} (base URL and key for applications: {self._access})"

@@ -1,8 +1,8 @@
-"""The run's side: the task reader `conversations` and the workflow `feedback`.
+"""Provide the run's side of user feedback: the task reader `conversations` and the workflow `feedback`.
 
-The tasks are placeholders, since the users bring them: an episode is a conversation with a user, its reward is what the
-user thinks of it.  The workflow offers the episode's model to the service, over a connection that is held until
-somebody has rated the conversation that was led with it.  Invariant: what reached no user is not trained.
+The tasks are placeholders, because users bring their own: an episode is a conversation with a user, and its reward is
+the user's rating. The workflow offers the episode's model to the service over a connection that stays open until the
+conversation is rated. Invariant: replies that no user received are not trained.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from astuner import Config, ModelTuner
 
 SILENCE = 60.0
-"""Seconds without a sign of life after which the service counts as gone; it gives one every ten."""
+"""Seconds without data after which the service counts as gone; it sends a keep-alive line every ten seconds."""
 PATIENCE = 30.0
-"""Seconds to go on asking for a service that takes no connection."""
+"""Seconds to retry connecting to the service."""
 _PAUSE = 0.5
 QUERY = "(what a user asks)"
-"""For logs; no model gets to see it."""
+"""Query of the placeholder tasks, for logs only."""
 
 
 class ConversationsTaskReader(TaskReader):
-    """Numbered empty tasks for training; none for validation, which nobody is there to rate."""
+    """Read numbered placeholder tasks for training; none for validation, because no user would rate them."""
 
     config: ConversationsConfig
 
@@ -43,7 +43,7 @@ class ConversationsTaskReader(TaskReader):
 
 
 class FeedbackWorkflow(Workflow):
-    """Waits for a conversation and its rating."""
+    """Wait for a conversation and its rating."""
 
     name = "feedback"
 
@@ -51,15 +51,15 @@ class FeedbackWorkflow(Workflow):
         self.config = config
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
-        """
-        :raises ConfigError: the service is not there at all, or the time limits leave no room for a conversation.
-        :raises EnvironmentFailed: nobody rated it; the episode starts over (``rollout.max_retries``).
+        """Offer the episode's model and return the rating as its output.
+
+        :raises ConfigError: The service is missing, or the time limits leave no time for a conversation.
+        :raises EnvironmentFailed: The conversation was not rated; the episode starts over (``rollout.max_retries``).
         """
         url, token = os.environ.get(URL_VARIABLE, ""), os.environ.get(TOKEN_VARIABLE, "")
         if not url or not token:
             raise ConfigError(
-                "the workflow feedback needs the service of that name beside the run; write: astuner run FILE "
-                "--with feedback"
+                "the workflow feedback needs the service feedback. Start the run with: astuner run FILE --with feedback"
             )
         access = model_tuner.base_url_and_key(self.config.agent)
         offer = {
@@ -71,8 +71,8 @@ class FeedbackWorkflow(Workflow):
         }
         outcome = await _outcome(url, token, offer)
         if "ended" in outcome:
-            raise EnvironmentFailed(f"there is no rating: {outcome['ended']}")
-        # a reply's id leads to its turn: chatcmpl-EPISODE:TURN
+            raise EnvironmentFailed(f"the conversation has no rating: {outcome['ended']}")
+        # a reply ID has the form chatcmpl-EPISODE:TURN
         model_tuner.leave_out([int(reply_id.rpartition(":")[2]) for reply_id in outcome["lost"]])
         return WorkflowOutput(
             reward=outcome["reward"],
@@ -81,21 +81,21 @@ class FeedbackWorkflow(Workflow):
         )
 
     def _begin_timeout(self, config: Config) -> float:
-        """Seconds to wait for a conversation, so that one which begins last has time for its rating."""
+        """Return the seconds to wait for a conversation, so that even the last one to start can be rated in time."""
         limit = config.astuner.rollout.episode_timeout
         if self.config.rating_timeout >= limit:
             raise ConfigError(
-                f"astuner.rollout.feedback.rating_timeout is {self.config.rating_timeout:g}, and an episode ends after "
-                f"astuner.rollout.episode_timeout = {limit:g} s, waiting for its user included; raise the latter "
-                "(a day is 86400)"
+                f"astuner.rollout.feedback.rating_timeout is {self.config.rating_timeout:g} s, but an episode, "
+                f"including the wait for its user, ends after astuner.rollout.episode_timeout = {limit:g} s. Increase "
+                "episode_timeout (a day is 86400)"
             )
         return limit - self.config.rating_timeout
 
 
 async def _outcome(url: str, token: str, offer: dict[str, Any]) -> dict[str, Any]:
-    """What became of the offer.
+    """Return the outcome of the offer.
 
-    :raises EnvironmentFailed: the service is gone, or does not understand.
+    :raises EnvironmentFailed: The service is gone or rejects the offer.
     """
     import aiohttp
 
@@ -110,19 +110,19 @@ async def _outcome(url: str, token: str, offer: dict[str, Any]) -> dict[str, Any
                         said = (await response.text())[:500].replace(token, "***")
                         raise EnvironmentFailed(f"the feedback service at {url} answered {response.status}: {said}")
                     return _last_line(await response.read())
-            except aiohttp.ClientConnectorError as e:  # nobody took the offer, so it can be made again
+            except aiohttp.ClientConnectorError as e:  # the offer was not accepted, so it can be repeated
                 if time.monotonic() > give_up:
-                    raise EnvironmentFailed(f"no feedback service takes a connection at {url}: {e}") from e
+                    raise EnvironmentFailed(f"cannot connect to the feedback service at {url}: {e}") from e
             except (aiohttp.ClientError, asyncio.TimeoutError) as e:
                 raise EnvironmentFailed(
-                    f"the feedback service at {url} is gone, and the conversation with it ({type(e).__name__})"
+                    f"the feedback service at {url} and its conversation are gone ({type(e).__name__})"
                 ) from e
             await asyncio.sleep(_PAUSE)
 
 
 def _last_line(answer: bytes) -> dict[str, Any]:
-    said = answer.strip()  # signs of life are empty lines
+    said = answer.strip()  # keep-alive lines are empty
     if not said:
-        raise EnvironmentFailed("the feedback service closed the connection without a word; was it stopped?")
+        raise EnvironmentFailed("the feedback service closed the connection without an answer. Was it stopped?")
     found: dict[str, Any] = json.loads(said)
     return found

@@ -1,9 +1,11 @@
-"""The model of an experiment for many conversations, for a long time: what `astuner serve` does.
+"""Serve the model of an experiment to many conversations over a long time (`astuner serve`).
 
-It speaks the dialects of `astuner.endpoint`, which serves the model of one episode.  Nothing is recorded for training;
-who wants to learn from what was said sends it to a collector (``--trace``) and reads it back as tasks.
+It supports the dialects of `astuner_gateway.endpoint`, which serves the model of one episode. Nothing is recorded for
+training; to learn from conversations, send them to a collector (``--trace``) and read them back as tasks.
 
-``model`` who answers: a conversation's voice, or the agent · ``conversations`` which one a request continues ·
-``handler`` from a request to its answer · ``following`` the next model, when one was promoted · ``spans`` what a
-collector is told of it
+- ``model``: answers with the model or the agent
+- ``conversations``: finds the conversation that a request continues
+- ``handler``: turns requests into answers
+- ``following``: switches to the next promoted model
+- ``spans``: sends completions to a collector
 """

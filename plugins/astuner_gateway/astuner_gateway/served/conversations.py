@@ -1,12 +1,12 @@
-"""Which conversation a request continues, and how many are remembered.
+"""Find the conversation that a request continues, and limit how many are remembered.
 
-A request goes on with a conversation when it begins with messages that were said in it, the model's reply included; the
-API has no other word for it.  Every reply gives the conversation a digest of all messages up to it; a request that
-begins with the same messages, and no other, has that digest among its own.  What client libraries change in a reply
-when they send it back (empty fields, reasoning that is left out, a text as a list of parts) makes no difference.
+A request continues a conversation if it starts with the messages of that conversation, including the model's reply; the
+API has no other identifier. For each reply, the conversation stores a digest of all messages up to it; only a request
+that starts with the same messages has that digest among its own. Changes that client libraries make to a reply when
+they send it back (empty fields, omitted reasoning, text as a list of parts) make no difference.
 
-What `Conversations` keep is for a continuation only: a forgotten one goes on as a new one, with the history that the
-request brings.  Invariant: the tokens that are kept are bounded, but for the newest conversation and those under way.
+`Conversations` are kept for continuation only: a forgotten one continues as a new one with the history in the request.
+Invariant: the number of kept tokens is bounded, except for the newest conversation and running requests.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Any, Generic, TypeVar
 C = TypeVar("C")
 
 NOTHING_SAID = b""
-"""The digest of no messages."""
+"""Digest of an empty history."""
 
 
 def digests(messages: Iterable[Mapping[str, Any]]) -> list[bytes]:
-    """One for each message: of it and all before it.
+    """Return a digest for each message, which covers it and all messages before it.
 
-    :param messages: as `astuner_gateway.endpoint.openai_chat.read_messages` returns them.
+    :param messages: Messages from `astuner_gateway.endpoint.openai_chat.read_messages`.
     """
     found = [NOTHING_SAID]
     for message in messages:
@@ -38,7 +38,7 @@ def digests(messages: Iterable[Mapping[str, Any]]) -> list[bytes]:
 
 
 def after(before: bytes, message: Mapping[str, Any]) -> bytes:
-    """The digest when ``message`` follows what has the digest ``before``."""
+    """Return the digest of a history with digest ``before`` followed by ``message``."""
     return hashlib.sha256(before + json.dumps(_said(message)).encode("ascii")).digest()
 
 
@@ -50,7 +50,7 @@ def _said(message: Mapping[str, Any]) -> Sequence[Any]:
 
 
 def _text(content: Any) -> Any:
-    """Text, however it was sent; several parts stay several, since templates may tell them apart."""
+    """Return the text of a message in a canonical form; several parts stay separate, since templates may differ."""
     if isinstance(content, list):
         texts = [part["text"] for part in content]
         return texts[0] if len(texts) == 1 else texts
@@ -58,14 +58,14 @@ def _text(content: Any) -> Any:
 
 
 def label_of(body: Mapping[str, Any]) -> str:
-    """What an application calls the user, in OpenAI's newer and its older field, and in Anthropic's."""
+    """Return the user that an application names in OpenAI's new or old field, or in Anthropic's."""
     metadata = body.get("metadata")
     user = metadata.get("user_id") if isinstance(metadata, Mapping) else None
     return json.dumps([body.get("safety_identifier"), body.get("user"), user])
 
 
 class Histories(Generic[C]):
-    """Conversations by what was said in them: by the digests up to each reply, the reply included."""
+    """Conversations by the digests of their histories up to and including each reply."""
 
     def __init__(self) -> None:
         self._by_digest: dict[bytes, dict[C, None]] = {}
@@ -87,12 +87,12 @@ class Histories(Generic[C]):
         fits: Callable[[C], bool],
         standing: Callable[[C], tuple[int, Collection[bytes]]],
     ) -> C | None:
-        """The conversation that goes on with the longest part of ``history``; None where none that ``fits`` does.
+        """Return the conversation with the longest common history; None if none that ``fits`` has any.
 
-        Where several have the same history (two users asked the same and got the same answer), one that nobody is
-        talking in and nobody has gone on with yet; so each continuation finds a conversation.
+        Several conversations may have the same history, if two users asked the same and got the same answer. One
+        without running requests that was not continued yet is preferred, so each continuation gets a conversation.
 
-        :param standing: requests under way in a conversation, and the digests of its last reply.
+        :param standing: Return the number of running requests in a conversation and the digests of its last reply.
         """
         for digest in reversed(history):
             if alike := [each for each in self._by_digest.get(digest, ()) if fits(each)]:
@@ -101,33 +101,33 @@ class Histories(Generic[C]):
 
 
 KEPT_TOKENS = 8_000_000
-"""Of all conversations, some 100 MB; those that were continued longest ago are forgotten first."""
+"""Maximum tokens of all conversations, about 100 MB; the least recently continued ones are forgotten first."""
 
 LEAST_TOKENS = 64
-"""What a conversation counts as at least: it takes some memory whatever its voice keeps."""
+"""Minimum tokens that a conversation counts, because each one uses some memory."""
 
 
 @dataclass(eq=False)
 class Conversation:
-    """What one user and the model say to each other."""
+    """A conversation between one user and the model."""
 
     label: str
-    """What the application calls the user; only requests with the same one continue it."""
+    """User that the application names; only requests with the same one continue the conversation."""
     voice: Any
-    """Who answers in it, with the `tokens` that it keeps."""
+    """Voice that answers, with the `tokens` that it keeps."""
     id: str
     under_way: int = 0
-    """Requests that are being answered."""
+    """Number of running requests."""
     said: set[bytes] = field(default_factory=set)
     """Digests of the histories up to each reply."""
     last: frozenset[bytes] = frozenset()
-    """Those of the last reply: one for each choice."""
+    """Digests of the last reply, one for each choice."""
 
 
 class Conversations:
-    """Everybody who talks with one model. Used on one event loop.
+    """All conversations with one model. Used on one event loop.
 
-    :param begin: the voice of a new conversation, by its id.
+    :param begin: Return the voice of a new conversation by its ID.
     """
 
     def __init__(self, begin: Callable[[str], Any], kept_tokens: int = KEPT_TOKENS) -> None:
@@ -139,9 +139,9 @@ class Conversations:
 
     @contextmanager
     def of(self, history: Sequence[bytes], label: str) -> Iterator[Conversation]:
-        """The conversation of a request, while it is answered.
+        """Provide the conversation of a request while it is answered.
 
-        :param history: the digests of its messages (`digests`).
+        :param history: Digests of its messages (`digests`).
         """
         conversation = self._find(history, label)
         conversation.under_way += 1
@@ -152,14 +152,14 @@ class Conversations:
             self._keep(conversation)
 
     def voice_of(self, history: Sequence[bytes], label: str) -> Any:
-        """Return the voice that would answer a request; a new conversation is not begun."""
+        """Return the voice that would answer a request, without starting a conversation."""
         found = self._continued(history, label)
         return self._begin("") if found is None else found.voice
 
     def replied(self, conversation: Conversation, history: Sequence[bytes], replies: Iterable[Any]) -> None:
-        """The model has answered; the client may go on with any of the choices.
+        """Register the replies of the model; the client may continue with any of them.
 
-        :param history: that of the request.
+        :param history: Digests of the request.
         """
         conversation.last = frozenset(after(history[-1], reply) for reply in replies)
         conversation.said |= conversation.last
@@ -180,9 +180,9 @@ class Conversations:
         return Conversation(label, self._begin(name), name)
 
     def _keep(self, conversation: Conversation) -> None:
-        """Remember it as the newest, and forget the oldest for it."""
+        """Remember a conversation as the newest and forget the oldest ones if needed."""
         self._tokens -= self._known.pop(conversation, 0)
-        if not conversation.said:  # it never got an answer
+        if not conversation.said:  # it never received an answer
             return
         self._known[conversation] = max(LEAST_TOKENS, conversation.voice.tokens)
         self._tokens += self._known[conversation]

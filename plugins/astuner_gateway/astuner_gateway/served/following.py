@@ -1,7 +1,7 @@
-"""The next model, when another one was promoted: loaded beside the one that answers, which ends what it has begun.
+"""Switch to the next promoted model: load it alongside the current one, which finishes its requests.
 
-Invariants: no request is refused or cut short by a switch; whatever goes wrong with the next model, the one that
-answers goes on; a model is closed when nobody waits for it any more.
+Invariants: a switch neither rejects nor aborts a request; if the next model fails, the current one continues; a model
+is closed when no request waits for it anymore.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from astuner_gateway.served.handler import Handler
 
 LOOK = 0.5
-"""Seconds between looks whether another one was promoted."""
+"""Seconds between checks for a new promotion."""
 
 
 async def _nothing() -> None:
@@ -34,19 +34,19 @@ async def _nothing() -> None:
 
 @dataclass(eq=False)
 class Answering:
-    """One model that is loaded, and who talks with it. Used on one event loop."""
+    """A loaded model and its conversations. Used on one event loop."""
 
     about: About
     conversations: Conversations
     close: Callable[[], Awaitable[None]] = _nothing
     note: str = ""
-    """What a person should know about it."""
+    """Note for the operator."""
     _under_way: int = 0
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     @contextmanager
     def asked(self) -> Iterator[Answering]:
-        """While the block runs, somebody waits for it."""
+        """Mark the model as in use while the block runs."""
         self._under_way += 1
         self._idle.clear()
         try:
@@ -57,7 +57,7 @@ class Answering:
                 self._idle.set()
 
     async def retire(self) -> None:
-        """Close it when nobody waits for it any more; nobody may ask it from now on."""
+        """Close the model when no request waits for it; no new request may use it."""
         if self._under_way:
             await self._idle.wait()
         await self.close()
@@ -65,10 +65,10 @@ class Answering:
 
 @dataclass(frozen=True, kw_only=True)
 class Loader:
-    """Loads the models of an experiment so that they can be talked with.
+    """Load the models of an experiment for serving.
 
-    :param policy: None: the first one.
-    :param workflow: the experiment's agent answers.
+    :param policy: Policy to serve; None for the first one.
+    :param workflow: Whether the experiment's agent answers.
     """
 
     config: Config
@@ -77,10 +77,11 @@ class Loader:
     sampling: SamplingParams
 
     def load(self, checkpoint: str) -> Answering:
-        """
-        :param checkpoint: as ``--checkpoint`` says it.
-        :raises astuner.contracts.errors.CheckpointError: there is no such checkpoint.
-        :raises astuner.contracts.errors.ConfigError: there is no such policy.
+        """Load a checkpoint.
+
+        :param checkpoint: Value of ``--checkpoint``.
+        :raises astuner.contracts.errors.CheckpointError: The checkpoint does not exist.
+        :raises astuner.contracts.errors.ConfigError: The policy does not exist.
         """
         config, folder = self.config, find_checkpoint(self.config, checkpoint)
         backbone, _ = find_backbone(config)
@@ -100,15 +101,15 @@ class Loader:
 
         async def close() -> None:
             await speaker.close()
-            await in_daemon_thread(loaded.close)  # an engine is waited for
+            await in_daemon_thread(loaded.close)  # waits for the engine
 
         return Answering(about, Conversations(speaker.voice), close, one.note)
 
 
 def promoted_now(config: Config) -> str | None:
-    """What ``--checkpoint`` would call the promoted one, whatever is promoted later; None: nothing ever was.
+    """Return the promoted checkpoint as a fixed value of ``--checkpoint``; None if nothing was ever promoted.
 
-    :raises astuner.contracts.errors.CheckpointError: the file that says so is damaged.
+    :raises astuner.contracts.errors.CheckpointError: The file of promotions is damaged.
     """
     found = Promotions.read(config.run_dir)
     return None if found is None else str(found.model(found.serving) or "base")
@@ -122,13 +123,13 @@ async def follow(
     switched: Callable[[About], None],
     remark: Callable[[str], None],
 ) -> None:
-    """Until it is cancelled, have the handler answer with what is promoted.
+    """Let the handler answer with the promoted model, until canceled.
 
-    :param serving: what of ``wanted`` answers now; None: something else.
-    :param wanted: the checkpoint that should answer; None: there is none.
-    :param load: called beside the event loop.
-    :param switched: is told who answers from now on.
-    :param remark: tells a person something.
+    :param serving: Value of ``wanted`` that is currently served; None for anything else.
+    :param wanted: Return the checkpoint to serve; None if there is none.
+    :param load: Load a checkpoint; called outside of the event loop.
+    :param switched: Called with the newly served model.
+    :param remark: Print a message for the operator.
     """
     ending: set[asyncio.Task[None]] = set()
     failed = ""
@@ -139,10 +140,11 @@ async def follow(
                 now = wanted()
                 if now is None or now == serving:
                     continue
-                serving = now  # one that cannot be loaded is tried once
+                serving = now  # a checkpoint that cannot be loaded is tried once
                 following = await in_daemon_thread(load, now)
-            except Exception as e:  # whatever a damaged checkpoint makes a library raise, the server goes on
-                if (told := f"what was promoted cannot be served: {e}; {handler.current.about.name} goes on") != failed:
+            except Exception as e:  # the server continues, whatever error a damaged checkpoint causes in a library
+                told = f"cannot serve the promoted checkpoint: {e}; still serving {handler.current.about.name}"
+                if told != failed:
                     remark(failed := told)
                 continue
             failed = ""

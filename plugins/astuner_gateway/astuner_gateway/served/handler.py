@@ -1,8 +1,7 @@
-"""From an HTTP request to its answer, in any dialect of the endpoint.
+"""Answer HTTP requests in any dialect of the endpoint with the served model.
 
-Invariant: nothing but ``GET /health`` is answered without the key; every answer that was made is told to the tracer,
-once, after it reached its client or could not any more.  A request is answered by the model that was the current one
-when it had been read.
+Invariant: only ``GET /health`` is answered without the key; the tracer receives every completed answer once, after its
+delivery succeeded or failed. A request is answered by the model that was current when it had been read.
 """
 
 from __future__ import annotations
@@ -39,35 +38,35 @@ if TYPE_CHECKING:
     from astuner_gateway.served.spans import CompletionTracer
 
 MOST_AT_ONCE = 1024
-"""Requests that are answered, or read, at a time; who comes then is told to come again."""
+"""Maximum number of requests that are read or answered concurrently; further clients must retry."""
 METRICS = "/metrics"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """One completion, for who is told of it."""
+    """One completion, for the tracer."""
 
     about: About
-    """Who answered."""
+    """The served model."""
     request: ChatRequest
     answers: Sequence[Answer]
     completion_id: str
-    """As the client knows it."""
+    """ID for the client."""
     conversation_id: str
     started: float
-    """Seconds since 1970."""
+    """Start time in seconds since 1970."""
     ended: float
     lost: bool
-    """Its client went away before it got it."""
+    """Whether its client disconnected before it received the answer."""
     traceparent: str
-    """The header of that name; empty if there was none."""
+    """Header ``traceparent``; empty if absent."""
 
 
 class Handler(ModelGate):
-    """Answers all requests of one server.
+    """Serve all requests of one server.
 
-    :param current: who answers; see `switch`.
-    :param host: where the server listens.
+    :param current: Current model; see `switch`.
+    :param host: Address of the server.
     """
 
     routes = (*ModelGate.routes, f"GET {METRICS}", f"GET {HEALTH}")
@@ -79,7 +78,7 @@ class Handler(ModelGate):
         self._under_way = 0
 
     def switch(self, to: Answering) -> Answering:
-        """From now on ``to`` answers; requests under way end with the one before, which is returned."""
+        """Answer with ``to`` from now on and return the previous model, which finishes its running requests."""
         before, self.current = self.current, to
         self._counts["switches"] += 1
         self._counts["conversations"] += before.conversations.begun
@@ -89,8 +88,8 @@ class Handler(ModelGate):
         check_key(
             request,
             self._key,
-            "the server's key; it is in the file that `astuner serve` named when it started, or in the variable of "
-            "--key-env, and goes into the header Authorization: Bearer KEY",
+            "the server's key. Find it in the file that `astuner serve` printed when it started, or in the variable of "
+            "--key-env, and send it as Authorization: Bearer KEY",
         )
         if (dialect := dialect_of(request.path)) is not None:
             check_post(request)
@@ -103,7 +102,7 @@ class Handler(ModelGate):
 
     def look_up(self, request: web.BaseRequest, name: str) -> dict[str, Any]:
         if request.path.startswith(f"{MODELS}/") and request.path != f"{MODELS}/{name}":
-            raise ApiError(404, f"there is no such model; there is {name}", code="not_found")
+            raise ApiError(404, f"the model does not exist. Available: {name}", code="not_found")
         return super().look_up(request, name)
 
     def refuse(self, error: ApiError, request: web.BaseRequest, request_id: str) -> web.Response:
@@ -111,7 +110,7 @@ class Handler(ModelGate):
         return super().refuse(error, request, request_id)
 
     def metrics(self) -> dict[str, int]:
-        """Since the start, but for those under way and remembered now."""
+        """Return counts since the start; running requests and remembered conversations are current values."""
         traced = self._tracer.metrics() if self._tracer else {}
         return {
             **{word: self._counts[word] for word in ("answered", "lost", "refused", "switches")},
@@ -132,7 +131,7 @@ class Handler(ModelGate):
     def _understood(
         self, answering: Answering, dialect: Dialect, raw: bytes
     ) -> tuple[ChatRequest, str, Sequence[bytes]]:
-        """The request, what its application calls the user, and the digests of its messages."""
+        """Return the request, the user that its application names, and the digests of its messages."""
         body, name = parse(raw), answering.about.name
         voice = answering.conversations.voice_of((), "")
         agreed = agree(body, voice.template, voice.sampling)
@@ -141,9 +140,7 @@ class Handler(ModelGate):
 
     async def _reply(self, request: web.BaseRequest, dialect: Dialect, request_id: str) -> web.StreamResponse:
         if self._under_way >= MOST_AT_ONCE:
-            raise ApiError(
-                503, f"{MOST_AT_ONCE} requests are being answered; come again", code="overloaded", retry_after=1
-            )
+            raise ApiError(503, f"{MOST_AT_ONCE} requests are running. Retry later", code="overloaded", retry_after=1)
         self._under_way += 1
         try:
             return await self._answer(request, dialect, request_id)
@@ -184,7 +181,7 @@ class Handler(ModelGate):
                 response = await send(request, dialect, chat, task, request_id)
                 delivered = True
             finally:
-                task.cancel()  # where its client went away: nobody waits for it any more
+                task.cancel()  # if its client disconnected, no request waits for it
                 self._tell(made, delivered)
         return response
 

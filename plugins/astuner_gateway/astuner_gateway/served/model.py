@@ -1,13 +1,13 @@
-"""Who answers: the model, or with ``--workflow`` the experiment's agent.
+"""Answer requests with the model, or with the experiment's agent (``--workflow``).
 
-Each conversation with the model has a voice of its own, which speaks as an agent does in training.  A voice keeps the
-tokens of its conversation, so what the model said goes back to it as it was generated and not as its text happens to be
-tokenised again: the prompt is the one that training would have made.  Nothing else of training is in here: no budget of
-an episode, no turn limit, no checks, and nothing is recorded.
+Each conversation with the model has its own voice, which works like an agent in training. A voice keeps the tokens of
+its conversation, so the model's replies return to it exactly as generated instead of tokenized again: the prompt equals
+the one of training. Other parts of training do not apply: there is no episode budget, no turn limit, no check, and
+nothing is recorded.
 
-An agent answers with its tools.  Every request is a task of its own, and its one message is what the agent is asked.
-Invariants: ids of replies are unguessable, and those of tool calls are given once; what an agent would not get to see
-or could not heed (a history, tools, how to draw tokens) is refused by the field's name.
+An agent answers with its own tools. Every request is a separate task whose single message is the agent's query.
+Invariants: IDs of replies are unguessable, and IDs of tool calls are unique; a field that an agent would not see or
+could not obey (a history, tools, sampling parameters) is rejected by name.
 """
 
 from __future__ import annotations
@@ -56,21 +56,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """What is served, for people and for spans."""
+    """Description of the served model, for the console and for spans."""
 
     name: str
-    """What the API calls it."""
+    """Name in the API."""
     policy: str
     checkpoint: str
-    """Where the weights were read from."""
+    """Source of the weights."""
     step: int | None
-    """Of the training that made them; None where nobody says."""
+    """Training step of the weights; None if unknown."""
 
     @classmethod
     def of(cls, config: Config, policy: str, path: str, checkpoint: str) -> About:
-        """
-        :param path: the model's folder, or its name on the hub.
-        :param checkpoint: what was asked for: ``latest``, ``base`` or a folder.
+        """Return the description of a model.
+
+        :param path: Directory of the model, or its name on the hub.
+        :param checkpoint: Requested checkpoint: ``latest``, ``base`` or a directory.
         """
         folder = Path(path)
         state = folder.parent if folder.name == policy else folder
@@ -86,10 +87,10 @@ class About:
 
 
 class Voice(ABC):
-    """What one conversation is led with; it answers as `astuner.rollout.model_tuner.ModelTuner` does."""
+    """Answer the requests of one conversation, like `astuner.rollout.model_tuner.ModelTuner`."""
 
     tokens = 0
-    """Token ids that it keeps."""
+    """Number of token IDs that the voice keeps."""
 
     async def chat(
         self,
@@ -100,9 +101,9 @@ class Voice(ABC):
         role: str | None = None,
         **options: Any,
     ) -> ChatReply:
-        """One reply.
+        """Return one reply.
 
-        :param options: those of `astuner.rollout.model_tuner.ModelTuner.chat`, as a dialect has read them.
+        :param options: Options of `astuner.rollout.model_tuner.ModelTuner.chat`, as read by a dialect.
         """
         return await self._reply(messages, tools or (), options)
 
@@ -115,34 +116,34 @@ class Voice(ABC):
         role: str | None = None,
         **options: Any,
     ) -> int:
-        """Return how many tokens the prompt of the same `chat` would have.
+        """Return the number of prompt tokens of the same call to `chat`.
 
-        :raises UnsupportedRequest: The request cannot be turned into tokens.
+        :raises UnsupportedRequest: The request cannot be converted to tokens.
         """
         return await self._count(ChatRequest(messages=messages, tools=tools or (), **options))
 
     async def _count(self, request: ChatRequest) -> int:
         raise UnsupportedRequest(
-            "the agent writes its own prompts, so their tokens are not known before it answers. Ask its model instead"
+            "the agent writes its own prompts, so their tokens are unknown before it answers. Call its model instead"
         )
 
     @property
     def template(self) -> Template | None:
-        """What writes the prompts; None where that is an agent."""
+        """Chat template that writes the prompts; None if an agent writes them."""
         return None
 
     @property
     def sampling(self) -> SamplingParams | None:
-        """How tokens are drawn where a request does not state it; None where an agent decides."""
+        """Sampling parameters for requests without their own; None if an agent decides."""
         return None
 
     def leave_out(self, turn_indices: Sequence[int]) -> None:
-        """Nothing that is said here is trained."""
+        """Do nothing, because served replies are not trained."""
         return None
 
     @abstractmethod
     async def _reply(self, messages: Sequence[Mapping[str, Any]], tools: Any, options: Mapping[str, Any]) -> ChatReply:
-        """What `chat` answers."""
+        """Return the reply for `chat`."""
 
 
 def _attempt(name: str, query: str = "") -> WorkflowTask:
@@ -151,15 +152,15 @@ def _attempt(name: str, query: str = "") -> WorkflowTask:
 
 
 class ServedModel:
-    """One policy's model. Used on one event loop.
+    """The model of one policy. Used on one event loop.
 
-    :param sampling: how to draw where a request does not say; ``max_tokens`` is also the most that it may ask for.
+    :param sampling: Sampling parameters for requests without their own; ``max_tokens`` is also the upper limit.
     """
 
     def __init__(self, config: Config, model: PolicyModel, about: About, sampling: SamplingParams) -> None:
         self.about, self.sampling = about, sampling
         rollout, data = config.astuner.rollout, config.astuner.data
-        self._config = _changed(  # without what limits an episode as a whole: it may fill the model's context
+        self._config = _changed(  # without the limits of an episode: a conversation may fill the model's context
             config,
             {
                 "multi_turn": rollout.multi_turn.model_copy(update={"max_steps": None}),
@@ -171,9 +172,9 @@ class ServedModel:
         self._recorder = _Numbers()
 
     def voice(self, conversation: str) -> ModelVoice:
-        """Somebody to talk to.
+        """Return the voice of a conversation.
 
-        :param conversation: its id.
+        :param conversation: ID of the conversation.
         """
         episode = EpisodeState(
             config=self._config,
@@ -191,11 +192,11 @@ class ServedModel:
         )
 
     async def close(self) -> None:
-        """There is nothing to close: the engine is its backbone's."""
+        """Do nothing, because the engine belongs to its backbone."""
 
 
 class ModelVoice(Voice):
-    """The model's."""
+    """Voice of a model."""
 
     def __init__(self, speaker: PolicySpeaker, template: Template, sampling: SamplingParams) -> None:
         self._speaker, self._template, self._sampling = speaker, template, sampling
@@ -212,10 +213,11 @@ class ModelVoice(Voice):
         return await self._speaker.count_prompt_tokens(request)
 
     async def _reply(self, messages: Sequence[Mapping[str, Any]], tools: Any, options: Mapping[str, Any]) -> ChatReply:
-        """
-        :raises ContextOverflow: the prompt leaves no room for an answer.
-        :raises astuner.contracts.errors.ModelFailed: the engine failed.
-        :raises astuner.contracts.errors.UnsupportedRequest: the request cannot be turned into tokens.
+        """Return the model's reply.
+
+        :raises ContextOverflow: The prompt leaves no space for an answer.
+        :raises astuner.contracts.errors.ModelFailed: The engine failed.
+        :raises astuner.contracts.errors.UnsupportedRequest: The request cannot be converted to tokens.
         """
         reply = await self._speaker.answer(ChatRequest(messages=messages, tools=tools, **options))
         self.tokens += reply.prompt_tokens + reply.completion_tokens
@@ -223,18 +225,18 @@ class ModelVoice(Voice):
 
 
 class _Speaker(PolicySpeaker):
-    """Nobody here knows of episodes and tasks."""
+    """Speaker without an episode or task."""
 
     def _too_long(self, why: str, key: str = "") -> EpisodeError:
-        return ContextOverflow(f"{why}; shorten the conversation, or begin a new one")
+        return ContextOverflow(f"{why}. Shorten the conversation or start a new one")
 
 
 class _Numbers(EpisodeRecorder):
-    """Gives replies their numbers, by which tool calls are named, and keeps none of them."""
+    """Number replies, so that tool calls have unique IDs, without keeping them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._numbers = itertools.count(secrets.randbelow(1 << 40))  # a client may bring calls from before a restart
+        self._numbers = itertools.count(secrets.randbelow(1 << 40))  # a client may send calls from before a restart
 
     def reserve(self) -> int:
         return next(self._numbers)
@@ -246,33 +248,34 @@ class _Numbers(EpisodeRecorder):
 # ---- the agent -------------------------------------------------------------------------------------------------------
 
 _CANNOT = {
-    "max_tokens": "limits the model calls of the agent by itself; `astuner serve --max-tokens` does",
-    "response_schema": "asks for a structure, which the agent knows nothing of",
-    "tool_choice": "is about tools of the request, while the agent has its own",
+    "max_tokens": "is not supported: the agent sets the length of its model calls; use `astuner serve --max-tokens`",
+    "response_schema": "is not supported: the agent does not receive the structure",
+    "tool_choice": "is not supported: the agent uses its own tools",
 }
 
 
 class Unjudged(Judge):
-    """Nobody judges what a user is told: a verdict would cost time, and perhaps money, and teach nobody."""
+    """Skip judging, because a verdict on a served answer would cost time and money without any use."""
 
     def judge(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> JudgeOutput:
         return JudgeOutput(reward=0.0)
 
 
 class ServedAgent:
-    """The agent of an experiment; as `ServedModel`."""
+    """The agent of an experiment, with the interface of `ServedModel`."""
 
     def __init__(self, config: Config, models: Models, sampling: SamplingParams) -> None:
-        """
-        :raises astuner.contracts.errors.ConfigError, astuner.contracts.errors.PluginError: the workflow cannot be
-            found, or built.
+        """Build the agent.
+
+        :raises astuner.contracts.errors.ConfigError, astuner.contracts.errors.PluginError: The workflow cannot be found
+            or built.
         """
         self.models, self.sampling = models, sampling
         self.runner = EpisodeRunner(
             _changed(
                 config,
                 {
-                    "max_retries": 0,  # somebody is waiting, and may ask again
+                    "max_retries": 0,  # a user is waiting and can repeat the request
                     "compute_madness_checklist": [],
                     "max_response_length_in_one_turn": sampling.max_tokens,
                 },
@@ -282,9 +285,9 @@ class ServedAgent:
         self.runner.prepare()
 
     def voice(self, conversation: str) -> AgentVoice:
-        """Somebody to ask.
+        """Return the voice of a conversation.
 
-        :param conversation: its id.
+        :param conversation: ID of the conversation.
         """
         return AgentVoice(self, conversation)
 
@@ -293,20 +296,21 @@ class ServedAgent:
 
 
 class AgentVoice(Voice):
-    """The agent's; it remembers nothing."""
+    """Voice of an agent; it keeps no history."""
 
     def __init__(self, agent: ServedAgent, conversation: str) -> None:
         self._agent, self._conversation = agent, conversation
 
     async def _reply(self, messages: Sequence[Mapping[str, Any]], tools: Any, options: Mapping[str, Any]) -> ChatReply:
-        """
-        :raises ApiError: 400 for a request that it cannot heed, 502 where it has no answer.
+        """Return the agent's answer.
+
+        :raises ApiError: 400 for a request that the agent cannot obey, 502 if it has no answer.
         """
         query = _query(messages, tools, options)
         name = f"{self._conversation}-{secrets.token_hex(4)}"
         episode = await self._agent.runner.run(_attempt(name, query), self._agent.models, self._agent.sampling)
         if not episode.stop_reason.is_scored:
-            why = f"the agent has no answer ({episode.stop_reason.value}): {episode.error}"
+            why = f"the agent returned no answer ({episode.stop_reason.value}): {episode.error}"
             raise ApiError(502, why, code="no_answer")
         generations = [turn.generation for turn in episode.turns]
         return ChatReply(
@@ -320,7 +324,7 @@ class AgentVoice(Voice):
 
 
 def answer_of(episode: Episode) -> str:
-    """What the agent says to the user: its output's ``response``, else ``final_answer``, else the last reply's text."""
+    """Return the agent's answer: ``response`` of its output, else ``final_answer``, else the last reply's text."""
     output = episode.output
     if output is not None:
         for said in (output.response, output.metadata.get("final_answer")):
@@ -331,21 +335,21 @@ def answer_of(episode: Episode) -> str:
 
 def _query(messages: Sequence[Mapping[str, Any]], tools: Any, options: Mapping[str, Any]) -> str:
     if tools:
-        raise refused("tools", "are not offered to the agent, which has its own; leave them out")
+        raise refused("tools", "are not supported: the agent uses its own tools. Leave them out")
     for name in options:
         field = "response_format" if name == "response_schema" else name
-        why = _CANNOT.get(name, "is the server's for all model calls of the agent; `astuner serve` has options for it")
-        raise refused(field, f"{why}; leave it out")
+        why = _CANNOT.get(name, "is not supported: the options of `astuner serve` set it for all model calls")
+        raise refused(field, f"{why}. Leave it out")
     if len(messages) != 1 or messages[0]["role"] != "user":
         raise refused(
             "messages",
-            "must be one message of the user: with --workflow each request is a task of its own, and the agent brings "
-            "its own prompt and gets to see no history",
+            "must contain exactly one message, from the user: with --workflow each request is a separate task without "
+            "history, and the agent adds its own prompt",
         )
     return text_of(messages[0]["content"])
 
 
 def _changed(config: Config, rollout: Mapping[str, Any], **sections: Any) -> Config:
-    """With these keys of the section ``rollout``, and these sections."""
+    """Return the config with changed keys of the section ``rollout`` and changed sections."""
     changed = {"rollout": config.astuner.rollout.model_copy(update=rollout), **sections}
     return replace(config, astuner=config.astuner.model_copy(update=changed))

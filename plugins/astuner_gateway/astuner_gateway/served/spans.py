@@ -1,9 +1,9 @@
-"""Completions as spans for a collector: names and attributes of OpenTelemetry's conventions for generative AI.
+"""Send completions to a collector as spans with OpenTelemetry's conventions for generative AI.
 
-One span per completion, with what was said; `gen_ai.response.id` is the id that the client knows, so that a user's
-opinion finds it, and `gen_ai.conversation.id` stays the same over the turns of a conversation.  Spans wait in the
-bounded queue of `astuner_trackers.telemetry.export`, which a thread of its own empties.  Invariant: no answer waits for
-that.
+There is one span per completion, including its messages. `gen_ai.response.id` is the ID that the client receives, so
+that ratings find it; `gen_ai.conversation.id` stays the same over the turns of a conversation. Spans wait in the
+bounded queue of `astuner_trackers.telemetry.export`, which a separate thread empties. Invariant: no answer waits for
+the collector.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from astuner_trackers.telemetry.settings import Telemetry
 from astuner_trackers.telemetry.spans import PROVIDER, SERVER, Attribute, Span, known
 
 _PARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
-"""W3C Trace Context, level 1: version, trace id, parent id, flags."""
+"""W3C Trace Context, level 1: version, trace ID, parent ID, flags."""
 
 
 def collector_at(url: str, headers_env: str | None) -> Collector:
-    """Where ``--trace URL`` sends.
+    """Return the collector of ``--trace URL``.
 
-    :param headers_env: the variable with headers for it; see `astuner_trackers.telemetry.settings.Telemetry`.
-    :raises ConfigError: the URL is none, or the variable is not set.
+    :param headers_env: Variable with its headers; see `astuner_trackers.telemetry.settings.Telemetry`.
+    :raises ConfigError: The URL is invalid, or the variable is not set.
     """
     try:
         telemetry = Telemetry.model_validate({"otlp_endpoint": url, "headers_env": headers_env})
@@ -42,15 +42,15 @@ def collector_at(url: str, headers_env: str | None) -> Collector:
 
 
 def feedback_url(to: Collector) -> str:
-    """Where `astuner data collect`, if that is the collector, takes what users think."""
+    """Return the URL to which users' ratings are sent if the collector is `astuner data collect`."""
     return to.shown.removesuffix("/v1/traces") + "/feedback"
 
 
 class CompletionTracer:
-    """Sends every completion to a collector.
+    """Send every completion to a collector.
 
-    :param remark: is told what goes wrong: that the collector takes nothing, that it does again, and in the end how
-        much was lost.
+    :param remark: Called with messages about failures: that the collector rejects spans, that it accepts them again,
+        and at the end how many were lost.
     """
 
     def __init__(self, to: Collector, sampling: SamplingParams, remark: Callable[[str], None]) -> None:
@@ -62,7 +62,7 @@ class CompletionTracer:
         self._sender = SpanSender(to, who, __version__, remark)
 
     def completed(self, exchange: Exchange) -> None:
-        """Returns at once."""
+        """Queue a completion; return immediately."""
         self._sender.send([completion_span(exchange, self._sampling)])
 
     def metrics(self) -> Mapping[str, int]:
@@ -70,12 +70,12 @@ class CompletionTracer:
         return {"spans": made, "spans_sent": sent}
 
     def close(self) -> None:
-        """Send what waits; a collector that takes nothing of it is waited for a few seconds only."""
+        """Send the queue; wait only a few seconds for a collector that accepts nothing."""
         self._sender.close()
 
 
 def completion_span(exchange: Exchange, sampling: SamplingParams) -> Span:
-    """The span of one completion; where the request named a trace of its own, a part of that."""
+    """Return the span of a completion; it joins the trace that the request names."""
     about, request, answers = exchange.about, exchange.request, exchange.answers
     trace_id, parent_id = parent_of(exchange.traceparent)
     everything = [*request.messages, *(each.reply.message for each in answers)]
@@ -106,7 +106,7 @@ def completion_span(exchange: Exchange, sampling: SamplingParams) -> Span:
 
 
 def parent_of(traceparent: str) -> tuple[int, int | None]:
-    """Trace and parent that a ``traceparent`` header names; a trace of its own where it names none."""
+    """Return the trace and parent of a ``traceparent`` header, or a new trace."""
     named = _PARENT.fullmatch(traceparent)
     if named and int(named[1], 16) and int(named[2], 16):
         return int(named[1], 16), int(named[2], 16)
@@ -114,7 +114,7 @@ def parent_of(traceparent: str) -> tuple[int, int | None]:
 
 
 def _asked(options: Mapping[str, Any], sampling: SamplingParams) -> dict[str, Attribute | None]:
-    """``gen_ai.request.*`` as the answer was drawn."""
+    """Return the attributes ``gen_ai.request.*`` with the sampling parameters of the answer."""
     top_p = float(options.get("top_p", sampling.top_p))
     return {
         "gen_ai.request.temperature": float(options.get("temperature", sampling.temperature)),
@@ -125,6 +125,6 @@ def _asked(options: Mapping[str, Any], sampling: SamplingParams) -> dict[str, At
 
 
 def _output(answers: Sequence[Any]) -> str:
-    """One message for each choice."""
+    """Return one message for each choice."""
     lists = [said.output_messages(each.reply.message, each.reply.finish_reason) for each in answers]
     return lists[0] if len(lists) == 1 else f"[{', '.join(text[1:-1] for text in lists)}]"

@@ -273,5 +273,5 @@ def test_a_failure_is_one_line_with_request_agent_episode_and_cause(
     burns = "agent 'default' in episode episode: 502 the engine is on fire; and \\x1b[2J burns"
     assert tails[:3] == [("WARNING", burns), ("INFO", burns), ("INFO", burns)]
     assert [(level, "messages[" in line) for level, line in tails[3:5]] == [("WARNING", True), ("INFO", True)]
-    assert tails[5][1].startswith("nobody who is known: 401 this is no key")
+    assert tails[5][1].startswith("an unknown client: 401 ")
     assert "sk-nobodys" not in caplog.text

@@ -208,7 +208,8 @@ def test_no_schema_makes_the_endpoint_fetch_anything(play: Any, keyword: str) ->
 def test_an_unknown_field_gets_a_suggestion(play: Any) -> None:
     async def work(served: Any) -> None:
         _, body = await served.post(CHAT, {"messages": ASK, "max_token": 5})
-        assert says(body) == "max_token is a field that ASTuner does not know; did you mean 'max_tokens'?"
+        assert says(body).startswith("max_token is ")
+        assert "'max_tokens'" in says(body)
         assert body["error"]["code"] == "unknown_field"
 
     play(work)

@@ -255,10 +255,10 @@ def test_a_stream_is_kept_awake_and_ends_with_an_error_of_its_api(
                 messages = await claude.messages.create(model="m", max_tokens=5, messages=ASK, stream=True)
                 served.endpoint.revoke(served.tuner)
                 for broken in (stream, responses):
-                    with pytest.raises(openai.APIError, match="episode is over"):
+                    with pytest.raises(openai.APIError, match="episode has ended"):
                         async for _ in broken:  # type: ignore[attr-defined]
                             pass
-                with pytest.raises(anthropic.APIStatusError, match="episode is over"):
+                with pytest.raises(anthropic.APIStatusError, match="episode has ended"):
                     async for _ in messages:
                         pass
 

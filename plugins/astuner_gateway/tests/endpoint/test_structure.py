@@ -40,9 +40,9 @@ def doubling(levels: int) -> dict[str, Any]:
         ({"type": "object", "patternProperties": {"(a+": {}}}, "s.patternProperties.(a+ is a pattern that cannot be"),
         ({"type": "object", "$ref": "#/default"}, "s.$ref is '#/default'"),
         (objects(a={"$ref": "#name"}), "s.properties.a.$ref is '#name'"),
-        (objects(a={"$schema": "http://json-schema.org/draft-07/schema#"}), "s.properties.a.$schema is only"),
-        ({"type": "object", "allOf": [{"$ref": "#"}, {"$ref": "#"}]}, "s is a schema that leads in a circle"),
-        ({"type": "object", "required": 5}, "s.required is in no usable JSON schema: it is not"),
+        (objects(a={"$schema": "http://json-schema.org/draft-07/schema#"}), "s.properties.a.$schema is"),
+        ({"type": "object", "allOf": [{"$ref": "#"}, {"$ref": "#"}]}, "s is a schema with a circular reference"),
+        ({"type": "object", "required": 5}, "s.required is"),
     ],
 )
 def test_a_schema_that_could_take_too_long_is_refused(schema: Any, says: str) -> None:
@@ -59,7 +59,7 @@ def test_a_chain_of_references_and_deep_nesting_are_refused() -> None:
     deep: dict[str, Any] = {}
     for _ in range(2000):
         deep = {"not": deep}
-    with pytest.raises(ApiError, match="levels deep"):
+    with pytest.raises(ApiError, match="nested too deeply"):
         Structure.of({**deep, "type": "object"}, "s")
 
 

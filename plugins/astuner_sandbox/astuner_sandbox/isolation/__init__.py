@@ -1,7 +1,7 @@
-"""Processes of their own for code that is not ours: environments, and what a model writes.
+"""Run untrusted code in separate processes: environments, and code that a model writes.
 
-Standard library only, Python 3.10 and later, because most of it also runs inside interpreters that have nothing of
-ASTuner's installed.  `zygotes` starts a warm process (`zygote_process`) whose children cost milliseconds (`fork`),
-`child` starts one child of the process at hand, `confine` takes rights away from the calling process, `channel`
-carries JSON between them, and `borrow` lends packages to a foreign interpreter.
+This package uses only the standard library of Python 3.10 and later, because most of it also runs in interpreters
+without ASTuner. `zygotes` starts a warm process (`zygote_process`) whose children start in milliseconds (`fork`);
+`child` starts a child of the current process; `confine` removes rights from the current process; `channel` carries JSON
+between processes; `start` lends packages to another interpreter.
 """

@@ -1,7 +1,7 @@
-"""JSON messages over a stream socket: four bytes of length, big-endian, then UTF-8.
+"""Exchange JSON messages over a stream socket: four bytes of length, big-endian, then UTF-8.
 
-What arrives is data from code that may be hostile, so its size is bounded before anything is kept.  Waiting without a
-timeout looks at no clock at all: in some environments' processes the clocks stand still.
+Received data may come from hostile code, so its size is checked before it is stored. Waiting without a timeout does not
+use a clock, because the clocks of some environments are frozen.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 MAX_BYTES = 64 << 20
 _LENGTH = struct.Struct(">I")
 PID = struct.Struct(">I")
-"""What a fork of a zygote sends before anything else: its own pid."""
+"""First bytes from a fork of a zygote: its own process ID."""
 _MOST_DESCRIPTORS = 16
 _AT_ONCE = 1 << 16
-"""Bytes read in one go: most messages arrive whole, with their length."""
+"""Bytes per read; most messages arrive in one read, including their length."""
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
 class Channel:
-    """One end. Several threads may send; one thread receives.
+    """One end of a connection. Several threads may send; one thread receives.
 
-    :param descriptors: keep open files that the peer passes, in `received`; otherwise the kernel drops them.
+    :param descriptors: Keep open files that the peer passes, in `received`; otherwise the kernel drops them.
     """
 
     def __init__(self, sock: socket.socket, *, max_bytes: int = MAX_BYTES, descriptors: bool = False) -> None:
@@ -45,13 +45,13 @@ class Channel:
         self._sending = threading.Lock()
         self._descriptors = descriptors
         self.received: deque[int] = deque()
-        """File descriptors that arrived, oldest first; whoever takes one closes it."""
+        """Received file descriptors, oldest first; the caller that takes one closes it."""
 
     def send(self, obj: Any, *, descriptors: Sequence[int] = (), timeout: float | None = None) -> None:
-        """Send one message, and open files with it.
+        """Send one message with open files.
 
-        :raises EOFError: the peer is gone.
-        :raises TimeoutError: the peer does not read; a part may have been sent, so the channel is of no use any more.
+        :raises EOFError: The peer is gone.
+        :raises TimeoutError: The peer does not read. A part may have been sent, so the channel is no longer usable.
         :raises TypeError: ``obj`` is not JSON.
         """
         left = memoryview(encode_message(obj, self._max_bytes))
@@ -65,18 +65,18 @@ class Channel:
                 while left:
                     self._wait(select.POLLOUT, deadline)
                     left = left[self._sock.send(left, flags) :]
-            except BlockingIOError:  # pragma: no cover - poll said there was room
+            except BlockingIOError:  # pragma: no cover - poll reported that the socket is writable
                 raise TimeoutError("the other process does not read") from None
             except (BrokenPipeError, ConnectionResetError):
                 raise EOFError("the other process is gone") from None
 
     def recv(self, timeout: float | None = None) -> Any:
-        """The next message; after a `TimeoutError` it can be asked for again.
+        """Return the next message; after a `TimeoutError`, the call can be repeated.
 
-        :param timeout: seconds; None waits for ever.
-        :raises EOFError: the peer is gone.
-        :raises TimeoutError: nothing whole arrived in time.
-        :raises ValueError: what arrived is longer than allowed, or is not JSON; close the channel.
+        :param timeout: Seconds; None waits forever.
+        :raises EOFError: The peer is gone.
+        :raises TimeoutError: No complete message arrived in time.
+        :raises ValueError: The message is too long or not JSON. Close the channel.
         """
         deadline = _deadline(timeout)
         self._fill(_LENGTH.size, deadline)
@@ -87,18 +87,18 @@ class Channel:
         return _decoded(body)
 
     def shutdown(self) -> None:
-        """End the conversation, from any thread: whoever waits in `recv`, here or there, gets an EOFError."""
-        with contextlib.suppress(OSError):  # it has ended already
+        """End the connection, from any thread: `recv` raises EOFError on both sides."""
+        with contextlib.suppress(OSError):  # already ended
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the socket and whatever was received and not taken; harmless when done already."""
+        """Close the socket and all received descriptors that were not taken. Can be called repeatedly."""
         while self.received:
             os.close(self.received.popleft())
         self._sock.close()
 
     def fileno(self) -> int:
-        """The socket's descriptor, -1 when closed; after a `recv` it may be silent though the next message is here."""
+        """Return the socket's descriptor, -1 when closed. After a `recv`, the next message may be buffered already."""
         return self._sock.fileno()
 
     def _fill(self, size: int, deadline: float | None) -> None:
@@ -115,7 +115,7 @@ class Channel:
     def _read(self, size: int) -> bytes:
         if not self._descriptors:
             return self._sock.recv(max(size, _AT_ONCE))
-        # never beyond this message: what is passed with the next one must arrive with it
+        # never read beyond this message: descriptors of the next one must arrive with it
         data, received, _, _ = socket.recv_fds(self._sock, size, _MOST_DESCRIPTORS)
         for descriptor in received:
             os.set_inheritable(descriptor, False)
@@ -124,7 +124,7 @@ class Channel:
 
     def _wait(self, event: int, deadline: float | None) -> None:
         if deadline is None:
-            return  # the call that follows blocks
+            return  # the next call blocks
         left = deadline - now()
         poll = select.poll()
         poll.register(self._sock, event)
@@ -133,18 +133,19 @@ class Channel:
 
 
 def encode_message(obj: Any, max_bytes: int = MAX_BYTES) -> bytes:
-    """One message as it crosses the wire.
+    """Return one message as bytes.
 
     :raises TypeError: ``obj`` is not JSON.
-    :raises ValueError: it is too long, or holds itself.
+    :raises ValueError: It is too long or contains itself.
     """
     body = json.dumps(obj, separators=(",", ":")).encode()
     return _LENGTH.pack(_checked(len(body), max_bytes)) + body
 
 
 async def read_message(reader: StreamReader, max_bytes: int = MAX_BYTES) -> Any:
-    """`Channel.recv` for asyncio; raises as it does."""
-    from asyncio import IncompleteReadError  # only servers need it; children start faster without
+    """Receive a message in asyncio; raise as `Channel.recv` does."""
+    # imported here because only servers need it and children start faster without it
+    from asyncio import IncompleteReadError
 
     try:
         (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
@@ -156,19 +157,19 @@ async def read_message(reader: StreamReader, max_bytes: int = MAX_BYTES) -> Any:
 
 def _checked(size: int, max_bytes: int) -> int:
     if size > max_bytes:
-        raise ValueError(f"a message of {size} bytes is longer than the {max_bytes} that are allowed")
+        raise ValueError(f"a message of {size} bytes exceeds the limit of {max_bytes} bytes")
     return size
 
 
 def _decoded(body: bytes) -> Any:
     try:
         return json.loads(body)
-    except RecursionError:  # thousands of brackets: not an error of ours
+    except RecursionError:  # thousands of brackets
         raise ValueError("a message is nested too deeply") from None
 
 
 def now() -> float:
-    """Seconds, of the one clock that freezegun leaves alone."""
+    """Return seconds of the only clock that freezegun does not replace."""
     return time.clock_gettime(time.CLOCK_MONOTONIC)
 
 

@@ -1,7 +1,7 @@
-"""One child of the process at hand, confined, and spoken to over a channel.
+"""Start one confined child of the current process, with a channel to it.
 
-The child has no open file of its parent's but standard input, output and error: it can neither read nor write what the
-parent is connected to.  It dies with its parent.
+The child inherits only standard input, output and error, so it can neither read from nor write to the connections of
+its parent. It ends with its parent.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from astuner_sandbox.isolation.proc import how_it_ended, kill_with_group, leave,
 
 
 class ForkFailed(AstunerError):
-    """The child could not be confined as it was asked to; says why."""
+    """The child could not be confined; the message contains the reason."""
 
 
 class ForkedChild:
-    """``function(channel, *args)`` in a forked child; when the function returns, the child ends.
+    """Run ``function(channel, *args)`` in a forked child, which ends when the function returns.
 
-    The process that forks must have one thread.  Arguments need not be JSON: the child is a copy of this process.
+    The forking process must have one thread. Arguments need not be JSON, because the child is a copy of this process.
 
-    :param confinement: taken on by the child before the function is called; None: it stays as free as its parent.
-    :param require: see `confine`.
-    :param max_bytes: longest message; one that a hostile child sends costs this process several times its length.
-    :raises ForkFailed: the child could not be confined.
+    :param confinement: Confinement that the child applies before it calls the function; None leaves it unconfined.
+    :param require: See `confine`.
+    :param max_bytes: Maximum message length; receiving a message costs this process several times its length.
+    :raises ForkFailed: The child could not be confined.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ForkedChild:
         max_bytes: int = MAX_BYTES,
     ) -> None:
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()  # else the child prints it a second time
+            stream.flush()  # otherwise the child prints it a second time
         ours, theirs = socket.socketpair()
         parent = os.getpid()
         self.pid = os.fork()
@@ -54,24 +54,25 @@ class ForkedChild:
         theirs.close()
         self.channel = Channel(ours, max_bytes=max_bytes)
         self.returncode: int | None = None
-        """The exit code, or minus the signal's number; None while it runs."""
+        """Exit code, or the negative signal number; None while it runs."""
         try:
             started = self.channel.recv()
         except EOFError:
-            started = {"failed": f"it ended at once: {self.kill()}"}
+            started = {"failed": f"it ended immediately: {self.kill()}"}
         if "failed" in started:
             self.kill()
             raise ForkFailed(f"a child process could not be confined: {started['failed']}")
         self.level: Level | None = None if started["level"] is None else Level.from_json(started["level"])
-        """What the kernel granted of the confinement."""
+        """Protection that the kernel granted."""
 
     def call(self, obj: Any, timeout: float | None = None) -> Any:
-        """Send a message, and wait for one.
+        """Send a message and return the answer.
 
-        :param timeout: seconds for both together: what is slow to read could take as long again to answer.
-        :raises EOFError: the child has ended; says how.
-        :raises TimeoutError: no answer in time; `kill` it, since a late answer would be taken for the next one's.
-        :raises ValueError: the answer is not JSON, or too long; `kill` it.
+        :param timeout: Seconds for both, because a child that reads slowly could use the same time again for the
+            answer.
+        :raises EOFError: The child has ended; the message describes how.
+        :raises TimeoutError: No answer in time. Call `kill`, because a late answer would be taken for the next one.
+        :raises ValueError: The answer is not JSON or too long. Call `kill`.
         """
         end = None if timeout is None else now() + timeout
         try:
@@ -82,17 +83,17 @@ class ForkedChild:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """Whether the child runs."""
         self._reap(os.WNOHANG)
         return self.returncode is None
 
     @property
     def ended(self) -> str | None:
-        """How it ended, in words; None while it runs."""
+        """Return a description of how the child ended; None while it runs."""
         return None if self.alive or self.returncode is None else how_it_ended(self.returncode)
 
     def kill(self) -> str:
-        """End it and its process group at once; harmless when it has ended. How it ended, in words."""
+        """Kill the child and its process group immediately and describe how it ended. Can be called repeatedly."""
         if self.alive:
             kill_with_group(self.pid)
             self._reap(0)
@@ -133,11 +134,11 @@ def _live(
 
 
 def _empty_descriptors(keep: Collection[int]) -> None:
-    """Point every other descriptor to nowhere; closed, its number could come to mean something its owner closes."""
+    """Redirect all other descriptors to the null device, because closed numbers could be reused."""
     null = os.open(os.devnull, os.O_RDWR)
     folder = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
     for descriptor in [int(entry) for entry in os.listdir(folder)]:
         if descriptor not in keep and descriptor != null:
-            with contextlib.suppress(OSError):  # the one that listed them is closed again
+            with contextlib.suppress(OSError):  # the descriptor that listed them is closed again
                 os.fstat(descriptor)
                 os.dup2(null, descriptor, inheritable=False)

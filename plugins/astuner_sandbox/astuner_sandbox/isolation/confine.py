@@ -1,7 +1,7 @@
-"""Taking rights away from the calling process, irrevocably: files, network, other processes, and how much it may use.
+"""Irrevocably remove rights from the current process: files, network, other processes and resources.
 
-Landlock, seccomp and resource limits, each where the system has it; none needs root or a container.  What could not be
-taken is never passed over in silence: `confine` says so in its `Level`, or refuses.
+It uses Landlock, seccomp and resource limits where the system supports them; none needs root or a container. Missing
+protection is never ignored: `confine` reports it in its `Level`, or raises.
 """
 
 from __future__ import annotations
@@ -34,51 +34,51 @@ SYSTEM = (
     "/dev/urandom",
     "/dev/zero",
 )
-"""What confined Python may read beside its library: what that links against, time zones, devices.
+"""Files that confined Python may read in addition to its library: shared libraries, time zones, devices.
 
-Absolute paths; not all of them exist everywhere.
+Absolute paths; some do not exist on every system.
 """
 
 
 class NotConfined(AstunerError):
-    """The system cannot give the protection that is required; says what is missing."""
+    """The system cannot provide the required protection; the message lists what is missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Confinement:
-    """What a process may still do. Everything that is not named here is forbidden.
+    """Rights of a confined process. Everything that is not listed is forbidden.
 
-    Never allowed: a socket of any family, but pairs connected to each other (what is open already stays usable); to
-    start or signal another process (threads may be started); tracing other processes or reading their memory, mounting,
-    changing clocks, keys, users, owners of files, System V and POSIX shared queues.
+    Always forbidden: sockets of any family, except connected pairs (open ones stay usable); starting or signaling other
+    processes (threads are allowed); tracing other processes or reading their memory; mounting; changing clocks, keys,
+    users or owners of files; System V and POSIX shared queues.
     """
 
     read: tuple[str, ...] = ()
-    """Files and folders (with all below) that may be read; those that do not exist are passed over."""
+    """Files and directories (recursively) that may be read; missing ones are ignored."""
     write: tuple[str, ...] = ()
-    """Files and folders that may be read, changed and made; they must exist."""
+    """Files and directories that may be read, changed and created; they must exist."""
     cpu_s: int | None = None
     """Seconds of processor time, then SIGKILL."""
     memory_mb: int | None = None
-    """Address space in MiB; beyond it an allocation fails."""
+    """Address space in MiB; larger allocations fail."""
     file_mb: int | None = None
-    """The size of one file in MiB."""
+    """Maximum size of a file in MiB."""
     open_files: int | None = None
-    """The highest number of a descriptor, and so how many files, sockets and pipes may be open at once."""
+    """Highest descriptor number, which limits open files, sockets and pipes."""
 
 
 @dataclass(frozen=True)
 class Level:
-    """What was granted of a confinement, part by part."""
+    """Granted parts of a confinement."""
 
     applied: tuple[str, ...] = ()
-    """Of ``files``, ``network``, ``processes``, ``system calls``, ``privileges``, ``limits``."""
+    """Subset of ``files``, ``network``, ``processes``, ``system calls``, ``privileges``, ``limits``."""
     lacking: Mapping[str, str] = field(default_factory=dict)
-    """The others that were asked for -> why they are not there."""
+    """Reasons why the other requested parts are missing, by part."""
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """One line for each part that is not there."""
+        """One line for each missing part."""
         return tuple(f"{part}: {why}" for part, why in self.lacking.items())
 
     def as_json(self) -> dict[str, Any]:
@@ -94,11 +94,11 @@ class Level:
 
 
 def confine(confinement: Confinement, require: bool = False) -> Level:
-    """Confine the calling process; it must have one thread.
+    """Confine the current process, which must have one thread.
 
-    :param require: raise when something is missing, rather than saying so in the result.
-    :raises NotConfined: something is missing that is required; what could be taken away has been.
-    :raises OSError: a folder to write does not exist.
+    :param require: Raise if something is missing, instead of reporting it in the result.
+    :raises NotConfined: Required protection is missing; the available parts have been applied.
+    :raises OSError: A directory to write does not exist.
     """
     c = confinement
     applied: list[str] = []
@@ -115,18 +115,18 @@ def confine(confinement: Confinement, require: bool = False) -> Level:
     note(["files"], _files(c))
     note(["privileges"], _attempt(linux.drop_privileges))
     note(["system calls", "network", "processes"], _attempt(seccomp.install))
-    # last, so that no limit is in the way of what needs memory or a descriptor for a moment
+    # last, so that no limit affects code that temporarily needs memory or a descriptor
     note(["limits"], _limit(c))
     level = Level(tuple(applied), lacking)
     if require and lacking:
         lines = "\n".join(f"- {line}" for line in level.missing)
-        raise NotConfined(f"this system cannot confine a process as is required here:\n{lines}")
+        raise NotConfined(f"this system cannot confine a process as required:\n{lines}")
     return level
 
 
 @cache
 def available() -> Level:
-    """What this system can do, found out in a process of its own; the same for as long as this one runs."""
+    """Return what this system supports, tested once in a separate process."""
     packages = Path(__file__).absolute().parents[1], Path(astuner.__file__).absolute().parent
     homes = [str(package.parent) for package in packages]
     code = (
@@ -137,7 +137,7 @@ def available() -> Level:
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False)
     if done.returncode:
         why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        return Level((), {"everything": f"a process that confines itself fails: {why}"})
+        return Level((), {"everything": f"a process that confines itself failed: {why}"})
     return Level.from_json(json.loads(done.stdout))
 
 
@@ -145,12 +145,12 @@ def _files(c: Confinement) -> str | None:
     try:
         linux.landlock_abi()
     except OSError as e:
-        return f"no Landlock here ({e}); it needs Linux 5.13 or later, with `landlock` in CONFIG_LSM or lsm="
+        return f"Landlock is not available ({e}); it needs Linux 5.13 or later, with `landlock` in CONFIG_LSM or lsm="
     return _attempt(lambda: linux.restrict_files(c.read, c.write))
 
 
 def _limit(c: Confinement) -> str | None:
-    """Set the limits that are not None, once and for all, and forbid core dumps; why it failed, else None."""
+    """Set the limits that are not None and forbid core dumps; return an error message or None."""
     failed = []
     for name, number, value in (
         ("processor time", resource.RLIMIT_CPU, c.cpu_s),
@@ -165,30 +165,30 @@ def _limit(c: Confinement) -> str | None:
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         try:
             resource.setrlimit(number, (value, value))
-        except (ValueError, OSError) as e:  # macOS knows no limit of the address space
+        except (ValueError, OSError) as e:  # macOS does not limit the address space
             failed.append(f"{name} ({e})")
-    return f"this system does not limit {', '.join(failed)}" if failed else None
+    return f"this system cannot limit {', '.join(failed)}" if failed else None
 
 
 def _attempt(step: Any) -> str | None:
-    """Why a step failed, else None."""
+    """Run a step and return an error message or None."""
     try:
         step()
     except OSError as e:
-        return f"this system refuses it ({e})"
+        return f"this system rejects it ({e})"
     return None
 
 
 @cache
 def library() -> tuple[str, ...]:
-    """Where this interpreter's modules are installed.
+    """Return the directories in which this interpreter's modules are installed.
 
-    A package installed in editable mode is not among them: its folder may hold anything.
+    Packages in editable mode are not included, because their directories may contain anything.
     """
     return tuple(dict.fromkeys(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")))
 
 
 @cache
 def readable() -> tuple[str, ...]:
-    """What a script needs to run: `library`, and `SYSTEM`."""
+    """Return everything that a script may read: `library` and `SYSTEM`."""
     return tuple(dict.fromkeys([*library(), *site.getsitepackages(), *SYSTEM]))

@@ -1,8 +1,8 @@
-"""The few calls into the C library that Python has no name for; on other systems they say that they are missing.
+"""Call C library functions that Python does not provide; they raise OSError on other systems.
 
-Landlock is one of them: which files a process may touch, by path; Linux 5.13 and later, without any right or container.
-It is granted once, taken back never, and inherited by children.  It governs what is *opened*: that a path exists, and
-how big it is, can still be asked.
+One of them is Landlock, which restricts the files of a process by path; it needs Linux 5.13 or later but no privileges
+or container. Restrictions cannot be removed and are inherited by children. They apply to *opening* files: the existence
+and size of a path remain visible.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 _CAPABILITIES_VERSION_3 = 0x20080522
 _ONES_THAT_LOOK = 1 << 19 | 1 << 21 | 1 << 38 | 1 << 40
-"""CAP_SYS_PTRACE, CAP_SYS_ADMIN, CAP_PERFMON, CAP_CHECKPOINT_RESTORE: to see into any process."""
+"""CAP_SYS_PTRACE, CAP_SYS_ADMIN, CAP_PERFMON and CAP_CHECKPOINT_RESTORE, which allow reading any process."""
 
 
 @cache
 def libc() -> Any:
-    """The C library, which keeps ``errno``.
+    """Return the C library, which keeps ``errno``.
 
-    :raises OSError: this is not Linux, or the interpreter has no ctypes.
+    :raises OSError: The system is not Linux, or the interpreter has no ctypes.
     """
     if not sys.platform.startswith("linux"):
-        raise OSError(f"{sys.platform} has no such call")
+        raise OSError(f"{sys.platform} does not support this call")
     try:
         import ctypes
     except ImportError as e:
@@ -41,16 +41,19 @@ def libc() -> Any:
 
 
 def syscall(number: int, *args: Any) -> int:
-    """Any system call; integers are passed in full width.
+    """Make a system call; integers are passed in full width.
 
-    :raises OSError: it failed.
+    :raises OSError: The call failed.
     """
     result: int = _call(libc().syscall, number, *args)
     return result
 
 
 def prctl(option: int, value: int = 0, pointer: int = 0) -> int:
-    """:raises OSError: it failed, or this is not Linux."""
+    """Call ``prctl``.
+
+    :raises OSError: The call failed, or the system is not Linux.
+    """
     result: int = _call(libc().prctl, option, value, pointer, 0, 0)
     return result
 
@@ -66,23 +69,23 @@ def _call(function: Any, *args: Any) -> Any:
 
 
 def die_with(parent: int) -> None:
-    """Have this process killed when its parent ends; ends it at once if ``parent`` is not its parent any more."""
+    """Kill this process when its parent ends, or immediately if ``parent`` is no longer its parent."""
     if sys.platform.startswith("linux"):
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it ended between the fork and now
+        if os.getppid() != parent:  # it ended after the fork
             os._exit(1)
 
 
 def adopt_orphans() -> None:
-    """What this process's descendants leave behind becomes its child rather than init's; Linux only."""
+    """Adopt orphaned descendants of this process instead of leaving them to init; Linux only."""
     if sys.platform.startswith("linux"):
         prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def drop_privileges() -> None:
-    """Give up every capability, unreadable to other processes of the same user, and never to gain any right again.
+    """Drop all capabilities, become unreadable to other processes of the same user, and never gain rights again.
 
-    :raises OSError: this is not Linux.
+    :raises OSError: The system is not Linux.
     """
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     _call(libc().capset, struct.pack("=Ii", _CAPABILITIES_VERSION_3, 0), bytes(24))
@@ -90,38 +93,38 @@ def drop_privileges() -> None:
 
 
 def hide() -> None:
-    """Let no process of this user (but root's) read this one's memory or variables, until it executes; Linux only."""
+    """Prevent processes of this user, except root's, from reading this process until it executes; Linux only."""
     if sys.platform.startswith("linux"):
         prctl(PR_SET_DUMPABLE, 0)
 
 
-_CREATE, _ADD, _RESTRICT = 444, 445, 446  # the same numbers on every architecture
+_CREATE, _ADD, _RESTRICT = 444, 445, 446  # the same numbers on all architectures
 _EXECUTE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 2, 1 << 3
 _REFER = 1 << 13
 _MAKE_DEVICES = 1 << 6 | 1 << 11
-_ON_A_FILE = _EXECUTE | 1 << 1 | _READ_FILE | 1 << 14 | 1 << 15  # write, truncate and ioctl too
+_ON_A_FILE = _EXECUTE | 1 << 1 | _READ_FILE | 1 << 14 | 1 << 15  # includes write, truncate and ioctl
 _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 5: 16}
-"""ABI -> how many rights on files there are."""
+"""Number of rights on files by ABI."""
 _TCP = 1 << 0 | 1 << 1
 _ABSTRACT_SOCKETS, _SIGNALS = 1 << 0, 1 << 1
 
 
 def landlock_abi() -> int:
-    """The kernel's version of Landlock.
+    """Return the kernel's version of Landlock.
 
-    :raises OSError: it has none, or it is switched off.
+    :raises OSError: Landlock is missing or disabled.
     """
     return syscall(_CREATE, None, 0, 1)
 
 
 def keep_apart() -> None:
-    """Keep the calling thread, and what it starts, from looking into other processes; for ever, also for root.
+    """Permanently prevent the current thread and its children from reading other processes; also applies to root.
 
-    It reads no variables, memory or open files of processes that it did not start, and, from Linux 6.12, signals none.
-    Files stay as they are.  It cannot mount, and gains no rights by what it executes; root keeps those of its
-    capabilities that do not see into processes.
+    They cannot read variables, memory or open files of processes that they did not start and, from Linux 6.12, cannot
+    signal them. Access to files does not change. They cannot mount, and gain no rights by executing programs; root
+    keeps capabilities that do not allow reading processes.
 
-    :raises OSError: as `apart_abi`.
+    :raises OSError: As in `apart_abi`.
     """
     version = apart_abi()
     attributes = struct.pack("=Q", _REFER) + (struct.pack("=QQ", 0, _SIGNALS) if version >= 6 else b"")
@@ -131,17 +134,17 @@ def keep_apart() -> None:
         _take_on(ruleset)
     finally:
         os.close(ruleset)
-    _drop(_ONES_THAT_LOOK)  # who has them reads the variables of others, Landlock or not (may_access_mm in the kernel)
+    _drop(_ONES_THAT_LOOK)  # these capabilities bypass Landlock when reading variables (may_access_mm in the kernel)
 
 
 def apart_abi() -> int:
-    """The kernel's version of Landlock, if `keep_apart` works with it.
+    """Return the kernel's version of Landlock, if `keep_apart` works with it.
 
-    :raises OSError: there is none, or an older one, under which no file can be moved to another folder.
+    :raises OSError: Landlock is missing, or too old to allow moving files between directories.
     """
     version = landlock_abi()
     if version < 2:
-        raise OSError("this needs the Landlock of Linux 5.19 or later")
+        raise OSError("this requires Landlock of Linux 5.19 or later")
     return version
 
 
@@ -150,7 +153,7 @@ def _drop(capabilities: int) -> None:
 
     header, sets = struct.pack("=Ii", _CAPABILITIES_VERSION_3, 0), (ctypes.c_uint32 * 6)()
     _call(libc().capget, header, sets)
-    for n in range(6):  # effective, permitted, inheritable: their lower halves, then their upper ones
+    for n in range(6):  # effective, permitted, inheritable: first the lower halves, then the upper ones
         sets[n] &= ~(capabilities >> (0 if n < 3 else 32))
     _call(libc().capset, header, sets)
 
@@ -161,13 +164,13 @@ def _take_on(ruleset: int) -> None:
 
 
 def restrict_files(read: Sequence[str], write: Sequence[str]) -> None:
-    """Confine the calling thread, and what it starts, to these files and folders; for ever.
+    """Permanently restrict the current thread and its children to these files and directories.
 
-    Nothing may be executed; TCP and abstract Unix sockets are forbidden too, where the kernel can.
+    Executing programs is forbidden; so are TCP and abstract Unix sockets, if the kernel supports that.
 
-    :param read: may be read, with all below; what does not exist is passed over.
-    :param write: may be read, changed and made; must exist.
-    :raises OSError: the kernel has no Landlock, or a folder to write does not exist.
+    :param read: Paths that may be read recursively; missing ones are ignored.
+    :param write: Paths that may be read, changed and created; they must exist.
+    :raises OSError: The kernel has no Landlock, or a directory to write does not exist.
     """
     ruleset, rights = _ruleset(landlock_abi())
     try:
@@ -181,12 +184,12 @@ def restrict_files(read: Sequence[str], write: Sequence[str]) -> None:
 
 
 def _ruleset(version: int) -> tuple[int, int]:
-    """A set that forbids everything this version can forbid: its descriptor, and its rights on files."""
+    """Return the descriptor of a rule set that forbids everything this version can forbid, and its rights on files."""
     rights = (1 << max(bits for since, bits in _FILE_RIGHTS.items() if since <= version)) - 1
     attributes = struct.pack("=Q", rights)
     if version >= 4:
         attributes += struct.pack("=Q", _TCP)
-    if version >= 6:  # signals reach this process and its own children only
+    if version >= 6:  # allow signals to this process and its children only
         attributes += struct.pack("=Q", _SIGNALS | _ABSTRACT_SOCKETS)
     return syscall(_CREATE, attributes, len(attributes), 0), rights
 

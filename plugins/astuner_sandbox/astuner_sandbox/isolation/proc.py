@@ -1,10 +1,10 @@
-"""Processes: what ``/proc`` says of them, finding those of ours by descent and by a mark, and how they end.
+"""Inspect processes in ``/proc``, find ASTuner's by descent and by a mark, and end them.
 
-Without ``/proc`` there are none to be found.
+Without ``/proc``, no processes are found.
 
-A mark is an unguessable value in the environment that a zygote starts with and that everything below it inherits, so
-nothing that is not ours is ever found.  Invariant: a process that ends while it is looked at is no error; it is one
-that has ended.  A forked child never returns into what its parent was doing.
+A mark is an unguessable value in the environment of a zygote, which its descendants inherit, so foreign processes are
+never found. Invariant: a process that ends during inspection counts as ended, not as an error. A forked child never
+returns to the code of its parent.
 """
 
 from __future__ import annotations
@@ -21,47 +21,47 @@ from typing import NoReturn
 
 PROC = Path("/proc")
 STATE, PARENT, SESSION, FLAGS, THREADS = 0, 1, 3, 6, 17
-"""Where `fields` has them."""
+"""Positions in the result of `fields`."""
 MARK = "ASTUNER_ZYGOTE"
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD in include/linux/sched.h
 
 
 def processes() -> list[int]:
-    """The pids of all processes, those that ended and are not reaped included."""
+    """Return all process IDs, including ended processes that are not reaped."""
     return [int(entry) for entry in os.listdir(PROC) if entry.isdigit()] if PROC.is_dir() else []
 
 
 def fields(pid: int) -> Sequence[str]:
-    """What follows the command's name in ``/proc/PID/stat``, the state first; nothing when the process has ended."""
+    """Return the fields after the command's name in ``/proc/PID/stat``; empty if the process has ended."""
     try:
-        # the name, in parentheses, may hold anything: split after the last one
+        # the name, in parentheses, may contain anything: split after the last parenthesis
         return (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return ()
 
 
 def number(pid: int, field: int) -> int:
-    """One of `fields`; -1 when the process has ended."""
+    """Return one of `fields`; -1 if the process has ended."""
     found = fields(pid)
     return int(found[field]) if found else -1
 
 
 def children_of_this_process() -> set[int]:
-    """The pids of the direct children, those that ended and are not reaped included."""
+    """Return the process IDs of the direct children, including ended ones that are not reaped."""
     try:
         return {
             int(pid) for task in (PROC / "self" / "task").iterdir() for pid in (task / "children").read_text().split()
         }
-    except FileNotFoundError:  # a kernel without CONFIGPROC_CHILDREN
+    except FileNotFoundError:  # kernel without CONFIG_PROC_CHILDREN
         return {pid for pid in processes() if number(pid, PARENT) == os.getpid()}
 
 
 def kill_marked(mark: str, sessions: set[int]) -> list[int]:
-    """Kill what carries a mark, or is in one of these sessions, whose leaders have ended; the pids that were killed.
+    """Kill processes with a mark, or in one of these sessions whose leaders have ended; return their process IDs.
 
-    Looks again, for up to a second, until a look finds nothing new and no process without an environment: what is
-    killed may have forked since it was listed, and a process in the midst of its ``exec`` has no environment to read
-    yet.  A process that has made itself unreadable is found by its session only.
+    The search repeats for up to one second, until it finds nothing new and no process without an environment: a killed
+    process may have forked since it was listed, and a process during ``exec`` has no readable environment yet. A
+    process that made itself unreadable is found by its session only.
     """
     wanted = f"{MARK}={mark}".encode()
     killed: list[int] = []
@@ -71,7 +71,7 @@ def kill_marked(mark: str, sessions: set[int]) -> list[int]:
         for pid in set(processes()) - {os.getpid(), *killed}:
             try:
                 environ = (PROC / str(pid) / "environ").read_bytes()
-            except OSError:  # ended meanwhile, or another user's
+            except OSError:  # ended in the meantime, or belongs to another user
                 environ = None
             if (environ and wanted in environ.split(b"\0")) or number(pid, SESSION) in sessions:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -86,22 +86,22 @@ def kill_marked(mark: str, sessions: set[int]) -> list[int]:
 
 
 def _may_be_starting(pid: int) -> bool:
-    """Whether a process that shows no environment may show one soon: neither ended nor the kernel's own."""
+    """Return whether a process without an environment may get one soon: neither ended nor a kernel thread."""
     found = fields(pid)
     return bool(found) and found[STATE] not in "ZX" and not int(found[FLAGS]) & _KERNEL_THREAD
 
 
 def address_space_mb() -> int:
-    """Of this process, in MiB, which every process forked from it begins with. Without ``/proc``, a guess."""
+    """Return the address space in MiB with which forked processes start; an estimate without ``/proc``."""
     try:
         pages = int((PROC / "self" / "statm").read_text().split()[0])
     except FileNotFoundError:
-        return 1 << 16  # large enough; macOS limits no address space
+        return 1 << 16  # large enough; macOS does not limit the address space
     return pages * os.sysconf("SC_PAGE_SIZE") >> 20
 
 
 def leave_after(work: Callable[[], object]) -> NoReturn:
-    """Call ``work``, the whole of a forked child's life, and `leave` as a script would that ends so."""
+    """Call ``work`` in a forked child, then `leave` with the exit code of an equivalent script."""
     code = 1
     try:
         work()
@@ -115,15 +115,16 @@ def leave_after(work: Callable[[], object]) -> NoReturn:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process now, with what it printed but without what its parent registered for its own exit."""
+    """End this process immediately, with flushed output but without its parent's exit handlers."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, full, or replaced: it ends anyhow
+        # closed, full or replaced: the process ends in any case
+        with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
     os._exit(code)
 
 
 def how_it_ended(returncode: int) -> str:
-    """An exit code, or minus a signal's number, in words."""
+    """Describe an exit code or a negative signal number."""
     if returncode >= 0:
         return f"exit code {returncode}"
     try:
@@ -134,13 +135,13 @@ def how_it_ended(returncode: int) -> str:
 
 
 def kill_with_group(pid: int) -> None:
-    """Kill a process that is not reaped yet, and its group, where it has come as far as having one."""
+    """Kill a process that is not reaped yet, and its group if it already has one."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     kill_group(pid)
 
 
 def kill_group(pid: int) -> None:
-    """Kill what is left in a process's group; nothing, where there is none."""
+    """Kill the remaining processes of a group, if any."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)

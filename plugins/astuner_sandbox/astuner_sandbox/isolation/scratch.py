@@ -1,8 +1,8 @@
-"""Folders that strange code writes to, gone with it whatever it has put there.
+"""Create directories for untrusted code and remove them whatever the code leaves in them.
 
-They lie in a root, which is locked for as long as its process lives; the roots that killed processes left behind are
-removed by the next one.  Invariants: a root whose lock is held belongs to a living process; nothing here recurses, for
-code can nest folders deeper than Python's stack and longer than a path may be.
+They are in a root directory that is locked while its process lives; the next process removes roots of killed processes.
+Invariants: a root with a held lock belongs to a living process; no function recurses, because code can nest directories
+deeper than Python's stack and longer than the maximum path.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 
 
 class Root:
-    """A fresh, locked folder.
+    """A new, locked root directory.
 
-    :param prefix: how the names of such roots begin, and no others.
-    :param parent: where it is made; None: where temporary files go.
+    :param prefix: Start of the names of these roots; no other directory may use it.
+    :param parent: Directory in which it is created; None for the directory of temporary files.
     """
 
     def __init__(self, prefix: str, parent: Path | None = None) -> None:
@@ -36,17 +36,17 @@ class Root:
         self.path = unlocked.rename(unlocked.with_name(unlocked.name.removeprefix("new-")))
 
     def new(self, prefix: str = "") -> Path:
-        """An empty folder in it, for one run; hand it to `remove` afterwards."""
+        """Return a new empty directory for one run. Pass it to `remove` afterwards."""
         return Path(tempfile.mkdtemp(prefix=prefix, dir=self.path))
 
     def close(self) -> None:
-        """Remove everything; what resists is logged, and stays."""
+        """Remove everything; log what cannot be removed."""
         clear(self.path)
         os.close(self._lock)
 
 
 def remove_abandoned(prefix: str, parent: Path) -> None:
-    """Remove the roots of this user's processes that have ended; what resists is logged, and stays."""
+    """Remove the roots of this user's ended processes; log what cannot be removed."""
     for entry in list(os.scandir(parent)):
         if not entry.name.startswith(prefix) or not entry.is_dir(follow_symlinks=False):
             continue
@@ -54,33 +54,33 @@ def remove_abandoned(prefix: str, parent: Path) -> None:
             if entry.stat(follow_symlinks=False).st_uid == os.getuid():
                 _remove_unless_held(Path(entry.path))
         except FileNotFoundError:
-            pass  # being made, or removed by somebody else just now
+            pass  # being created, or just removed by another process
         except OSError as e:
-            log.warning("what an ended process left in %s cannot be removed: %s", entry.path, e)
+            log.warning("cannot remove the files of an ended process in %s: %s", entry.path, e)
 
 
 def clear(*left: Path) -> None:
-    """Remove what somebody's code left; what resists is logged, and stays until the machine is cleaned."""
+    """Remove the files of untrusted code; log what cannot be removed."""
     for path in left:
         try:
             remove(path)
         except OSError as e:
-            log.warning("%s cannot be removed: %s", path, e)
+            log.warning("cannot remove %s: %s", path, e)
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder and all in it; what is in subfolders is moved up first, level by level.
+    """Remove a directory recursively, moving the contents of subdirectories up level by level.
 
-    Where something else stands in its place, such as a link to elsewhere, that is removed.
+    If the code replaced it, for example with a link, the replacement is removed.
 
-    :raises OSError: something resists.
+    :raises OSError: Something cannot be removed.
     """
     with contextlib.suppress(FileNotFoundError):
         if folder.is_symlink() or not folder.is_dir():
             folder.unlink()
             return
         os.chmod(folder, 0o700)
-        unguessable, number = secrets.token_hex(8), 0  # so that nobody has put something there before
+        unguessable, number = secrets.token_hex(8), 0  # unguessable, so that the code cannot have created it
         while subfolders := _empty_of_files(folder):
             for subfolder in subfolders:
                 for deeper in _empty_of_files(subfolder):
@@ -102,7 +102,7 @@ def _remove_unless_held(root: Path) -> None:
 
 
 def _empty_of_files(folder: Path) -> list[Path]:
-    """Remove what is no folder; the folders that are left, which may now be moved and looked into."""
+    """Remove everything except directories and return them; they can now be moved and listed."""
     folders = []
     with os.scandir(folder) as found:
         for entry in list(found):

@@ -1,7 +1,7 @@
-"""seccomp: which system calls a process may make, decided in the kernel by a small program; for ever.
+"""Permanently restrict the system calls of a process with a small program in the kernel (seccomp).
 
-Refused calls fail with an error that Python turns into an ordinary exception.  Changing a file's mode or times is the
-one thing that is answered with success and not done: copying a file does it, and in a scratch folder nobody needs it.
+Rejected calls fail with an error that Python converts to an ordinary exception. Changing the mode or times of a file is
+the only call that reports success without effect: copying a file needs it, and scratch directories do not.
 """
 
 from __future__ import annotations
@@ -17,33 +17,34 @@ from astuner_sandbox.isolation.linux import PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS
 
 with Path(__file__).with_name("syscalls.csv").open(encoding="ascii", newline="") as _file:
     CALLS = {row["name"]: row for row in csv.DictReader(_file)}
-"""The system calls that are known by name here: the number on each machine (empty: it has no such call), and the rule:
+"""Known system calls: the number on each machine (empty if missing) and the rule.
 
-``never``, ``network``, ``processes``: refused. ``pretended``: answered with success, and not done. ``itself``: for this
-process only. ``arguments``: these decide, see `program`.
+``never``, ``network``, ``processes``: rejected. ``pretended``: reports success without effect. ``itself``: for this
+process only. ``arguments``: depends on the arguments, see `program`.
 """
 LAST_KNOWN = 462
-"""Newer calls have not been looked at, so a confined process has none of them."""
+"""Highest reviewed call number; confined processes cannot make newer calls."""
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-"""Machine -> the kernel's word for it."""
+"""The kernel's architecture constants by machine."""
 _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
 _PR_SET_PTRACER = 0x59616D61
-_LOAD, _AND, _EQUAL, _GREATER, _SET, _RETURN = 0x20, 0x54, 0x15, 0x25, 0x45, 0x06  # of the classic BPF machine
+# instructions of the classic BPF machine
+_LOAD, _AND, _EQUAL, _GREATER, _SET, _RETURN = 0x20, 0x54, 0x15, 0x25, 0x45, 0x06
 _ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
 _NUMBER_AT, _ARCHITECTURE_AT, _ARGUMENTS_AT = 0, 4, 16
 _CLONE_THREAD = 0x00010000
 _UNIX, _STREAM = 1, 1
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _FIOSETOWN, _SIOCSPGRP = 0x8901, 0x8902
-_F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15  # by which a descriptor sends signals to whom one likes
+_F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15  # let a descriptor send signals to any process
 
 Instruction = tuple[int, int, int, int]
 
 
 def install() -> None:
-    """Filter the calls of this process, which must have one thread: no socket but pairs, no process but itself.
+    """Filter the calls of this process, which must have one thread: no sockets except pairs, no other process.
 
-    :raises OSError: the kernel has no seccomp, or this machine's calls are not known here.
+    :raises OSError: The kernel has no seccomp, or the calls of this machine are unknown.
     """
     import ctypes
 
@@ -56,24 +57,25 @@ def install() -> None:
 
 
 def program(pid: int) -> list[Instruction]:
-    """The filter's instructions: code, jump if true, jump if false, operand."""
+    """Return the filter's instructions: code, jump if true, jump if false, operand."""
     machine = os.uname().machine
     if machine not in _ARCHITECTURES:
-        raise OSError(f"the system calls of {machine} are not known; x86_64 and aarch64 are")
+        raise OSError(f"the system calls of {machine} are unknown; x86_64 and aarch64 are supported")
     refused = [_error(errno.EPERM)]
     rules = dict.fromkeys(("never", "network", "processes"), refused)
     rules |= {"pretended": [_error(0)], "itself": _only(0, [0, pid])}
     kind = [_argument(1), (_AND, 0, 0, 0xF), (_EQUAL, 1, 0, _STREAM)]  # without its flags
     blocks: list[tuple[str, list[Instruction]]] = [
         *((name, rules[call["rule"]]) for name, call in CALLS.items() if call["rule"] in rules),
-        ("clone3", [_error(errno.ENOSYS)]),  # its arguments lie in memory, where no filter looks; libc then uses clone
+        # its arguments are in memory, which filters cannot read; libc falls back to clone
+        ("clone3", [_error(errno.ENOSYS)]),
         ("prctl", _never(0, [PR_SET_PDEATHSIG, PR_SET_DUMPABLE, _PR_SET_PTRACER])),
         ("ioctl", _never(1, [_TIOCSTI, _TIOCLINUX, _FIOSETOWN, _SIOCSPGRP])),
         ("fcntl", _never(1, [_F_SETOWN, _F_SETSIG, _F_SETOWN_EX])),
         ("clone", [_argument(0), (_SET, 0, 1, _CLONE_THREAD), _allow(), *refused]),
         ("kill", _only(0, [pid])),
         ("tgkill", _only(0, [pid])),
-        # a datagram pair could send elsewhere, a stream pair cannot; asyncio needs one
+        # asyncio needs pairs; a stream pair cannot send elsewhere, but a datagram pair could
         ("socketpair", [_argument(0), (_EQUAL, 0, 3, _UNIX), *kind, *refused, _allow()]),
     ]
     return [*_preamble(_ARCHITECTURES[machine]), *_dispatch(blocks, machine), _allow()]
@@ -83,9 +85,9 @@ def _preamble(architecture: int) -> list[Instruction]:
     return [
         (_LOAD, 0, 0, _ARCHITECTURE_AT),
         (_EQUAL, 1, 0, architecture),
-        (_RETURN, 0, 0, _KILL),  # the calls of another architecture have other numbers
+        (_RETURN, 0, 0, _KILL),  # other architectures use other numbers
         (_LOAD, 0, 0, _NUMBER_AT),
-        (_GREATER, 0, 1, LAST_KNOWN),  # x32's too, which are the old ones once more
+        (_GREATER, 0, 1, LAST_KNOWN),  # includes x32, which repeats the old calls
         _error(errno.ENOSYS),
     ]
 
@@ -98,18 +100,18 @@ def _dispatch(blocks: Sequence[tuple[str, list[Instruction]]], machine: str) -> 
 
 
 def _argument(index: int) -> Instruction:
-    """Its lower half, which is all that the kernel looks at in a pid, a flag or a family."""
+    """Return the instruction that loads the lower half of an argument; the kernel ignores the rest of IDs and flags."""
     return (_LOAD, 0, 0, _ARGUMENTS_AT + 8 * index)
 
 
 def _only(index: int, allowed: Sequence[int]) -> list[Instruction]:
-    """Allow the call when an argument has one of these values."""
+    """Allow the call if an argument has one of these values."""
     tests = [(_EQUAL, len(allowed) - at, 0, value) for at, value in enumerate(allowed)]
     return [_argument(index), *tests, _error(errno.EPERM), _allow()]
 
 
 def _never(index: int, refused: Sequence[int]) -> list[Instruction]:
-    """Refuse the call when an argument has one of these values."""
+    """Reject the call if an argument has one of these values."""
     tests = [(_EQUAL, len(refused) - at, 0, value) for at, value in enumerate(refused)]
     return [_argument(index), *tests, _allow(), _error(errno.EPERM)]
 

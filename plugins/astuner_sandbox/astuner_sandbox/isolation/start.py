@@ -1,9 +1,10 @@
-"""The script that a foreign interpreter starts with: it lends itself this package and the core, and becomes a zygote.
+"""Start a zygote in another interpreter: lend it this package and the core.
 
-``python -I start.py DESCRIPTOR CORE``; the descriptor is the control socket's, and the core lies in the folder CORE.
+Call it as ``python -I start.py DESCRIPTOR CORE``, with the descriptor of the control socket and the directory of the
+core.
 
-Only the names that are lent become importable, from the folders they are lent from; nothing else that lies beside those
-folders does.  A lent package wins over an installed one of the same name, so that both sides run the same code.
+Only the lent names become importable, from their own directories; other modules in these directories do not. A lent
+package takes precedence over an installed one of the same name, so that both sides run the same code.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from types import ModuleType
 
 
 class Lender(MetaPathFinder):
-    """Finds the lent packages; what is inside a package is found through the package."""
+    """Find lent packages; their modules are found through the package."""
 
     def __init__(self, lent: Mapping[str, str]) -> None:
         self.lent = dict(lent)
@@ -35,14 +36,14 @@ class Lender(MetaPathFinder):
 
 
 def lend(lent: Mapping[str, str]) -> None:
-    """Make packages importable: top-level name -> the absolute path of its folder, or of its ``.py`` file.
+    """Make packages importable, by top-level name and absolute path of the directory or ``.py`` file.
 
-    :raises ValueError: a path is no package or module, or a name is not top-level.
+    :raises ValueError: A path is not a package or module, or a name is not top-level.
     """
     for name, place in lent.items():
         start = Path(place) if place.endswith(".py") else Path(place, "__init__.py")
         if "." in name or not start.is_absolute() or not start.is_file():
-            raise ValueError(f"{name} cannot be lent from {place}: give a top-level package's absolute folder")
+            raise ValueError(f"cannot lend {name} from {place}. Pass the absolute directory of a top-level package")
     sys.meta_path.insert(0, Lender(lent))
 
 

@@ -1,13 +1,13 @@
-"""A process that has imported everything once, and forks a ready child for each request.
+"""Import everything once and fork a ready child for each request.
 
-It has one thread and does three things: it forks, it reaps, it kills.  A child never outlives it: the kernel kills the
-children of a zygote that dies, and a zygote whose control socket closes (its server is gone, however that happened)
-kills them and ends.  A child's pid is only ever signalled while the child is not reaped, so it cannot mean another
-process.  What a child leaves running is killed when the child has ended, or when it is the child's no longer.
+The process has one thread, which forks, reaps and kills. Children never outlive it: the kernel kills the children of a
+zygote that dies, and a zygote whose control socket closes (because its server is gone) kills them and ends. A child is
+signaled only while it is not reaped, so its process ID cannot belong to another process. Processes that a child leaves
+behind are killed when it has ended or no longer owns them.
 
-From the server: the spec, then ``{"fork": id, "options", "descriptors"}`` with the child's socket and, where somebody
-reads them, its standard output and error; ``{"kill": id}``.  To the server: ``{"ready"}`` or ``{"failed": why}``, and
-``{"ended": id, "status", "cpu_s"}`` or ``{"ended": id, "refused": why}``.  A child sends its pid by itself.
+From the server: the spec, then ``{"fork": id, "options", "descriptors"}`` with the child's socket and, if they are
+read, its standard output and error; ``{"kill": id}``. To the server: ``{"ready"}`` or ``{"failed": why}``, and
+``{"ended": id, "status", "cpu_s"}`` or ``{"ended": id, "refused": why}``. A child sends its process ID itself.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def main(descriptor: int) -> None:
     try:
         child_main = _prepare(spec)
     except BaseException as e:
-        if isinstance(e, SystemExit) and isinstance(e.code, str):  # a preloaded function says itself what is wrong
+        if isinstance(e, SystemExit) and isinstance(e.code, str):  # a preloaded function describes its own failure
             why = e.code
         else:
             trace = traceback.format_exc()[-4000:].strip()
-            why = f"{sys.executable} could not import what it was told to:\n{trace}"
+            why = f"{sys.executable} could not import the requested modules:\n{trace}"
         control.send({"failed": why})
         sys.exit(1)
     zygote = _Zygote(control, child_main)
@@ -71,24 +71,24 @@ def _prepare(spec: Mapping[str, Any]) -> Main:
         running = ", ".join(t.name for t in threading.enumerate() if t is not threading.main_thread())
         raise RuntimeError(
             f"preloading {', '.join(spec['preload'])} left threads running ({running}), and a process with threads "
-            "cannot be forked; start them when an instance is made"
+            "cannot be forked. Start threads when an instance is created"
         )
     adopt_orphans()
     gc.collect()
-    gc.freeze()  # what is shared stays shared: a collection in a child touches none of it
+    gc.freeze()  # keeps memory shared: garbage collection in a child does not touch it
     return child_main
 
 
 class _Zygote:
     def __init__(self, control: Channel, child_main: Main) -> None:
         self.control, self.child_main = control, child_main
-        self.living: dict[int, int] = {}  # pid -> the fork's id
+        self.living: dict[int, int] = {}  # process ID -> ID of the fork
         self.own = children_of_this_process()  # a preloaded module may have started helpers
         self.wake, self.waker = os.pipe()
         for end in (self.wake, self.waker):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(self.waker, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler nothing is written to the waker
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler, nothing is written to the waker
 
     def serve(self) -> None:
         poll = select.poll()
@@ -106,7 +106,7 @@ class _Zygote:
                 if self.control.fileno() in ready:
                     self.answer(self.control.recv())
         except EOFError:
-            pass  # the server is gone or has closed us: the way this ends
+            pass  # the server is gone or has closed this process: the regular end
         finally:
             self.end_all()
 
@@ -130,10 +130,11 @@ class _Zygote:
                 os.close(descriptor)
 
     def live(self, parent: int, given: list[int], request: Mapping[str, Any]) -> None:
-        """The life of a child."""
+        """Run the child."""
         os.setsid()
         die_with(parent)
-        adopt_orphans()  # so that the zygote's own children are its instances, and what ended ones left
+        # so that the children of the zygote are only instances and processes that ended instances left behind
+        adopt_orphans()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self.control.close()
@@ -149,7 +150,7 @@ class _Zygote:
             pid, status, usage = ended
             self.kill_strays()
             if (number := self.living.pop(pid, None)) is not None:
-                with contextlib.suppress(EOFError):  # nobody listens any more when all are being ended
+                with contextlib.suppress(EOFError):  # nothing reads it when all children are being ended
                     self.control.send(
                         {
                             "ended": number,
@@ -159,7 +160,7 @@ class _Zygote:
                     )
 
     def kill_strays(self) -> None:
-        """What an ended child left, and what a living one let go, of which the kernel gives no sign."""
+        """Kill what an ended child left behind and what a living child released, which the kernel does not report."""
         for orphan in children_of_this_process() - self.living.keys() - self.own:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(orphan, signal.SIGKILL)
@@ -181,11 +182,11 @@ def _connect_standard_streams(output: list[int]) -> None:
     for descriptor in {null, out, err}:
         os.close(descriptor)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # a log that has everything when the process is killed
+        sys.stdout.reconfigure(line_buffering=True)  # so that the log is complete when the process is killed
 
 
 def _ended(living: Collection[int]) -> tuple[int, int, resource.struct_rusage] | None:
-    """Reap a child that has ended, if there is one; what is left of an instance's process group ends first."""
+    """Reap an ended child, if any, after killing the rest of its process group."""
     try:
         if not hasattr(os, "waitid"):  # macOS before Python 3.13
             ended = os.wait4(-1, os.WNOHANG)
@@ -194,7 +195,7 @@ def _ended(living: Collection[int]) -> tuple[int, int, resource.struct_rusage] |
         if found is None:
             return None
         if found.si_pid in living:
-            kill_group(found.si_pid)  # it is not reaped yet, so the group is still its own
+            kill_group(found.si_pid)  # not reaped yet, so the group still belongs to it
         return os.wait4(found.si_pid, 0)
     except ChildProcessError:
         return None

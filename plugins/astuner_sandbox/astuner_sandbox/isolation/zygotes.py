@@ -1,8 +1,8 @@
-"""The server's side of a zygote: start it, ask it for children, hear of their ends.
+"""Control a zygote from the server: start it, request children, and receive their exit status.
 
-Every method may be called from any thread; one thread of its own reads what the zygote says.  Nothing that a zygote
-started outlives it: it kills its children when it is closed, and after a crash whatever carries its mark is killed.
-A zygote that has ended stays ended; its `Keeper` starts another one.
+All methods are thread-safe; a separate thread reads the zygote's messages. Nothing that a zygote started outlives it:
+it kills its children when it is closed, and after a crash all processes with its mark are killed. An ended zygote is
+never restarted; its `Keeper` starts a new one.
 """
 
 from __future__ import annotations
@@ -34,62 +34,62 @@ _CORE = str(Path(astuner.__file__).absolute().parent)
 _PASSED_ON = ("PATH", "LANG", "HOME", "TMPDIR")
 _GRACE = 5.0
 _HOLD = 2.0
-"""Seconds for which a failed start is not repeated."""
+"""Seconds during which a failed start is not repeated."""
 
 
 class ZygoteFailed(AstunerError):
-    """A zygote did not start, has ended, or cannot fork; says why."""
+    """A zygote did not start, has ended or cannot fork; the message contains the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ZygoteSpec:
-    """What a zygote is made of."""
+    """Configuration of a zygote."""
 
     python: str
-    """The interpreter's path."""
+    """Path of the interpreter."""
     main: str
-    """``module:function``; called in each child with its `Channel` and the request's options."""
+    """``module:function``, called in each child with its `Channel` and the options of the request."""
     lent: Mapping[str, str] = field(default_factory=dict)
-    """Packages the interpreter need not have: top-level name -> absolute folder. ``astuner`` is always lent."""
+    """Packages that the interpreter may lack: top-level name -> absolute directory. ``astuner`` is always lent."""
     path: Sequence[str] = ()
-    """Folders put before the interpreter's ``sys.path``."""
+    """Directories to insert at the start of the interpreter's ``sys.path``."""
     preload: Sequence[str] = ()
-    """``module`` is imported, ``module:function`` called too, once, before anything is forked.
+    """Modules to import before forking; ``module:function`` is also called once.
 
-    A function may ``sys.exit("why")``: then `ZygoteFailed` says that, and no traceback.
+    A function may ``sys.exit("why")``; `ZygoteFailed` then contains that text instead of a traceback.
     """
     environ: Mapping[str, str] = field(default_factory=dict)
-    """Variables beside PATH, LANG, HOME and TMPDIR (or instead of them); no others of this process are passed on."""
+    """Variables that add to or replace PATH, LANG, HOME and TMPDIR. No other variables are passed on."""
     cwd: str = "/"
-    """The folder the zygote and its children work in; an instance that needs one of its own changes to it."""
+    """Working directory of the zygote and its children; an instance that needs its own directory changes to it."""
 
 
 @dataclass(eq=False)
 class Fork:
-    """A child of a zygote; made by `Zygote.fork`."""
+    """A child of a zygote, created by `Zygote.fork`."""
 
     _kill: Callable[[], object]
     socket: socket.socket
-    """Connected to the child, not inherited by other processes; whoever asked for the fork closes it."""
+    """Socket to the child, not inherited by other processes; the caller of the fork closes it."""
     _on_exit: Callable[[Fork], None] | None = None
     pid: int = 0
     ended: str | None = None
-    """How it ended, for people: ``exit code 1``, ``killed by SIGKILL (out of memory?)``. None: it runs."""
+    """Readable exit status: ``exit code 1``, ``killed by SIGKILL (out of memory?)``; None while it runs."""
     returncode: int | None = None
-    """The exit code, or minus the signal's number; None while it runs, or when its zygote ended with it."""
+    """Exit code, or the negative signal number; None while it runs, or if its zygote ended with it."""
     cpu_s: float = 0.0
-    """CPU seconds that it used, known when it has ended."""
+    """Used CPU seconds, known after its end."""
     _killed: bool = False
     _end: threading.Event = field(default_factory=threading.Event)
 
     def kill(self) -> None:
-        """Kill it and its process group; harmless when it has ended. `ended` follows when it is really gone."""
+        """Kill the child and its process group. Can be called repeatedly; `ended` is set when the child is gone."""
         if self.ended is None:
             self._killed = True
             self._kill()
 
     def wait(self, timeout: float | None = None) -> str | None:
-        """Wait for its end: `ended`, None when ``timeout`` seconds have passed."""
+        """Wait for its end and return `ended`; None after ``timeout`` seconds."""
         self._end.wait(timeout)
         return self.ended
 
@@ -98,30 +98,30 @@ class Fork:
         try:
             if self._on_exit is not None:
                 self._on_exit(self)
-        except Exception:  # a caller's mistake must not end the thread that everybody waits for
+        except Exception:  # an error of a caller must not end the thread on which all others depend
             logging.getLogger(__name__).exception("on_exit of process %d failed", self.pid)
         finally:
             self._end.set()
 
 
 class Zygote:
-    """One warm process and its children."""
+    """A warm process and its children."""
 
     def __init__(self, spec: ZygoteSpec) -> None:
         self.spec = spec
         self._mark = secrets.token_hex(16)
         self._numbers = itertools.count(1)
         self._forks: dict[int, Fork] = {}
-        self._lock = threading.Lock()  # of the one above and `_why`
+        self._lock = threading.Lock()  # guards the two attributes `_forks` and `_why`
         self._why: str | None = "it was not started"
         self._process: subprocess.Popen[bytes] | None = None
         self._control: Channel | None = None
         self._reader = threading.Thread(target=self._listen, name="astuner-zygote", daemon=True)
 
     def start(self, timeout: float = 120) -> None:
-        """Start the process and wait until everything is imported; once per object.
+        """Start the process and wait until all imports are done; once per object.
 
-        :raises ZygoteFailed: it did not come up; with what is wrong in what it imported, or the end of its traceback.
+        :raises ZygoteFailed: It did not start; the message describes the failed import, or the end of the traceback.
         """
         ours, theirs = socket.socketpair()
         environ = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
@@ -135,7 +135,7 @@ class Zygote:
                     stderr=said,
                     cwd=self.spec.cwd,
                     env={**environ, **self.spec.environ, MARK: self._mark},
-                    start_new_session=True,  # Ctrl-C is for the server, which then closes this
+                    start_new_session=True,  # Ctrl-C is meant for the server, which then closes this process
                 )
             except OSError as e:
                 ours.close()
@@ -154,7 +154,7 @@ class Zygote:
                 answer = self._control.recv(timeout)
             except (EOFError, TimeoutError) as e:
                 slow = isinstance(e, TimeoutError)
-                how = f"was not ready after {timeout:g} s" if slow else f"ended at once: {self._end_process(1)}"
+                how = f"was not ready after {timeout:g} s" if slow else f"ended immediately: {self._end_process(1)}"
                 self._process.kill()
                 self.close()
                 raise ZygoteFailed(f"{self.spec.python} {how}\n{tail(said)}".rstrip()) from None
@@ -166,7 +166,7 @@ class Zygote:
 
     @property
     def pid(self) -> int | None:
-        """The zygote's own; None before `start`."""
+        """Process ID of the zygote; None before `start`."""
         return None if self._process is None else self._process.pid
 
     @property
@@ -182,12 +182,13 @@ class Zygote:
         output: tuple[int, int] | None = None,
         on_exit: Callable[[Fork], None] | None = None,
     ) -> Fork:
-        """A new child, in ``main`` or on its way there.
+        """Return a new child that runs or will run ``main``.
 
-        :param options: handed to ``main``; JSON.
-        :param output: two descriptors to use as its standard output and error, which stay open here; None: nowhere.
-        :param on_exit: called when it has ended, in the thread that reads: be quick.
-        :raises ZygoteFailed: the zygote has ended, or cannot fork.
+        :param options: JSON options for ``main``.
+        :param output: Two descriptors for its standard output and error, which stay open here; None discards the
+            output.
+        :param on_exit: Called in the reading thread when the child has ended; it must be fast.
+        :raises ZygoteFailed: The zygote has ended or cannot fork.
         """
         ours, theirs = socket.socketpair()
         number = next(self._numbers)
@@ -222,7 +223,7 @@ class Zygote:
         return fork
 
     def close(self) -> None:
-        """Kill everything it started and end it; within about ten seconds, and harmless when done already."""
+        """Kill all children and end the zygote within about ten seconds. Can be called repeatedly."""
         if self._process is None or self._control is None:
             return
         self._control.shutdown()
@@ -232,7 +233,8 @@ class Zygote:
 
     def _say(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
         assert self._control is not None
-        with contextlib.suppress(EOFError, OSError):  # it has ended: the reader sees that too, and tells everybody
+        # it has ended: the reader notices that too and notifies all children
+        with contextlib.suppress(EOFError, OSError):
             self._control.send(message, descriptors=descriptors)
 
     def _listen(self) -> None:
@@ -254,7 +256,7 @@ class Zygote:
             fork._has_ended(how_it_ended(fork.returncode))
 
     def _lost(self, why: str) -> None:
-        """Everything that hangs on the zygote ends with it; done once."""
+        """End everything that depends on the zygote; only once."""
         with self._lock:
             if self._control is None or (self._process is not None and self._control.fileno() < 0):
                 return
@@ -276,12 +278,12 @@ class Zygote:
 
 
 class Keeper:
-    """The zygote of one spec: started before it is needed, and anew when it has died. From any thread.
+    """Keep the zygote of a spec alive: start it before it is needed, and again after it died. Thread-safe.
 
-    Invariant: at most one lives, and one that fails to start is not tried again at once by everybody who waits.
+    Invariant: at most one zygote lives, and callers do not repeat a failed start immediately.
 
-    :param within: seconds in which it must have imported everything.
-    :param on_death: called when it was found dead, before another one is started.
+    :param within: Seconds in which all imports must finish.
+    :param on_death: Called when the zygote was found dead, before a new one starts.
     """
 
     def __init__(self, spec: ZygoteSpec, within: float, on_death: Callable[[int | None], object] = lambda pid: None):
@@ -293,13 +295,13 @@ class Keeper:
 
     @property
     def pid(self) -> int | None:
-        """The living zygote's pid."""
+        """Process ID of the living zygote."""
         return self._zygote.pid if self._zygote is not None and self._zygote.is_alive else None
 
     def ready(self) -> Zygote:
-        """The living zygote; starts one when there is none.
+        """Return the living zygote; start one if there is none.
 
-        :raises ZygoteFailed: it does not start; has the end of what it said.
+        :raises ZygoteFailed: It does not start; the message contains the end of its output.
         """
         with self._starting:
             if self._closed:
@@ -311,7 +313,7 @@ class Keeper:
             if self._zygote is not None:
                 self._on_death(self._zygote.pid)
                 self._zygote.close()
-            zygote = self._zygote = Zygote(self._spec)  # before it runs, so that `close` reaches it
+            zygote = self._zygote = Zygote(self._spec)  # set before it runs, so that `close` reaches it
             try:
                 zygote.start(self._within)
             except ZygoteFailed as e:
@@ -322,7 +324,7 @@ class Keeper:
             return zygote
 
     def fork(self, options: Mapping[str, Any], **how: Any) -> Fork:
-        """As `Zygote.fork`; tries once more where the zygote died before anything was begun."""
+        """Fork as `Zygote.fork` does; retry once if the zygote died before it began."""
         try:
             return self.ready().fork(options, **how)
         except ZygoteFailed:
@@ -331,14 +333,14 @@ class Keeper:
         return self.ready().fork(options, **how)
 
     def close(self) -> None:
-        """End the zygote and all that was forked from it, for good; also while it is started."""
+        """End the zygote and its children permanently, also during its start."""
         self._closed = True
         if self._zygote is not None:
             self._zygote.close()
 
 
 def tail(said: IO[bytes], size: int = 4000) -> str:
-    """The end of what a process wrote to a file."""
+    """Return the end of the output of a process."""
     said.seek(0, os.SEEK_END)
     said.seek(max(0, said.tell() - size))
     return said.read().decode(errors="replace").strip()

@@ -224,12 +224,12 @@ def test_what_an_ended_child_left_running_is_killed(zygotes) -> None:
     ("settings", "says"),
     [
         ({"python": "/nowhere/python"}, "cannot start /nowhere/python"),
-        ({"python": "/bin/false"}, "ended at once: exit code 1"),
+        ({"python": "/bin/false"}, "ended immediately: exit code 1"),
         ({"preload": ["children:not_importable"]}, "RuntimeError: the data is not there"),
         ({"preload": ["no_such_module"]}, "No module named 'no_such_module'"),
         ({"preload": ["children:start_a_thread"]}, r"left threads running \(left over\)"),
         ({"main": "no_such_function"}, "no_such_function"),
-        ({"lent": {"thing": "/nowhere"}}, "thing cannot be lent from /nowhere"),
+        ({"lent": {"thing": "/nowhere"}}, "cannot lend thing from /nowhere"),
     ],
 )
 def test_what_cannot_start_says_why(settings, says) -> None:
