@@ -277,7 +277,7 @@ def _fields_of(module: Any) -> str:
             refused.setdefault(field.why, []).append(f"`{path}`" + (f" ({passes})" if passes else ""))
     rows = [f"| {', '.join(names)} | {_cell(why)} |" for why, names in refused.items()]
     return (
-        f"### `POST {module.DIALECT.route}`\n\nHonored: {', '.join(honoured)}.\n\n"
+        f"### `POST {module.DIALECT.route}`\n\nSupported: {', '.join(honoured)}.\n\n"
         f"Accepted without effect: {', '.join(labels)}.\n\n"
         "| rejected parameter (accepted values) | reason |\n|---|---|\n" + "\n".join(rows) + "\n"
     )
