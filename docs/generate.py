@@ -390,9 +390,7 @@ def explanations() -> str:
 
     told = {f"`{name}`": ", ".join(f"`{other}`" for other in others) for name, others in EXPLAINS.items() if others}
     rows = [f"| {name} | {others} |" for name, others in told.items()]
-    return "\n".join(
-        ["", "| while this alarm is active | these rules raise no separate alarm |", "|---|---|", *rows, ""]
-    )
+    return "\n".join(["", "| Alarm | Suppressed consequences |", "|---|---|", *rows, ""])
 
 
 PARTS: dict[str, Callable[[], str]] = {

@@ -304,26 +304,26 @@ def test_a_run_with_a_damaged_log_goes_on_with_what_is_whole(run: Path) -> None:
 
 DEEP = "[" * 100_000
 FILES: Sequence[tuple[str, str, str]] = [
-    ("origin.json", "{", "origin.json is damaged, and left out: JSONDecodeError"),
-    ("origin.json", '{"starts": [{"started": "now"}]}', "origin.json is damaged, and left out: ValueError"),
-    ("origin.json", "[]", "origin.json is damaged, and left out: TypeError"),
+    ("origin.json", "{", "origin.json is damaged and was ignored (JSONDecodeError"),
+    ("origin.json", '{"starts": [{"started": "now"}]}', "origin.json is damaged and was ignored (ValueError"),
+    ("origin.json", "[]", "origin.json is damaged and was ignored (TypeError"),
     (
         "metrics.jsonl",
         f'{{"a": {DEEP}\n',
-        "metrics.jsonl is damaged: 1 rows are left out: metrics.jsonl:6: maximum rec",
+        "metrics.jsonl is damaged: 1 rows were ignored (metrics.jsonl:6: maximum rec",
     ),
-    ("metrics.jsonl", '{"step": "x"}\n', "left out: metrics.jsonl:6: no row that a run writes"),
-    ("metrics.jsonl", '{"step": 6, "reward/mean": "x"}\n', "1 rows are left out: metrics.jsonl:6: bad operand"),
+    ("metrics.jsonl", '{"step": "x"}\n', "were ignored (metrics.jsonl:6: not a valid row"),
+    ("metrics.jsonl", '{"step": 6, "reward/mean": "x"}\n', "1 rows were ignored (metrics.jsonl:6: bad operand"),
     (
         "metrics.jsonl",
         '{"step": 6, "val/success": 0.5}\n',
-        "1 rows are left out: metrics.jsonl:6: 'val/success_ci_low'",
+        "1 rows were ignored (metrics.jsonl:6: 'val/success_ci_low'",
     ),
     ("metrics.jsonl", "\xff\n", "metrics.jsonl:6: 'utf-8' codec can't decode"),
-    ("failures.jsonl", "[1]\n", "failures.jsonl is damaged: 1 rows are left out"),
-    ("alarms.jsonl", '{"step": 1}\n', "alarms.jsonl is damaged: 1 rows are left out"),
-    ("certificate.json", "{}", "certificate.json is damaged, and left out: KeyError"),
-    ("summary.json", '{"ledger": 5}', "summary.json is damaged, and left out"),
+    ("failures.jsonl", "[1]\n", "failures.jsonl is damaged: 1 rows were ignored"),
+    ("alarms.jsonl", '{"step": 1}\n', "alarms.jsonl is damaged: 1 rows were ignored"),
+    ("certificate.json", "{}", "certificate.json is damaged and was ignored (KeyError"),
+    ("summary.json", '{"ledger": 5}', "summary.json is damaged and was ignored"),
 ]
 """A file, what is in it (behind what is there, where it has rows), and what is said."""
 

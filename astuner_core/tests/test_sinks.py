@@ -185,7 +185,7 @@ def test_an_alarm_is_a_note_and_a_line_of_its_own_and_is_forgotten_with_its_step
     (alarm,) = read_jsonl(run.run_dir.alarms)
     assert (alarm["step"], alarm["rule"]) == (5, "zero_variance")
     (note,) = run.run_dir.log.read_text().splitlines()
-    assert "WARNING (zero_variance) step 5: all rewards of the last 5 steps are 0.5; look at" in note
+    assert "WARNING (zero_variance) step 5: All rewards of the last 5 steps are 0.5, " in note
     state = json.loads(json.dumps(run.state()))
     run.restore(state, 6)
     for step in range(7, 20):

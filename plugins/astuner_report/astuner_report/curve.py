@@ -1,6 +1,6 @@
-"""The curve of a run: reward and success over steps; as data, as SVG, and as a PNG where matplotlib is installed.
+"""The reward curve of a run: data, an SVG, and a PNG if matplotlib is installed.
 
-The SVG is small, without scripts, readable in light and dark, and in print.
+The SVG is small, contains no scripts, and is readable in light mode, in dark mode and in print.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any, NamedTuple, TypeAlias
 from astuner_report.rendering import rendered
 
 _WINDOW = 10
-"""Steps of the moving average."""
+"""Window of the moving average, in steps."""
 WIDTH, HEIGHT = 720, 360
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 34, 40
 MOST_POINTS = 600
-"""Of a line; more than that nobody sees."""
+"""Maximum number of points of a line; more are not visible."""
 
 
 class Validated(NamedTuple):
-    """Success in validation after a step, with its 95 % interval."""
+    """Validation success after a step, with its 95 % interval."""
 
     step: int
     success: float
@@ -30,45 +30,48 @@ class Validated(NamedTuple):
 
 
 class Curve:
-    """What is drawn."""
+    """The data of the curve."""
 
     def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """:param rows: of ``metrics.jsonl``."""
+        """Read the data of the curve.
+
+        :param rows: rows of ``metrics.jsonl``.
+        """
         trained = [row for row in rows if row.get("reward/mean") is not None]
         self.steps: list[int] = [row["step"] for row in trained]
         self.rewards: list[float] = [row["reward/mean"] for row in trained]
-        """The mean reward of each step."""
+        """Mean reward of each step."""
         parts = [self.rewards[max(0, i + 1 - _WINDOW) : i + 1] for i in range(len(self.rewards))]
         self.smoothed = [sum(part) / len(part) for part in parts]
-        """The moving average of the rewards, over the steps before."""
+        """Moving average of the rewards over the preceding steps."""
         names = ("step", "val/success", "val/success_ci_low", "val/success_ci_high")
         self.held_out = [Validated(*(row[name] for name in names)) for row in rows if row.get(names[1]) is not None]
 
 
 def draw_reward_curve(rows: Sequence[Mapping[str, Any]], path: Path) -> str:
-    """Draw ``rows`` (those of ``metrics.jsonl``) into the PNG ``path``; says where it is, or what is missing."""
+    """Draw ``rows`` of ``metrics.jsonl`` into the PNG ``path``; return its path, or what to install."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        return 'not drawn: install it with: pip install "astuner-report[plot]"'
+        return 'not drawn, because matplotlib is missing; install it with: pip install "astuner-report[plot]"'
     curve = Curve(rows)
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     if curve.steps:
-        axes.plot(curve.steps, curve.rewards, color="#9db8d9", linewidth=1, label="mean reward of a step")
+        axes.plot(curve.steps, curve.rewards, color="#9db8d9", linewidth=1, label="mean reward per step")
         axes.plot(curve.steps, curve.smoothed, color="#1f5fa8", linewidth=2, label="moving average (10 steps)")
     if curve.held_out:
         x, y, *_ = zip(*curve.held_out, strict=True)
         down, up = [p.success - p.low for p in curve.held_out], [p.high - p.success for p in curve.held_out]
-        axes.errorbar(x, y, yerr=[down, up], fmt="o", color="#c4501b", capsize=4, label="success in validation, 95 %")
+        axes.errorbar(x, y, yerr=[down, up], fmt="o", color="#c4501b", capsize=4, label="validation success, 95 %")
     axes.set_xlabel("step")
     axes.set_ylabel("reward / success")
     axes.grid(alpha=0.3)
     if curve.steps or curve.held_out:
         axes.legend(loc="best", frameon=False)
-    path.unlink(missing_ok=True)  # in a folder of somebody else it may be a link
+    path.unlink(missing_ok=True)  # in a folder from an untrusted source it may be a link
     figure.savefig(path, dpi=120)
     return str(path)
 
@@ -82,7 +85,10 @@ def _scale(low: float, high: float, start: float, end: float) -> _Scale:
 
 
 def reward_curve_svg(rows: Sequence[Mapping[str, Any]]) -> str:
-    """:param rows: of ``metrics.jsonl``."""
+    """Return the curve as an SVG.
+
+    :param rows: rows of ``metrics.jsonl``.
+    """
     curve = Curve(rows)
     steps = [*curve.steps, *(p.step for p in curve.held_out)]
     values = [*curve.rewards, *(v for p in curve.held_out for v in (p.low, p.high))]
@@ -117,7 +123,7 @@ def _points(steps: Sequence[int], values: Sequence[float], x: _Scale, y: _Scale)
 
 
 def _ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
-    """About five round numbers that span ``low`` to ``high``."""
+    """Return about five round numbers that span ``low`` to ``high``."""
     if high <= low:
         low, high = (low, low + 1) if whole else (low - 0.5, low + 0.5)
     rough = (high - low) / 5

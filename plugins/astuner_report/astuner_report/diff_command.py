@@ -1,4 +1,4 @@
-"""``astuner diff RUN_A RUN_B``: two runs on the same tasks, with paired statistics."""
+"""``astuner diff RUN_A RUN_B``: compare two runs on the same tasks with paired statistics."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ app = new_app()
 
 
 _WIDEST = 60
-"""Characters of a setting or a query that are shown."""
+"""Maximum number of characters shown of a setting or a query."""
 
 
 class By(str, Enum):
-    """What makes two tasks the same."""
+    """The criterion by which two tasks are the same."""
 
     TASK = "task"
     TEXT = "text"
@@ -56,37 +56,44 @@ Examples:
 def diff(
     ctx: typer.Context,
     run_a: Annotated[
-        str, typer.Argument(metavar="RUN_A", help="A run folder; several seeds: a pattern in quotes, 'DIR/grpo-seed*'.")
+        str,
+        typer.Argument(metavar="RUN_A", help="Run folder, or a quoted pattern for several seeds: 'DIR/grpo-seed*'."),
     ],
-    run_b: Annotated[str, typer.Argument(metavar="RUN_B", help="The run, or runs, to compare with it.")],
+    run_b: Annotated[str, typer.Argument(metavar="RUN_B", help="Run folder or pattern to compare with RUN_A.")],
     overrides: OverridesArgument = None,
     step_a: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="The validation of A after this step. Default: its newest.")
+        int | None,
+        typer.Option(min=0, metavar="N", help="Use the validation of A after this step. Default: the newest."),
     ] = None,
-    step_b: Annotated[int | None, typer.Option(min=0, metavar="N", help="The same for B.")] = None,
-    split: Annotated[Split, typer.Option(help="Compare validation, or what was trained on.")] = Split.VALIDATION,
-    by: Annotated[By, typer.Option(help="Tasks are the same by id and text, or by the text alone.")] = By.TASK,
-    common: Annotated[
-        bool, typer.Option("--common", help="Compare the tasks that are in all runs, though some have others.")
-    ] = False,
+    step_b: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="N", help="Use the validation of B after this step. Default: the newest."),
+    ] = None,
+    split: Annotated[Split, typer.Option(help="Compare validation or training episodes.")] = Split.VALIDATION,
+    by: Annotated[By, typer.Option(help="Match tasks by ID and text, or by text only.")] = By.TASK,
+    common: Annotated[bool, typer.Option("--common", help="Compare only the tasks that all runs share.")] = False,
     judge: Annotated[
         str | None,
         typer.Option(
             metavar="NAME|FILE.py->CLASS",
-            help="Judge both sides anew, with the settings of RUN_A (the first) and KEY=VALUE; nothing is kept.",
+            help="Judge both sides again with the settings of the first RUN_A and KEY=VALUE. Writes nothing.",
             show_default=False,
         ),
     ] = None,
     services: WithOption = None,
-    parallel: Annotated[int, typer.Option(min=1, metavar="N", help="Ask --judge about so many at once.")] = 8,
-    seed: Annotated[int, typer.Option(help="Of the random draws.")] = 0,
-    show: Annotated[int, typer.Option(min=0, metavar="N", help="List this many settings and tasks of each kind.")] = 10,
+    parallel: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Number of episodes that --judge scores concurrently.")
+    ] = 8,
+    seed: Annotated[int, typer.Option(help="Seed of the random draws.")] = 0,
+    show: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Number of settings and tasks of each kind to list.")
+    ] = 10,
     as_json: JsonOption = False,
 ) -> None:
     """Compare two runs on the same tasks: settings, success and reward with intervals, tasks won and lost."""
     given = all_overrides(overrides)
     if judge is None and (given or services):
-        raise ConfigError("KEY=VALUE and --with are for judging anew; add --judge NAME, or leave them out")
+        raise ConfigError("KEY=VALUE and --with require --judge. Add --judge NAME, or remove them")
     command_line(ctx).check_services(services or ())
     runs = _runs("RUN_A", run_a), _runs("RUN_B", run_b)
     with only_data_on_stdout(as_json), _judging(ctx, runs[0][0], judge, given, services or (), parallel) as anew:
@@ -116,7 +123,7 @@ def diff(
 def _judging(
     ctx: typer.Context, run: Path, judge: str | None, overrides: Sequence[str], services: Sequence[str], parallel: int
 ) -> Iterator[Anew | None]:
-    """The judge with the settings of a run, ready to be asked; None where no other is wanted."""
+    """Yield the judge with the settings of a run; None if ``judge`` is None."""
     if judge is None:
         yield None
         return
@@ -134,13 +141,13 @@ def _judging(
 
 
 def _runs(name: str, pattern: str) -> list[Path]:
-    """The run folders that a person means."""
+    """Return the run folders that a path or a pattern matches."""
     if Path(pattern).expanduser().is_dir():
         return [Path(pattern).expanduser()]
     found = [Path(p) for p in sorted(glob.glob(str(Path(pattern).expanduser())))]
     runs = [p for p in found if (p / "resolved.yaml").is_file()]
     if not runs:
         beside = sorted(p.parent for p in Path(pattern).expanduser().parent.glob("*/resolved.yaml"))
-        there = f"; there are {', '.join(map(str, beside[:10]))}" if beside else ""
-        raise ConfigError(f"{name}: {pattern} is no run folder, and no pattern of any{there}")
+        there = f". Available: {', '.join(map(str, beside[:10]))}" if beside else ""
+        raise ConfigError(f"{name}: {pattern} is not a run folder and matches none{there}")
     return runs

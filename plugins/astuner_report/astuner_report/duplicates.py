@@ -1,5 +1,4 @@
-"""Numbers of a step that the sentinel reads and nobody else measures: how alike the attempts at a task are, whether
-equal ones are rewarded alike, and the entropy of what was sampled."""
+"""Metrics for the sentinel: equal attempts at a task, rewards of equal attempts, and the entropy of sampled tokens."""
 
 from __future__ import annotations
 
@@ -13,13 +12,13 @@ from astuner.contracts.types import Episode
 
 
 def duplicates(episodes: Sequence[Episode]) -> dict[str, float]:
-    """How alike the attempts at a task are, and how alike their own log-probabilities say that they would be.
+    """Return how often attempts at a task are equal, and how often their log-probabilities predict it.
 
-    Two independent draws from p are the same with probability sum p(x)², which is the mean of p(x) over draws; so the
-    share of pairs that are the same, and the mean probability of what was said, estimate one number where the engine
-    samples as it says (and the environment does not vary, which makes the first smaller).
+    Two independent draws from p are equal with probability sum p(x)², which is the mean of p(x) over draws. The share
+    of equal pairs and the mean probability of an attempt therefore estimate the same number if the engine samples as it
+    reports (and the environment does not vary, which makes the first smaller).
 
-    :param episodes: of whole groups; those that were not scored, or in which nobody spoke, do not count.
+    :param episodes: episodes of complete groups; those without a reward or without model calls are ignored.
     """
     groups: dict[str, list[Episode]] = {}
     for episode in episodes:
@@ -40,13 +39,13 @@ def duplicates(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def sampled_entropy(episodes: Iterable[Episode], policies: Sequence[str] = ()) -> dict[str, float]:
-    """The entropy per token that was sampled with, in nats: the mean of -log p over what may enter a loss mask.
+    """Return the entropy per token of the sampling distribution, in nats: the mean of -log p over trainable tokens.
 
     The expectation of -log p(x) over x drawn from p is p's entropy by definition, and entropies of the tokens of a text
-    add up (Cover and Thomas, Elements of Information Theory, theorem 2.5.1); so no distribution has to be kept, and it
-    is known in steps without an update, too.  p is what was sampled with, at the temperature of the rollout.
+    add up (Cover and Thomas, Elements of Information Theory, theorem 2.5.1). No distribution has to be stored, and the
+    value is known in steps without an update, too. p is the distribution at the temperature of the rollout.
 
-    :param policies: those that train, where the run tells several apart: each has a number of its own.
+    :param policies: policies that train, if the run distinguishes several; each gets its own metric.
     """
     turns = [t for e in episodes if e.reward is not None for t in e.turns if t.trained]
     found = {}
@@ -65,13 +64,13 @@ _MAX_EVIDENCE = 50.0
 
 
 def _evidence(group: Sequence[Episode]) -> float:
-    """Return how much more likely the repeated attempts of a group are under copying than under sampling, in nats.
+    """Return the log-likelihood ratio of copying to sampling for the repeated attempts of a group, in nats.
 
     Take the attempts in order. If they are independent draws, attempt k equals one of the earlier attempts with
-    probability s, the sum of the probabilities of the distinct earlier attempts, which their log-probabilities give.
-    An environment that varies makes it smaller. The alternative repeats with probability s + e (1 - s), e = `EXCESS`.
-    The result is the sum of the log-likelihood ratios, so the exponential of its sum over groups and steps is a
-    nonnegative supermartingale with expectation 1 or less under sampling (Wald 1945; Ville 1939).
+    probability s, the sum of the probabilities of the distinct earlier attempts, known from their log-probabilities. An
+    environment that varies makes it smaller. The alternative repeats with probability s + e (1 - s), e = `EXCESS`. The
+    result is the sum of the log-likelihood ratios, so the exponential of its sum over groups and steps is a nonnegative
+    supermartingale with expectation 1 or less under sampling (Wald 1945; Ville 1939).
     """
     total, seen, s = 0.0, set[object](), 0.0
     for episode in group:
@@ -85,9 +84,9 @@ def _evidence(group: Sequence[Episode]) -> float:
 
 
 def same_answer(episodes: Iterable[Episode]) -> dict[str, float]:
-    """Return the share of validation tasks that got the most common answer, token by token over all model calls.
+    """Return the share of validation tasks with the most common answer, token by token over all model calls.
 
-    :param episodes: of a validation; the first scored one of each task counts, if the model was called in it.
+    :param episodes: episodes of a validation; the first scored one of each task counts, if it called the model.
     """
     answers: dict[str, object] = {}
     for episode in episodes:
@@ -105,8 +104,10 @@ def _logprob(episode: Episode) -> float:
 
 
 def _noise(group: Sequence[Episode]) -> float:
-    """The mean over all pairs of attempts, two or more, of how far their rewards are apart, squared; of those that are
-    not the same, prompts included, 0."""
+    """Return the mean squared reward difference over all pairs of attempts; pairs that differ count as 0.
+
+    Two attempts are equal if their prompts and answers are equal. The group has two or more attempts.
+    """
     alike: dict[object, list[Episode]] = {}
     for episode in group:
         alike.setdefault(_tokens(episode), []).append(episode)
@@ -114,7 +115,7 @@ def _noise(group: Sequence[Episode]) -> float:
         ((a.reward or 0.0) - (b.reward or 0.0)) ** 2
         for same in alike.values()
         for a, b in combinations(same, 2)
-        if a.reward != b.reward and _prompts(a) == _prompts(b)  # prompts grow with every turn, so these come last
+        if a.reward != b.reward and _prompts(a) == _prompts(b)  # prompts are long, so they are compared last
     ]
     return math.fsum(apart) / math.comb(len(group), 2)
 
@@ -124,6 +125,6 @@ def _prompts(episode: Episode) -> list[list[int]]:
 
 
 def _share_of_equal_pairs(answers: Sequence[object]) -> float:
-    """Of all pairs of ``answers``, two or more, the share that are the same."""
+    """Return the share of equal pairs among all pairs of ``answers`` (two or more)."""
     n = len(answers)
     return sum(k * (k - 1) for k in Counter(answers).values()) / (n * (n - 1))

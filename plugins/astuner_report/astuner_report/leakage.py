@@ -1,14 +1,16 @@
-"""Leakage, looked for before the first step of a run: are the validation tasks held out, and does a prompt tell its
-answer?
+"""Check validation tasks and prompts for leakage before the first step.
 
-A task is also trained on where a training task asks the same in the same words (``exact``), or nearly so (``near``):
-with the same numbers and formulas in their order, and a Jaccard index of words and pairs of words, weighted by idf, of
-at least `NEAR`.  So a template that many tasks share counts for nothing, and what tells tasks apart for much.
-Candidates share one of the rarest words or pairs of the validation task, which no text that near can avoid (prefix
-filtering: Chaudhuri, Ganti and Kaushik 2006).  So time is linear in the tasks, and memory is that of the validation.
+The check determines whether validation tasks are held out, and whether prompts reveal their answers.
 
-A prompt gives its answer away where it announces its own reference more often than those of other tasks, or where the
-prompts of one split hold their references far more often than those of the other, as no text that is merely read does.
+A validation task also occurs in training if a training task has the same text (``exact``) or nearly the same text
+(``near``): the same numbers and formulas in the same order, and a Jaccard index of words and word pairs, weighted by
+idf, of at least `NEAR`. A template that many tasks share has little weight, and words that distinguish tasks have much.
+Candidates share one of the rarest words or pairs of the validation task, which every near-duplicate contains (prefix
+filtering: Chaudhuri, Ganti and Kaushik 2006). Time is linear in the number of tasks; memory is proportional to the
+validation tasks.
+
+A prompt reveals its answer if prompts announce their own reference more often than the references of other tasks, or if
+one split's prompts contain their references far more often than the other split's.
 """
 
 from __future__ import annotations
@@ -30,40 +32,43 @@ from astuner.contracts.section import Section
 from astuner.contracts.types import Task
 from astuner_record.exam import REFERENCES
 from astuner_record.foreign import shown
-from astuner_report.sentinel.rules import two_proportions
+from astuner_report.sentinel.statistics import percent, two_proportions
 
 KEY = "astuner.data.leakage"
 NEAR = 0.8
-"""Likeness from which on two tasks are nearly the same."""
+"""Similarity from which on two tasks are near-duplicates."""
 SAMPLE = 5000
-"""Training tasks from which it is learned how common words are."""
+"""Number of training tasks that the frequency of words is estimated from."""
 COMPARED = 2000
-"""Validation tasks that are compared for near-duplicates, evenly spaced; identical ones are found of all."""
+"""Maximum number of evenly spaced validation tasks compared for near-duplicates; all are compared for exact ones."""
 ANSWERED = 20_000
-"""Tasks of a split whose prompts are searched for their references, evenly spaced."""
+"""Maximum number of tasks per split whose prompts are searched for their references, evenly spaced."""
 _CANDIDATES = 20
-"""Validation tasks that one training task is compared with at most."""
+"""Maximum number of validation tasks compared with one training task."""
 _LONGEST = 1000
-"""Words at the beginning, and as many at the end, by which a longer text is compared for being near."""
+"""Words at the beginning, and at the end, of a longer text that are compared for near-duplicates."""
 _EXAMPLES = 20
 _HAN = r"\u3040-\u30ff\u3400-\u9fff"
 _WORD = re.compile(rf"\d+(?:[.,]\d+)*|[{_HAN}]|[^\W\d_{_HAN}]+|[^\w\s.,;:!?'\"]|_")
 """A number, a character of a script without spaces, a word, or an operator or bracket."""
 _AROUND = ".,;:!?'\"()-–—“”‘’*"
 _SPOKEN = re.compile(r"[^\W\d_]{2,}(?:['’-][^\W\d_]+)*|[ai]|")
-"""A word of a sentence; what else stands between spaces, such as a number or a formula, is part of what is asked."""
+"""A word of a sentence; anything else between spaces, such as a number or a formula, is part of the question."""
 _ANNOUNCE = {
     "answer", "answers", "solution", "result", "reference", "target", "expected", "truth", "key", "hint", "boxed",
 }  # fmt: skip
 _FILLERS = {*"=#([{*$\\>-", "is", "are", "was", "be", "the", "correct", "final"}
-"""Words that may stand between an announcement and what it announces; `####` announces, too."""
+"""Words that may occur between an announcement and the answer; `####` is an announcement, too."""
 _OTHERS = 4
-"""Tasks whose references show how often one is announced by chance."""
+"""Number of other tasks whose references show how often one is announced by chance."""
 
 
 class LeakageKeys(Section):
+    """Keys that the leakage check adds to ``astuner.data``."""
+
     leakage: Literal["warn", "refuse", "allow"] = "warn"
-    """Validation tasks that are trained on, and prompts that tell their answer: warn, refuse to start, or allow."""
+    """What to do about validation tasks that are also training tasks, and prompts that reveal their answers: warn,
+    refuse to start, or allow."""
 
 
 class TaskCheck(TaskCheckPart):
@@ -73,12 +78,12 @@ class TaskCheck(TaskCheckPart):
         found = find_leakage(train, validation)
         found["leakage"] = config.keys_of(LeakageKeys).leakage
         if found["leakage"] == "refuse" and found["alarms"]:
-            raise ConfigError([f"{KEY}: {a['message']}; {a['advice']}, or write {KEY}=allow" for a in found["alarms"]])
+            raise ConfigError([f"{KEY}: {a['message']}. {a['advice']}, or set {KEY}=allow" for a in found["alarms"]])
         return found
 
 
 def find_leakage(train: Sequence[Task], validation: Sequence[Task]) -> dict[str, Any]:
-    """What is found, JSON-serialisable; ``plan``: lines of the plan; ``alarms``: what a person must not miss."""
+    """Return the findings as JSON-serializable data, with lines for the plan (``plan``) and alarms (``alarms``)."""
     began = time.perf_counter()
     overlap = _overlap(train, validation) if train and validation else None
     answers = {"train": _answers(train), "validation": _answers(validation)}
@@ -86,57 +91,60 @@ def find_leakage(train: Sequence[Task], validation: Sequence[Task]) -> dict[str,
     if overlap is not None:
         if overlap["tasks"]:
             alarms.append({"rule": "train_validation_overlap", "message": _overlapping(overlap), "advice": _PART})
-        plan["held out"] = f"NO: {_overlapping(overlap)}; {_PART}" if overlap["tasks"] else _clean(overlap, len(train))
+        plan["held out"] = f"NO. {_overlapping(overlap)}. {_PART}" if overlap["tasks"] else _clean(overlap, len(train))
     if telling := _telling(answers):
-        alarms.append({"rule": "answer_in_prompt", "message": "; ".join(telling), "advice": _REMOVE})
-        plan["answers"] = f"TOLD: {'; '.join(telling)}; {_REMOVE}"
+        text = "; ".join(telling)
+        message = text[0].upper() + text[1:]
+        alarms.append({"rule": "answer_in_prompt", "message": message, "advice": _REMOVE})
+        plan["answers"] = f"REVEALED. {message}. {_REMOVE}"
     seconds = round(time.perf_counter() - began, 3)
     return {"format": 1, "overlap": overlap, "answers": answers, "alarms": alarms, "plan": plan, "seconds": seconds}
 
 
-_PART = "validate on tasks that are not trained on"
-_REMOVE = "take the answer out of the prompts"
+_PART = "Validate on tasks that are not in the training set"
+_REMOVE = "Remove the answer from the prompts"
 
 
 def overlapping(overlap: Mapping[str, Any]) -> str:
-    """``2,000 of 2,000 tasks are also trained on``, and how many of them nearly."""
+    """Return how many validation tasks are also training tasks: ``5 of 25 tasks are also training tasks``."""
     n, near = overlap["tasks"], overlap["near"]
-    nearly = f", {'' if near == n else f'{near:,} of them '}in nearly the same words" if near else ""
-    return f"{n:,} of {overlap['validation']:,} tasks {'is' if n == 1 else 'are'} also trained on{nearly}"
+    nearly = f" ({'' if near == n else f'{near:,} of them '}in nearly the same words)" if near else ""
+    verb = "is also a training task" if n == 1 else "are also training tasks"
+    return f"{n:,} of {overlap['validation']:,} tasks {verb}{nearly}"
 
 
 def _overlapping(overlap: Mapping[str, Any]) -> str:
     first = overlap["examples"][0]
     nearly = "" if overlap["exact"] else "nearly "
-    pair = f"{_id(first['validation'])} asks {nearly}the same as {_id(first['train'])}"
-    return f"validation is not held out: {overlapping(overlap)} ({pair}), so it says nothing of other tasks"
+    pair = f"for example, {_id(first['validation'])} is {nearly}identical to {_id(first['train'])}"
+    return f"Validation is not held out: {overlapping(overlap)}, so it does not measure other tasks ({pair})"
 
 
 def _id(task_id: str) -> str:
-    """A task's id, which a file may have made up, for a line of a person's terminal."""
+    """Return a task's ID, which may come from an untrusted file, for one line of the terminal."""
     return " ".join(shown(task_id).split())[:80]
 
 
 def _clean(overlap: Mapping[str, Any], train: int) -> str:
     n, compared = overlap["validation"], overlap["compared"]
-    text = f"yes: none of the {n:,} validation tasks is among the {train:,} trained on"
     if not compared:
-        return f"{text} (by {overlap['by']})"
-    return f"{text}, nor nearly{f' ({compared:,} of them compared)' if compared < n else ''}"
+        return f"yes, none of {n:,} validation tasks is in the {train:,} training tasks (compared by {overlap['by']})"
+    some = f" ({compared:,} compared for near-duplicates)" if compared < n else ""
+    return f"yes, none of {n:,} validation tasks equals or nearly equals one of {train:,} training tasks{some}"
 
 
 # -------------------------------------------------------------------------------------------------------------- overlap
 
 
 def asked(task: Task) -> str:
-    """What a task asks: the texts of its messages, and its query."""
+    """Return the text of a task: its messages and its query."""
     said = [m.get("content") for m in task.init_messages]
     texts = [t if isinstance(t, str) else json.dumps(t, ensure_ascii=False, default=str) for t in said if t]
     return "\n".join([*texts, task.main_query])
 
 
 def words(text: str) -> list[str]:
-    """The words of a text, without case and punctuation; numbers, operators and brackets kept."""
+    """Return the words of a text without case and punctuation; numbers, operators and brackets are kept."""
     return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
 
 
@@ -149,7 +157,7 @@ def _same_text(task: Task) -> int:
 
 
 def _same_task(task: Task) -> int:
-    """Of an environment's task by its id; of another by all but its id and split."""
+    """Return a hash of a task: of its ID for a task of an environment, otherwise of everything except ID and split."""
     if task.has_environment:
         return hash((task.env_type, task.task_id, _same_text(task)))
     row = {name: value for name, value in task.metadata.items() if name not in (*ID_FIELDS, "split")}
@@ -157,10 +165,10 @@ def _same_task(task: Task) -> int:
 
 
 def _overlap(train: Sequence[Task], validation: Sequence[Task]) -> dict[str, Any]:
-    """Which validation tasks are also trained on.
+    """Return which validation tasks are also training tasks.
 
-    What is asked tells tasks apart, unless most share it with others: then they are an environment's, or the question
-    is in the metadata, and all of a task is compared, without near-duplicates.
+    Tasks are compared by their text, unless most share it with others: then the task comes from an environment or the
+    question is in the metadata, and complete rows are compared, without near-duplicates.
     """
     some = [*_spaced(train, SAMPLE), *_spaced(validation, SAMPLE)]
     by_text = 2 * len({_same_text(t) for t in some}) >= len({_same_task(t) for t in some})
@@ -182,7 +190,7 @@ def _overlap(train: Sequence[Task], validation: Sequence[Task]) -> dict[str, Any
                     near[i] = task.task_id, likeness
     pairs = {i: (name, 1.0) for i, name in exact.items()} | {i: at for i, at in near.items() if i not in exact}
     return {
-        "by": "what they ask" if by_text else "id" if validation[0].has_environment else "all of a task",
+        "by": "text" if by_text else "ID" if validation[0].has_environment else "complete row",
         "train": len(train),
         "validation": len(validation),
         "compared": len(index.texts) if index is not None else 0,
@@ -197,7 +205,7 @@ def _overlap(train: Sequence[Task], validation: Sequence[Task]) -> dict[str, Any
 
 
 class _Near:
-    """Validation tasks by what is rare in them, to find those that a training task nearly repeats."""
+    """An index of validation tasks by their rare words, to find near-duplicates of training tasks."""
 
     def __init__(self, train: Sequence[Task], validation: Mapping[int, Task]) -> None:
         common = {_same_text(t): t for t in _spaced(train, SAMPLE)}
@@ -215,7 +223,7 @@ class _Near:
                 left -= self._idf(feature)
 
     def like(self, task: Task) -> Iterator[tuple[int, float]]:
-        """The validation tasks that ``task`` nearly repeats, and how alike they are."""
+        """Yield the validation tasks that ``task`` nearly repeats, and their similarity."""
         features, numbers = _features(task)
         if numbers not in self._numbers:
             return
@@ -235,7 +243,7 @@ class _Near:
 
 
 def _features(task: Task) -> tuple[set[int], int]:
-    """Hashes of the words and pairs of words of what is asked, and of its numbers and formulas in their order."""
+    """Return hashes of the words and word pairs of a task's text, and of its numbers and formulas in order."""
     text = asked(task)
     found = words(text)
     numbers = hash(tuple(w for t in text.casefold().split() if not _SPOKEN.fullmatch(w := t.strip(_AROUND))))
@@ -248,7 +256,7 @@ def _features(task: Task) -> tuple[set[int], int]:
 
 
 def _reference(task: Task) -> list[str]:
-    """The words of its reference answer (of GSM8K's what follows ``####``); none: it has none that can be found."""
+    """Return the words of the reference answer (GSM8K: after ``####``); empty if it cannot be searched for."""
     value = next((task.metadata[name] for name in REFERENCES if task.metadata.get(name) not in (None, "")), "")
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         return []
@@ -257,7 +265,7 @@ def _reference(task: Task) -> list[str]:
 
 
 def _announced(said: Sequence[str]) -> set[int]:
-    """Places in a prompt of which it says that the answer is there."""
+    """Return the positions in a prompt that are announced as the answer."""
     places = set()
     for at, word in enumerate(said):
         if word in _ANNOUNCE or (word == "#" and said[at : at + 4] == ["#"] * 4):
@@ -270,7 +278,7 @@ def _announced(said: Sequence[str]) -> set[int]:
 
 
 def _answers(tasks: Sequence[Task]) -> dict[str, Any]:
-    """How many prompts announce, or hold, their reference; and how many the references of `_OTHERS` others, each."""
+    """Count the prompts that announce or contain their reference, and the references of `_OTHERS` other tasks."""
     known = [(task, ref) for task in _spaced(tasks, ANSWERED) if (ref := _reference(task))]
     n, apart = len(known), max(1, len(known) // (_OTHERS + 1))
     announced, held = [0, 0], [0, 0]
@@ -296,14 +304,14 @@ def _answers(tasks: Sequence[Task]) -> dict[str, Any]:
 
 
 def _telling(answers: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What is wrong with prompts, a sentence each."""
+    """Return one message for each problem with prompts."""
     found = []
     for split, of in answers.items():
         n, told, chance = of["tasks"], of["announced"], of["announced_by_chance"]
         if told >= 3 and two_proportions((_OTHERS * chance, _OTHERS * n), (told, n)) >= 3:
             found.append(
                 f"{told:,} of {n:,} {split} prompts announce their own reference answer (e.g. {_id(of['example'])}), "
-                f"and {chance:,.1f} that of another task"
+                f"compared with {chance:,.1f} prompts that announce the answer of another task"
             )
     if found:
         return found
@@ -316,7 +324,7 @@ def _telling(answers: Mapping[str, Mapping[str, Any]]) -> list[str]:
         ]
         if beyond[0] - beyond[1] >= 0.25 and two_proportions((b, m), (a, n)) >= 4:
             found.append(
-                f"{a / n:.0%} of the {split} prompts hold their own reference answer, and {b / m:.0%} of the {other} "
-                "prompts"
+                f"{percent(a / n)} of the {split} prompts contain their own reference answer, compared with "
+                f"{percent(b / m)} of the {other} prompts"
             )
     return found

@@ -1,7 +1,9 @@
-"""What this package writes from templates (``templates/``).
+"""Rendering of the templates of this package (``templates/``).
 
-Texts come from models, agents and files, so each is escaped where it stands: in a page and a picture as HTML, in
-Markdown so that nothing in it is markup.  Invariant: no text shows less than all that it is.
+Texts come from models, agents and files, so each is escaped for its format: HTML in pages and pictures, plain text in
+Markdown.
+
+Invariant: control characters are made visible, so no text looks shorter or different than it is.
 """
 
 from __future__ import annotations
@@ -15,31 +17,32 @@ from typing import Any
 from markupsafe import Markup
 
 from astuner_record.foreign import shown
+from astuner_report.sentinel.statistics import percent
 
 MARKS = {"good": "✓", "warning": "!", "error": "✗"}
-"""What a person must not miss begins with one of them."""
+"""Marks at the beginning of important statements."""
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!$&])")
 
 
 def escaped(text: str) -> str:
-    """One line of Markdown in which nothing is markup, not even HTML, a link, or the beginning of a list."""
+    """Return one line of Markdown without any markup: no HTML, no link, no list item."""
     line = _SPECIAL.sub(r"\\\1", " ".join(shown(text).split()))
-    line = line.replace("://", "\\://").replace("www.", "www\\.")  # which some would make links of
+    line = line.replace("://", "\\://").replace("www.", "www\\.")  # some renderers turn these into links
     return re.sub(r"^(\d+)([.)])(?= |$)", r"\1\\\2", re.sub(r"^([-+=])(?= |$)", r"\\\1", line))
 
 
 def code(text: str) -> Markup:
-    """What to type, in Markdown."""
+    """Return a command as a Markdown code block."""
     line = " ".join(shown(text).splitlines())
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", line)), default=0))
     return Markup(f"{fence}bash\n{line}\n{fence}")
 
 
 def lasted(alarm: Mapping[str, Any]) -> str:
-    """In how many steps an alarm held, and what these cost; empty where that is not known."""
+    """Return how many steps an alarm held and their share of tokens, or an empty string if that is unknown."""
     if not alarm.get("held"):
         return ""
-    return f"in {alarm['held']} of {alarm['of']} steps, {alarm['tokens_share']:.0%} of the tokens"
+    return f"in {alarm['held']} of {alarm['of']} steps, {percent(alarm['tokens_share'])} of the tokens"
 
 
 def _duration(seconds: float) -> str:
@@ -55,12 +58,13 @@ _FILTERS = {
     "duration": _duration,
     "count": lambda n: "" if n is None else f"{n:,.0f}",
     "json": lambda value: json.dumps(value, ensure_ascii=False) if value else "",
-    "utc": lambda seconds: time.strftime("began %Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds)),
+    "percent": percent,
+    "utc": lambda seconds: time.strftime("started %Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds)),
 }
 
 
 def rendered(template: str, **values: object) -> str:
-    """A template, filled in; what becomes of the texts is said by its name: ``.md``, ``.txt`` (nothing), or HTML."""
+    """Return a template filled with values, escaped by its suffix: ``.md``, ``.txt`` (not escaped), otherwise HTML."""
     from jinja2 import Environment, PackageLoader
 
     kind = template.rpartition(".")[2]
@@ -78,7 +82,7 @@ def rendered(template: str, **values: object) -> str:
 
 
 def _plain(value: object) -> object:
-    return shown(value) if type(value) is str else value  # what is Markup is a part of the page
+    return shown(value) if type(value) is str else value  # Markup is part of the page and already safe
 
 
 def _in_markdown(value: object) -> object:

@@ -1,4 +1,4 @@
-"""``astuner report RUN``: write a run's report again, from the files in its folder."""
+"""``astuner report RUN``: write the report of a run again from the files in its folder."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from astuner.contracts.errors import ConfigError, DataError
 
 
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.", show_default=False)],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of the run.", show_default=False)],
     as_json: JsonOption = False,
 ) -> None:
-    """Write report.html, report.md and the curve of a run, also of one that has not ended.
+    """Write report.html, report.md and the reward curve of a run, finished or not.
 
-    What is damaged in its folder is left out and named, with exit code 3.
+    Damaged files are left out and listed; the exit code is then 3.
     """
     from astuner import RunDir
     from astuner_record.episode_log.salvage import end_partly
@@ -28,16 +28,16 @@ def report(
     run_dir = RunDir(run)
     if not run_dir.resolved.is_file():
         raise ConfigError(
-            f"{run_dir.path} is not the folder of a run: it has no resolved.yaml; they are below launcher_record/, or "
-            "where --run-dir said"
+            f"{run_dir.path} is not a run folder, because resolved.yaml is missing. Pass a folder below "
+            "launcher_record/, or the one passed to --run-dir"
         )
     with only_data_on_stdout(as_json):
         try:
             facts = write_report(run_dir)
             draw_reward_curve(read_rows(run_dir.metrics, [], is_measured), run_dir.curve)
         except (OSError, *NONSENSE) as e:
-            said = f"the report of {run_dir.path} cannot be written: {type(e).__name__}: {e}"
-            raise DataError(f"{said}; put back what the run wrote, resolved.yaml first") from e
+            said = f"Could not write the report of {run_dir.path} ({type(e).__name__}: {e})"
+            raise DataError(f"{said}. Restore the files that the run wrote, resolved.yaml first") from e
     if as_json:
         write_json(facts)
     else:

@@ -1,4 +1,4 @@
-"""What watches a run and reports on it: the sentinel, the energy that it takes, where it comes from, and its report."""
+"""Subscribers that monitor a run (sentinel) and report on it (origin, energy, report)."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from astuner_report.sentinel import RULES, Alarm, Rule, Sentinel
 from astuner_report.sentinel.settings import SentinelKeys
 
 _MOST_ALARMS = 5
-"""Alarms that the summary shows."""
+"""Maximum number of alarms in the summary."""
 
 
 class Watch(Subscriber):
-    """The sentinel: raises alarms, and ends the run for those that `sentinel.stop_on` names."""
+    """The sentinel: raises alarms, and ends the run for those in `sentinel.stop_on`."""
 
     direct = True
 
@@ -72,7 +72,10 @@ class Watch(Subscriber):
                 self._context.stop(error)
 
     def _of_tasks(self, checked: Mapping[str, Any]) -> None:
-        """Say what is wrong with the tasks, unless it was said when the run was begun, or is allowed."""
+        """Raise the alarms about the tasks, unless `data.leakage` allows them.
+
+        A resumed run prints them again, but does not record them again.
+        """
         said = {row.get("rule") for row in read_rows(self._run_dir.alarms, [], bool)}
         for found in checked.get("alarms", ()) if checked.get("leakage") != "allow" else ():
             alarm = Alarm(step=0, severity="warning", **found)
@@ -87,7 +90,7 @@ class Watch(Subscriber):
 
 
 class Report(Subscriber):
-    """Writes down where a run comes from when it begins, and its report when it ends, however it does."""
+    """Records the origin of a run when it begins, and writes its report when it ends for any reason."""
 
     direct = True
 
@@ -117,9 +120,10 @@ class Report(Subscriber):
             try:
                 origin.end(self._run_dir, event.error)
                 write_report(self._run_dir, event.endings)
-            except Exception as e:  # what ended the run is what the person must see
-                said = f"the report of this run could not be written: {type(e).__name__}: {e}"
-                self._context.publish(Note(text=said))
+            except Exception as e:  # must not hide the error that ended the run
+                said = f"Could not write the report of this run ({type(e).__name__}: {e})."
+                again = f"Try again with: astuner report {self._run_dir.path}"
+                self._context.publish(Note(text=f"{said} {again}"))
         elif isinstance(event, RunEnded):
             origin.end(self._run_dir)
             self._facts = write_report(self._run_dir, event.endings)
@@ -133,10 +137,10 @@ class Report(Subscriber):
             return None
         return Summary(
             lines={
-                "tokens trained": _trained(self._facts),
-                "alarms": _alarms(self._facts["alarms"]),
-                "reward curve": self._curve,
-                "report": str(self._run_dir.report_html),
+                "Optimizer steps": _trained(self._facts),
+                "Alarms": _alarms(self._facts["alarms"]),
+                "Reward curve": self._curve,
+                "Report": str(self._run_dir.report_html),
             },
             verdict=self._facts["verdict"]["text"],
             facts={"report": self._facts},
@@ -144,20 +148,22 @@ class Report(Subscriber):
 
 
 def _own_rules(config: Any) -> dict[str, type[Rule]]:
-    """The rules that `sentinel.rules` names, by what it calls them.
+    """Return the rules of `sentinel.rules` by their references.
 
-    :raises ConfigError: one has no name of its own.
-    :raises PluginError: one cannot be found, or is no `Rule`.
+    :raises ConfigError: a rule does not have a unique name.
+    :raises PluginError: a rule cannot be found or is not a `Rule`.
     """
     found: dict[str, type[Rule]] = {}
     for reference in config.keys_of(SentinelKeys).sentinel.rules:
         rule: type[Rule] = config.resolve("sentinel rule", reference)
         if not isinstance(rule, type) or not issubclass(rule, Rule):
-            raise PluginError(f"the sentinel rule {reference!r} is {rule!r}; it must be a subclass of Rule")
+            raise PluginError(
+                f"The sentinel rule {reference!r} is {rule!r}. Make it a subclass of astuner_report.sentinel.Rule"
+            )
         if getattr(rule, "name", "") in {"", *(r.name for r in (*RULES, *found.values()))}:
             raise ConfigError(
-                f"astuner.trainer_common.sentinel.rules: {reference} needs a name that no other rule has; write in its "
-                'class: name = "…"'
+                f"astuner.trainer_common.sentinel.rules: the name of {reference} is missing or already in use. Set a "
+                'unique one in its class: name = "…"'
             )
         found[reference] = rule
     return found
@@ -170,9 +176,10 @@ def _alarms(alarms: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _trained(facts: Mapping[str, Any]) -> str:
-    """What was updated: tokens with a gradient, and how often the weights changed."""
-    updated, generated = facts["updated"], facts["cost"]["tokens"]["generated"] or 0.0
-    taken = updated["optimizer_steps"]
-    steps = f"{updated['steps']:,} of {updated['of']:,} steps changed weights"
-    often = steps if taken is None else f"{taken:,.0f} optimizer steps, {steps}"
-    return f"{updated['tokens']:,.0f} in updates (of {generated:,.0f} generated); {often}"
+    """Return the text of the line `Optimizer steps`: how often the weights changed, and the tokens with a gradient."""
+    updated, taken = facts["updated"], facts["updated"]["optimizer_steps"]
+    steps, of = updated["steps"], updated["of"]
+    which = f"all {of:,}" if steps == of else f"{steps:,} of {of:,}"
+    changed = f"{which} training steps updated the weights" if of else "no training step finished"
+    counted = "" if taken is None else f"{taken:,.0f}, "
+    return f"{counted}{changed}; {updated['tokens']:,.0f} tokens in updates"

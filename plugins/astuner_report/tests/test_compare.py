@@ -242,7 +242,7 @@ def test_the_measure_that_tells_two_runs_apart_is_named(
     said = json.loads(capsys.readouterr().out)
     assert (said["measure"], bool(said["reason"])) == (by, by == "reward")
     assert astuner("diff", *runs) == 0
-    assert ("compare the rewards" in capsys.readouterr().out) == (by == "reward")
+    assert ("Compare the rewards" in capsys.readouterr().out) == (by == "reward")
 
 
 def test_other_judges_are_said_first_and_what_they_gave_is_not_tested(
@@ -252,11 +252,11 @@ def test_other_judges_are_said_first_and_what_they_gave_is_not_tested(
     a, b = make_run("a", strict), make_run("b", lenient, judge="llm_judge", lr=0.2)
     assert astuner("diff", a, b) == 0
     first, text = (out := capsys.readouterr().out).splitlines()[0], out
-    assert first.startswith("DIFFERENT YARDSTICKS (judge): success and reward of A and B are not of the same thing")
+    assert first.startswith("MEASURED DIFFERENTLY (judge): success and reward of A and B cannot be compared")
     assert "judge: astuner.task_judge.judge: math_answer | llm_judge" in text.splitlines()[1]
     assert text.count("not tested: the judges differ") == 2
     assert "McNemar" not in text.replace("Newcombe", "")
-    assert "40 tasks won: B solves them, A does not, each by its own judge" in text
+    assert "40 tasks won (solved by B, not by A), each by its own judge" in text
     found = compare([a], [b])
     assert found["yardsticks"] == [
         {"about": "judge", "key": "astuner.task_judge.judge", "a": ("math_answer",), "b": ("llm_judge",)}
@@ -272,8 +272,8 @@ def test_other_sampling_keeps_the_test_and_says_what_else_differs(
     a, b = make_run("a", BEFORE), make_run("b", AFTER, temperature=1.0)
     assert astuner("diff", a, b) == 0
     out = capsys.readouterr().out
-    assert out.startswith("DIFFERENT YARDSTICKS (sampling): A and B were not measured alike")
-    assert "0.62 (McNemar's exact test; measured otherwise, see above)" in out
+    assert out.startswith("MEASURED DIFFERENTLY (sampling): ")
+    assert "0.62 (McNemar's exact test; measured differently, see above)" in out
     assert not any(m["comparable"] for m in compare([a], [b])["measures"].values())
 
 
@@ -306,8 +306,8 @@ def test_what_a_person_reads(make_run: Callable[..., Path], capsys: pytest.Captu
     assert text.index("astuner.trainer_common.optim.lr: 0.1 | 0.2") < text.index("6 tasks are in all runs")
     assert "33.3%     66.7%    +33.3%" in text
     assert "0.62 (McNemar's exact test)" in text
-    assert "3 tasks won: B solves them, A does not" in text
-    assert "both solve 1 tasks, only A 1, only B 3, neither 1" in text
+    assert "3 tasks won (solved by B, not by A)" in text
+    assert "Tasks solved: both 1, only A 1, only B 3, neither 1" in text
 
 
 def test_repeats_are_means_over_a_task_and_tested_by_permutation(make_run: Callable[..., Path]) -> None:
@@ -330,7 +330,7 @@ def test_two_validations_of_one_run(make_run: Callable[..., Path]) -> None:
     assert found["settings"] == []
     with pytest.raises(ConfigError, match="--step-a N --step-b M"):
         compare([run], [run])
-    with pytest.raises(DataError, match="no validation of step 5; there are the steps 0, 20"):
+    with pytest.raises(DataError, match=r"validation episodes of step 5\. Available steps: 0, 20"):
         compare([run], [run], step_a=5)
 
 
@@ -340,17 +340,17 @@ def test_different_task_sets_are_compared_only_when_asked(
     a, b = make_run("a", BEFORE), make_run("b", AFTER[:4])
     assert astuner("diff", a, b) == 1
     said = capsys.readouterr().err
-    assert "6 tasks on the side of a, 4 on that of b; 4 are in all of them" in said
+    assert "(a has 6, b has 4, 4 in common)" in said
     assert "--common" in said
     assert astuner("diff", a, b, "--common") == 0
     said = capsys.readouterr().out
-    assert "4 tasks are in all runs and compared" in said
-    assert "2 are left out: only in A, e.g. heldout.jsonl:4" in said
+    assert "4 tasks are in all runs and are compared" in said
+    assert "2 tasks left out: only in A, e.g. heldout.jsonl:4" in said
 
 
 def test_an_id_that_asks_something_else_is_another_task(make_run: Callable[..., Path]) -> None:
     a, b = make_run("a", BEFORE), make_run("b", [("another", [1.0]), *AFTER[1:]])
-    with pytest.raises(DataError, match=r"1 have the same id and ask something else, e\.g\. heldout\.jsonl:0"):
+    with pytest.raises(DataError, match=r"1 tasks have the same ID but different text, e\.g\. heldout\.jsonl:0"):
         compare([a], [b])
     found = compare([a], [b], common=True)
     assert found["tasks"]["paired"] == 5
@@ -371,8 +371,8 @@ def test_a_task_without_a_verdict_is_left_out_and_said(
     a, b = make_run("a", BEFORE), make_run("b", [("q0", [None]), *AFTER[1:]])
     assert astuner("diff", a, b) == 0
     said = capsys.readouterr().out
-    assert "5 tasks are in all runs and compared" in said
-    assert "1 are left out: without a verdict in some run, e.g. heldout.jsonl:0 (judge_failed in b)" in said
+    assert "5 tasks are in all runs and are compared" in said
+    assert "1 tasks left out: not scored in at least one run, e.g. heldout.jsonl:0 (judge_failed in b)" in said
 
 
 @pytest.mark.slow
@@ -396,7 +396,7 @@ def test_several_seeds_are_a_pattern(make_run: Callable[..., Path], capsys: pyte
 
 def test_training_is_compared_too(make_run: Callable[..., Path]) -> None:
     a, b = make_run("a", BEFORE, split=Split.TRAIN), make_run("b", AFTER, split=Split.TRAIN)
-    with pytest.raises(DataError, match="but of train: add --split train"):
+    with pytest.raises(DataError, match="but train episodes: add --split train"):
         compare([a], [b])
     assert compare([a], [b], split=Split.TRAIN)["table"] == vars(PairedTable(1, 1, 3, 1))
     assert measure(a, split=Split.TRAIN).step is None
@@ -405,7 +405,7 @@ def test_training_is_compared_too(make_run: Callable[..., Path]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["a", "nothing"], "RUN_B: nothing is no run folder, and no pattern of any; there are a"),
+        (["a", "nothing"], "RUN_B: nothing is not a run folder and matches none. Available: a"),
         (["a", "empty"], "not a run folder"),
         (["a", "without"], "there is no episode log in"),
         (["a", "a", "--step-a", "10", "--step-b", "10"], "is on both sides"),

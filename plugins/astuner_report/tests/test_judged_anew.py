@@ -134,7 +134,7 @@ def test_both_sides_get_one_judges_verdicts(make: Callable[..., Path], capsys: p
     assert astuner("diff", a, b, "--json") == 0
     assert said(capsys) == then  # nothing was kept
     assert astuner("diff", a, b, "--judge", "mine.py->Exact") == 0
-    assert capsys.readouterr().out.startswith("BOTH JUDGED ANEW by ")
+    assert capsys.readouterr().out.startswith("BOTH SIDES JUDGED AGAIN by ")
 
 
 def test_who_has_no_verdict_is_left_out_and_said(make: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,7 +145,7 @@ def test_who_has_no_verdict_is_left_out_and_said(make: Callable[..., Path], caps
     assert found["tasks"]["unscored"] == {"t1": "judge_failed in a, judge_failed in b"}
     assert list(found["judged"]["not_judged"].values()) == [2]
     assert astuner("diff", a, b, "--judge", "mine.py->Silent") == 0
-    assert "2 without a verdict: the judge Silent raised ValueError: no idea" in capsys.readouterr().out
+    assert "2 not judged: the judge Silent raised ValueError: no idea" in capsys.readouterr().out
 
 
 def test_what_a_rule_gave_stays_whoever_judges(make: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,10 +168,10 @@ def test_a_judge_that_compares_attempts_is_asked(make: Callable[..., Path], caps
 def test_settings_of_the_judge_need_one(make: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     a, b = two(make)
     assert astuner("diff", a, b, "astuner.task_judge.judge_timeout=5") == 2
-    assert "add --judge NAME" in capsys.readouterr().err
+    assert "Add --judge NAME" in capsys.readouterr().err
     assert astuner("diff", a, b, "astuner.task_judge.judge_timeout=5", "--judge", "mine.py->Exact", "--json") == 0
     assert said(capsys)["judged"]["judged"] == 6
     assert astuner("diff", a, b, "--judge", "mine.py->Broken") == 1
-    assert "gives no verdict on any of 3 episodes: the judge Broken raised ValueError" in capsys.readouterr().err
+    assert "did not score any of 3 episodes: the judge Broken raised ValueError" in capsys.readouterr().err
     assert astuner("diff", a, b, "--judge", "nothing") in (1, 2)
     assert "nothing" in capsys.readouterr().err

@@ -54,7 +54,7 @@ def stories(count: int) -> list[str]:
 def test_no_shipped_example_raises_an_alarm(example: str, validation: str) -> None:
     found = find_leakage(read(example, "train"), read(example, validation))
     assert (found["alarms"], found["overlap"]["tasks"]) == ([], 0)
-    assert found["plan"]["held out"].startswith("yes: none of the ")
+    assert found["plan"]["held out"].startswith("yes, none of ")
 
 
 @table(("example", "validation"), SHIPPED)
@@ -64,7 +64,7 @@ def test_validating_on_what_is_trained_on_is_named_in_every_example(example: str
     assert found["overlap"]["exact"] == 5
     (alarm,) = found["alarms"]
     assert alarm["rule"] == "train_validation_overlap"
-    assert "5 of 25 tasks are also trained on (" in alarm["message"]
+    assert "5 of 25 tasks are also training tasks" in alarm["message"]
     assert json.loads(json.dumps(found)) == found
 
 
@@ -82,7 +82,7 @@ def test_nearly_the_same_is_found_and_another_question_of_the_same_template_is_n
     shuffled = [story.replace(" ", " really ", 1) for story in asked[:40]]
     found = find_leakage(texts(*asked), texts(renamed, STORY.format(a=71, b=25), *shuffled, *stories(400)[350:]))
     assert (found["overlap"]["exact"], found["overlap"]["near"]) == (0, 41)
-    assert "41 of 92 tasks are also trained on, in nearly the same words" in found["alarms"][0]["message"]
+    assert "41 of 92 tasks are also training tasks (in nearly the same words)" in found["alarms"][0]["message"]
     template = "You are the clerk of a shop with many shelves. Read the list, and be brief. Where do we keep the {}?"
     things = sorted({word for story in stories(5) for word in story.strip("?").split()})
     clerk = texts(*(template.format(thing) for thing in things))
@@ -130,13 +130,16 @@ def test_an_answer_that_the_prompt_announces_is_named(form: str) -> None:
     told = find_leakage(sums(100) + sums(8, form, seed=3), sums(50, seed=1))
     (alarm,) = told["alarms"]
     assert alarm["rule"] == "answer_in_prompt"
-    assert "8 of 108 train prompts announce their own reference answer (e.g. 3-0), and " in alarm["message"]
+    assert "8 of 108 train prompts announce their own reference answer (e.g. 3-0), " in alarm["message"]
     assert find_leakage(sums(50, seed=1), sums(100) + sums(8, form, seed=3))["alarms"] != []
 
 
 def test_an_answer_in_any_words_is_named_where_one_split_alone_has_it() -> None:
     told = find_leakage(sums(100, "{r} will do. {q}"), sums(50, seed=1))
-    assert "100% of the train prompts hold their own reference answer, and 0% of the" in told["plan"]["answers"]
+    assert (
+        "100 % of the train prompts contain their own reference answer, compared with 0 % of the"
+        in told["plan"]["answers"]
+    )
     assert find_leakage(sums(100, "{r} will do. {q}"), sums(50, "{r} will do. {q}", seed=1))["plan"].keys() == {
         "held out"
     }
@@ -189,8 +192,10 @@ SAME = "astuner.task_reader.jsonl.validation.file_path=data/train.jsonl"
 def test_the_plan_says_it_and_refuse_refuses() -> None:
     plan = run(EXAMPLE, [SAME], backbone="local", dry_run=True).plan
     assert plan is not None
-    assert plan.lines["held out"].startswith("NO: validation is not held out: 2,000 of 2,000 tasks are also trained on")
-    with pytest.raises(ConfigError, match=r"2,000 of 2,000 tasks .* trained on, or write astuner\.data\.leakage=allow"):
+    assert plan.lines["held out"].startswith(
+        "NO. Validation is not held out: 2,000 of 2,000 tasks are also training tasks"
+    )
+    with pytest.raises(ConfigError, match=r"2,000 of 2,000 tasks .*, or set astuner\.data\.leakage=allow"):
         run(EXAMPLE, [SAME, "astuner.data.leakage=refuse"], backbone="local", dry_run=True)
 
 
@@ -209,30 +214,34 @@ def test_a_run_says_it_at_its_start_in_its_files_and_in_its_report(
     given += ["astuner.rollout.num_repeat=2", "astuner.data.max_validation_tasks=8"]
     told = run(EXAMPLE, given, backbone="local").summary()
     err = capsys.readouterr().err
-    warned = err.index("WARNING (train_validation_overlap) step 0: validation is not held out: 8 of 8 tasks are also")
+    warned = err.index("WARNING (train_validation_overlap) step 0: Validation is not held out: 8 of 8 tasks are also")
     assert warned < err.index("validation success")
     run_dir = RunDir(tmp_path / "run")
     assert json.loads(run_dir.tasks.read_text())["overlap"]["exact"] == 8
     (alarm,) = [json.loads(line) for line in run_dir.alarms.read_text().splitlines()]
     assert (alarm["step"], alarm["rule"], alarm["severity"]) == (0, "train_validation_overlap", "warning")
     report = run_dir.report_md.read_text() + run_dir.report_html.read_text()
-    assert "validation success (8 of 8 tasks are also trained on)" in report
-    assert "held-out" not in report + told
+    assert "Validation success (8 of 8 tasks are also training tasks)" in report
+    assert "held-out" not in (report + told).lower()
     assert "train_validation_overlap since step 0" in told
     allowed = [*given, "astuner.data.leakage=allow", "astuner.experiment_name=allowed"]
     run(EXAMPLE, allowed, backbone="local")
     assert not RunDir(tmp_path / "allowed").alarms.exists()
-    assert "validation success (8 of 8 tasks" in RunDir(tmp_path / "allowed").report_md.read_text()
+    assert "Validation success (8 of 8 tasks" in RunDir(tmp_path / "allowed").report_md.read_text()
 
 
 @table(
     ("overlap", "verdict", "heading"),
     [
-        ({"tasks": 0}, "learned: +50 points, p < 0.001 (held out 25.0% to 75.0%, 100 tasks)", "held-out success |"),
+        (
+            {"tasks": 0},
+            "Learned: +50 points, p < 0.001 (held-out success 25.0 % to 75.0 %, 100 tasks)",
+            "Held-out success |",
+        ),
         (
             {"tasks": 40, "near": 3},
-            "100 tasks); 40 of 100 tasks are also trained on, 3 of them in nearly the same words, so it does not",
-            "validation success (40 of 100 tasks are also trained on, 3 of them in nearly the same words) |",
+            "100 tasks); 40 of 100 tasks are also training tasks (3 of them in nearly the same words), so this",
+            "Validation success (40 of 100 tasks are also training tasks (3 of them in nearly the same words)) |",
         ),
     ],
 )

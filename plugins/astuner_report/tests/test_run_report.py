@@ -147,7 +147,7 @@ def test_before_and_after_are_paired_by_task_where_the_episodes_are_there(tmp_pa
     write_report(run_dir)
     text = run_dir.report_md.read_text()
     assert "+50.0 percentage points" in text
-    assert "better, and more than chance" in text
+    assert "better, beyond chance" in text
 
 
 def test_several_attempts_at_a_task_are_one_task(tmp_path: Path) -> None:
@@ -170,10 +170,10 @@ def test_without_episodes_two_proportions_are_compared_and_said_so(tmp_path: Pat
 def test_a_difference_that_may_be_chance_is_called_that(tmp_path: Path) -> None:
     run_dir = a_run(tmp_path, rows=[validated(0, 0.5), trained(1), validated(1, 0.55)])
     write_report(run_dir)
-    assert "this may be chance" in run_dir.report_md.read_text()
+    assert "within chance" in run_dir.report_md.read_text()
     again = a_run(tmp_path, rows=[validated(0, 0.9), trained(1), validated(1, 0.1)])
     write_report(again)
-    assert "worse, and more than chance" in again.report_md.read_text()
+    assert "worse, beyond chance" in again.report_md.read_text()
 
 
 @table("rows", [[], [trained(1)], [validated(0, 0.5)], [trained(1), validated(1, 0.5)]])
@@ -194,28 +194,31 @@ def test_the_verdict_is_one_line_that_says_whether_anything_was_trained_and_lear
     ends = [validated(0, 0.25, 100), trained(1)]
     wrong = []
     for rows, expected in [
-        ([*ends, validated(1, 0.75, 100)], "learned: +50 points, p < 0.001 (validation 25.0% to 75.0%, 100 tasks)"),
-        ([*ends, validated(1, 0.05, 100)], "got worse: -20 points, p < 0.001"),
-        ([*ends, validated(1, 0.28, 100)], "may be chance: +3.0 points, p = 0.63"),
-        ([*ends, validated(1, 0.25, 100)], "nothing was learned: +0.0 points, p = 1"),
-        ([validated(0, 0.5, 2), trained(1), validated(1, 1.0, 2)], "may be chance: +50 points, p = 0.25"),
-        ([validated(0, 0.5, 2), trained(1), validated(1, 1.0, 2)], "so few cannot tell: 64 or more held-out tasks can"),
-        ([trained(1, **half), trained(2, **half)], "nothing was trained: every group had equal rewards (all are 0.5)"),
-        ([*ends[:1], trained(1, **half), validated(1, 0.75, 100)], "nothing was trained: every group had equal"),
-        ([trained(1, **nothing)], "nothing was trained: every group had equal rewards; read some of episodes/"),
-        ([trained(1, **solved)], "nothing was trained: every attempt succeeded; these tasks are solved"),
-        ([trained(1, **lost)], "nothing was trained: every update was left out, since loss or gradient was not"),
-        ([], "nothing was trained: no step came to its end"),
-        (flat, "not measured: there are no held-out tasks; the reward in training did not change beyond chance"),
-        ([trained(s) for s in range(1, 9)], "the reward in training rose (0.025 to 0.065, p < 0.001)"),
-        ([trained(1), validated(1, 0.5)], "not measured: there was no validation before training; set"),
-        (ends, "not measured: there was no validation after training"),
+        (
+            [*ends, validated(1, 0.75, 100)],
+            "Learned: +50 points, p < 0.001 (validation success 25.0 % to 75.0 %, 100 tasks)",
+        ),
+        ([*ends, validated(1, 0.05, 100)], "Got worse: -20 points, p < 0.001"),
+        ([*ends, validated(1, 0.28, 100)], "Inconclusive: +3.0 points, p = 0.63"),
+        ([*ends, validated(1, 0.25, 100)], "No change: +0.0 points, p = 1"),
+        ([validated(0, 0.5, 2), trained(1), validated(1, 1.0, 2)], "Inconclusive: +50 points, p = 0.25"),
+        ([validated(0, 0.5, 2), trained(1), validated(1, 1.0, 2)], "use 64 or more held-out tasks"),
+        ([trained(1, **half), trained(2, **half)], "Not trained: every group had equal rewards (all are 0.5)"),
+        ([*ends[:1], trained(1, **half), validated(1, 0.75, 100)], "Not trained: every group had equal"),
+        ([trained(1, **nothing)], "Not trained: every group had equal rewards. Read a few episodes in episodes/"),
+        ([trained(1, **solved)], "Not trained: every attempt succeeded. Use harder tasks"),
+        ([trained(1, **lost)], "Not trained: every update was left out"),
+        ([], "Not trained: no training step finished"),
+        (flat, "Not measured: no held-out tasks; the training reward did not change beyond chance"),
+        ([trained(s) for s in range(1, 9)], "the training reward rose (0.025 to 0.065, p < 0.001)"),
+        ([trained(1), validated(1, 0.5)], "Not measured: no validation before training. Set"),
+        (ends, "Not measured: no validation after training"),
     ]:
         run_dir = a_run(tmp_path, rows=rows)
         said = write_report(run_dir)["verdict"]["text"]
         page = run_dir.report_md.read_text()
         ticks = [line for line in page.splitlines() if line.startswith("> ✓") and "The run" in line]
-        if expected not in said or (ticks and "nothing was trained" in said):
+        if expected not in said or (ticks and "Not trained" in said):
             wrong.append((expected, said, ticks))
     assert not wrong
 
@@ -225,10 +228,10 @@ def test_a_run_that_a_limit_kept_from_learning_is_told_so(tmp_path: Path) -> Non
     run_dir = a_run(tmp_path, rows=[trained(1, **limits)])
     for alarm in Sentinel(Watched(), ()).see(1, trained(1, **limits)):
         append_jsonl(run_dir.alarms, alarm.as_dict())
-    assert gather(run_dir)["verdict"]["text"] == (
-        "nothing was trained: every group had equal rewards; 50% of the model calls or episodes end at a limit: "
-        "astuner.rollout.multi_turn.max_steps, so raise that first"
-    )
+    text = gather(run_dir)["verdict"]["text"]
+    assert text.startswith("Not trained: every group had equal rewards. 50 % of the model calls or episodes end at a")
+    assert "(astuner.rollout.multi_turn.max_steps)" in text
+    assert text.endswith("raise that limit first")
 
 
 def test_what_was_updated_is_told_of_the_updates_and_not_of_the_samples(tmp_path: Path) -> None:
@@ -261,13 +264,13 @@ def test_energy_is_measured_or_estimated_from_what_a_person_said_or_unknown(tmp_
         common = SETTINGS["astuner"]["trainer_common"] | watts
         run_dir = a_run(tmp_path, settings={"astuner": SETTINGS["astuner"] | {"trainer_common": common}})
         write_report(run_dir)
-        return next(line for line in run_dir.report_md.read_text().splitlines() if line.startswith("| energy"))
+        return next(line for line in run_dir.report_md.read_text().splitlines() if line.startswith("| Energy"))
 
-    assert "not known" in energy()
+    assert "unknown" in energy()
     assert "0.00206 kWh, estimated: 100 W" in energy(watts=100.0)
     run_dir = a_run(tmp_path, rows=[trained(1, **{"energy/cpu_joules": 3.6e6, "energy/gpu_joules": 7.2e6})])
     write_report(run_dir)
-    assert re.search(r"3 kWh, measured: .*CPU 1 kWh, GPU 2 kWh", run_dir.report_md.read_text())
+    assert re.search(r"3 kWh, measured .*CPU 1 kWh, GPU 2 kWh", run_dir.report_md.read_text())
 
 
 def test_failures_alarms_and_the_certificate_are_told(tmp_path: Path) -> None:
@@ -302,7 +305,7 @@ def test_an_alarm_is_one_line_with_how_long_it_held_and_what_that_cost(tmp_path:
     (alarm,) = gather(run_dir)["alarms"]
     assert (alarm["step"], alarm["held"], alarm["of"], alarm["tokens_share"]) == (5, 20, 40, 0.5)
     write_report(run_dir)
-    assert "| in 20 of 40 steps, 50% of the tokens |" in run_dir.report_md.read_text()
+    assert "| in 20 of 40 steps, 50 % of the tokens |" in run_dir.report_md.read_text()
 
 
 def test_what_follows_from_another_alarm_is_told_with_it_since_its_first_sign(tmp_path: Path) -> None:
@@ -316,16 +319,16 @@ def test_what_follows_from_another_alarm_is_told_with_it_since_its_first_sign(tm
     assert (cause["rule"], cause["step"], cause["with"], cause["held"]) == ("learning_rate", 4, ["cut_off"], 7)
     assert (other["rule"], "with" in other) == ("failures_rising", False)
     write_report(run_dir)
-    assert r"| 4 | error | learning\_rate | learning\_rate (with it: cut\_off) |" in run_dir.report_md.read_text()
+    assert r"| 4 | error | learning\_rate | learning\_rate (consequences: cut\_off) |" in run_dir.report_md.read_text()
 
 
 def test_a_run_that_nobody_watched_is_not_said_to_be_free_of_alarms(tmp_path: Path) -> None:
     common = {key: value for key, value in SETTINGS["astuner"]["trainer_common"].items() if key != "sentinel"}
     run_dir = a_run(tmp_path, settings={"astuner": SETTINGS["astuner"] | {"trainer_common": common}})
     write_report(run_dir)
-    assert "did not watch this run" in run_dir.report_md.read_text()
+    assert "disabled for this run" in run_dir.report_md.read_text()
     write_report(a_run(tmp_path))
-    assert "The sentinel raised none" in run_dir.report_md.read_text()
+    assert "The sentinel raised no alarms" in run_dir.report_md.read_text()
 
 
 # --------------------------------------------------------------------------------------------------- what it is like
@@ -374,7 +377,7 @@ def test_markdown_has_no_markup_of_anybody_else(tmp_path: Path, text: str) -> No
     write_report(run_dir)
     page = run_dir.report_md.read_text(encoding="utf-8")
     assert page.count(escaped(text.split()[0])) >= 5
-    picture = "![Reward of each step, and success in validation.](reward_curve.svg)"
+    picture = "![Reward per step and validation success.](reward_curve.svg)"
     outside = re.sub(r"^(`{3,})bash\n.*\n\1$|^> ", "", page.replace(picture, ""), flags=re.MULTILINE)
     assert not re.search(r"(?<!\\)[<>\[\]`]", outside)
     assert not re.search(r"(?<!\\)://", outside)
@@ -423,7 +426,7 @@ def test_the_curve_has_every_step_and_every_validation() -> None:
     raw = next(e for e in svg.iter() if e.get("class") == "rc-raw" and e.get("points"))
     assert len((raw.get("points") or "").split()) == 20
     titles = [e.text for e in svg.iter() if e.tag.endswith("title")]
-    assert titles == ["step 0: 25.0% (5.0% to 45.0%)", "step 20: 75.0% (55.0% to 95.0%)"]
+    assert titles == ["step 0: 25.0 % (5.0 % to 45.0 %)", "step 20: 75.0 % (55.0 % to 95.0 %)"]
     points = [tuple(map(float, p.split(","))) for p in (raw.get("points") or "").split()]
     assert all(a[0] < b[0] and a[1] > b[1] for a, b in itertools.pairwise(points))  # it rises
 
@@ -468,7 +471,7 @@ def test_a_machine_that_counts_nothing_gives_no_numbers(tmp_path: Path, monkeypa
     monkeypatch.setattr("shutil.which", lambda name: None)
     meter = EnergyMeter(tmp_path)
     assert meter.since_last() == {}
-    assert "does not count the energy" in str(meter)
+    assert "CPUs not measured" in str(meter)
 
 
 class Nvml(SimpleNamespace):
@@ -542,7 +545,7 @@ def test_the_commit_of_the_project_is_told(tmp_path: Path) -> None:
     write_report(run_dir)
     text = run_dir.report_md.read_text()
     assert clean["commit"] in text
-    assert "continued | 1 times" in text
+    assert "Resumed | 1 times" in text
     assert "```bash\nastuner run x.yaml\n```" in text
     assert "python 3." in text
 
@@ -550,7 +553,7 @@ def test_the_commit_of_the_project_is_told(tmp_path: Path) -> None:
 def test_a_run_that_is_cut_short_has_a_report_that_says_why(tmp_path: Path) -> None:
     run_dir = a_run(tmp_path)
     books = books_of(run_dir, tmp_path)
-    ends = {"The run failed": RunError("the engine <died>"), "stopped by a person": Interrupted("stop")}
+    ends = {"The run failed": RunError("the engine <died>"), "The run was interrupted": Interrupted("stop")}
     for word, error in ends.items():
         begin(run_dir, tmp_path, "astuner", "run", "x.yaml")
         with pytest.raises(RunError), told_if_cut_short(books):
@@ -564,7 +567,7 @@ def test_a_run_that_is_cut_short_has_a_report_that_says_why(tmp_path: Path) -> N
     run_dir.resolved.unlink()
     with pytest.raises(RunError, match="the first"), told_if_cut_short(books):
         raise RunError("the first")
-    assert "could not be written: FileNotFoundError" in run_dir.log.read_text()
+    assert "Could not write the report of this run (FileNotFoundError" in run_dir.log.read_text()
     books.close()
 
 
@@ -580,8 +583,8 @@ def test_a_run_that_was_killed_is_said_to_be_unfinished_and_a_finished_one_is_in
     assert summary["report"]["state"] == {"word": "ended", "why": ""}
     assert summary["report"]["failures"]["endings"] == {"completed": 12}
     assert summary["report"] == json.loads(json.dumps(gather(run_dir)))
-    assert f"report                  {run_dir.report_html}" in result.summary()
-    assert "alarms                  none" in result.summary()
+    assert re.search(rf"(?m)^Report +{re.escape(str(run_dir.report_html))}$", result.summary())
+    assert re.search(r"(?m)^Alarms +none$", result.summary())
 
 
 # ------------------------------------------------------------------------------------------------------ the command
@@ -599,7 +602,7 @@ def test_the_command_writes_the_report_again(tmp_path: Path, capsys: pytest.Capt
     assert capsys.readouterr().out.split() == [str(run_dir.report_html), str(run_dir.report_md)]
     before = run_dir.report_html.read_bytes()
     assert report(str(tmp_path)) == 2
-    assert "is not the folder of a run: it has no resolved.yaml" in capsys.readouterr().err
+    assert "is not a run folder, because resolved.yaml is missing" in capsys.readouterr().err
     assert report(str(run_dir.path), "--json") == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 20
     assert run_dir.report_html.read_bytes() == before

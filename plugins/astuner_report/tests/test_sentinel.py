@@ -303,7 +303,7 @@ def test_each_policy_is_watched_by_itself() -> None:
         said += sentinel.see(row["step"], numbers)
     (alarm,) = said
     assert (alarm.rule, alarm.step) == ("nothing_to_learn", 5)
-    assert "no agent that speaks with the policy villager has said anything" in alarm.message
+    assert "No agent of the policy villager generated a trainable token" in alarm.message
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -326,7 +326,7 @@ def test_a_rule_of_stop_on_ends_the_run_and_a_resumed_one_goes_on() -> None:
     for row in rows:
         sentinel.see(row["step"], without_place(row))
     assert isinstance(sentinel.stops, RunError)
-    assert re.search(r"stops after step 1, .*stop_on says for empty_masks: none of .* saved", str(sentinel.stops))
+    assert re.search(r"stop_on stopped the run after step 1 \(empty_masks\): None of .* saved", str(sentinel.stops))
     again = Sentinel(Settings(stop_on=["empty_masks"]), ())
     again.replay(rows)
     assert again.stops is None
@@ -385,16 +385,16 @@ def test_a_rule_of_ones_own_is_named_by_a_key_and_ends_a_run_like_any(tmp_path: 
     for step in range(1, 7):
         watching.handle(Measured(step=step, metrics={"reward/mean": 0.5, "time/step": 900.0}))
     (note,) = said
-    assert "WARNING (slow_steps) step 5: the last 5 steps took more than 600 s each" in note.text
-    assert re.search(r"stops after step 5, .*stop_on says for slow_steps", str(ended[0]))
+    assert "WARNING (slow_steps) step 5: The last 5 steps took more than 600 s each" in note.text
+    assert re.search(r"stop_on stopped the run after step 5 \(slow_steps\)", str(ended[0]))
 
 
 @table(
     ("settings", "says"),
     [
         ("rules: [nobodys]", "unknown sentinel rule 'nobodys'"),
-        ("stop_on: [empty_mask]", "stop_on: there is no rule 'empty_mask'; did you mean empty_masks"),
-        ("stop_on: [slow_steps]", "there is no rule 'slow_steps'"),
+        ("stop_on: [empty_mask]", "stop_on: 'empty_mask' is not a known rule; did you mean empty_masks"),
+        ("stop_on: [slow_steps]", "'slow_steps' is not a known rule"),
     ],
 )
 def test_a_rule_that_is_not_there_is_refused_when_the_config_is_read(tmp_path: Path, settings: str, says: str) -> None:
@@ -405,8 +405,8 @@ def test_a_rule_that_is_not_there_is_refused_when_the_config_is_read(tmp_path: P
 @table(
     ("line", "says"),
     [
-        ("SlowSteps = 1", "must be a subclass of Rule"),
-        ("SlowSteps.name = 'cut_off'", "needs a name that no other rule has"),
+        ("SlowSteps = 1", "a subclass of astuner_report.sentinel.Rule"),
+        ("SlowSteps.name = 'cut_off'", "is missing or already in use"),
     ],
 )
 def test_what_is_no_rule_is_refused_before_the_run(tmp_path: Path, line: str, says: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ NOISE = [RANDOM.random() for _ in range(TASKS)]
 RIGHT = [n < 20 for n in range(TASKS)]
 BETTER = [n < 50 for n in range(TASKS)]
 SETTINGS = {"astuner": {"trainer_common": {"optim": {"lr": 0.001}}}}
-LONGER = "train longer"
+LONGER = "Train longer"
 
 
 def graded(right: Sequence[bool], yes: float, no: float) -> list[float]:
@@ -110,13 +111,13 @@ def test_a_reward_that_never_says_success_is_judged_by_itself(
     facts = said(tmp_path, before, after)
     verdict, difference = facts["verdict"], facts["held_out"]["difference"]
     assert (verdict["word"], difference["measure"]) == (word, by), (what, verdict["text"])
-    assert verdict["text"].startswith(f"{word}: ")
+    assert re.match(r"[A-Z][a-z ]+: ", verdict["text"])
     assert f"{TASKS} " in verdict["text"]
     assert (LONGER in verdict["text"]) == (before == after)
     assert ("is_success" in verdict["text"]) == (by == "reward")
     assert difference["reward"]["tasks"] == difference["tasks"] == TASKS
     page = RunDir(tmp_path / "run").report_md.read_text()
-    assert ("This is by the reward" in page) == (by == "reward")
+    assert ("The rewards are compared" in page) == (by == "reward")
 
 
 STATED: list[tuple[str, list[bool], list[bool], str, str]] = [
@@ -157,7 +158,7 @@ def test_the_verdict_is_of_the_tasks_that_both_scored_and_says_how_many(tmp_path
     """The hard tasks failed at the end: success rose from 33 % to 100 %, and not for any task."""
     run_dir = a_run(tmp_path, [result([float(n < 20)]) for n in range(60)], [result([1.0])] * 20)
     facts = gather(run_dir)
-    assert facts["verdict"]["text"].startswith("nothing was learned: +0.0 points, p = 1 (held out 100.0% to 100.0%, 20")
+    assert facts["verdict"]["text"].startswith("No change: +0.0 points, p = 1 (held-out success 100.0 % to 100.0 %, 20")
     assert facts["held_out"]["best"]["compared"] is not None
 
 
@@ -173,7 +174,7 @@ def test_without_results_of_tasks_a_reward_that_moved_is_not_tested(tmp_path: Pa
 def test_few_tasks_cannot_tell_by_the_reward_either(tmp_path: Path) -> None:
     verdict = said(tmp_path, [0.1, 0.2, 0.3], [0.5, 0.6, 0.7])["verdict"]
     assert verdict["word"] == "may be chance"
-    assert "so few cannot tell" in verdict["text"]
+    assert "Too few tasks" in verdict["text"]
 
 
 @table(

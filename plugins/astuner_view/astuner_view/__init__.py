@@ -1,15 +1,15 @@
-"""The viewer: a server on this machine that reads run folders, and the page that it serves.
+"""The viewer: a local server that reads run folders, and the page that it serves.
 
 ::
 
-    runs        which run folders there are, and what each is called
-    book        what one run is at, from its small files: metrics, certificate, alarms, state
-    log_thread  the episode log of one run, in a thread of its own
-    episodes    an episode as the page wants it, with what became of its tokens; `texts` makes text of these
-    app         who may ask, and who answers; `page` the built page
-    serving     the socket, the address, the server
-    export      one run as one page
+    runs        lists run folders and their IDs
+    book        state of one run, from its small files: metrics, certificate, alarms, state
+    log_thread  the episode log of one run, read in its own thread
+    episodes    an episode as JSON for the page, with what happened to its tokens; `texts` decodes them
+    app         access control and request handling; `page` the built page
+    serving     socket, address, server
+    export      one run as a single page
 
-Invariant: nothing in a run folder is written but the log's index, which is derived; what a request names is looked up,
-and never made part of a path.
+Invariant: nothing in a run folder is written except labels and the log's index, which is derived; names in requests are
+looked up, and never become part of a path.
 """

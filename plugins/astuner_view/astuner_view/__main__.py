@@ -1,4 +1,4 @@
-"""``python -m astuner_view``: the viewer that the service `logview` starts, on a socket that it was given."""
+"""``python -m astuner_view``: serve the viewer on an inherited socket, as the service `logview` starts it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from astuner_view.serving import address, serve
 
 
 def main() -> None:
+    """Serve the viewer until it is stopped."""
     parser = argparse.ArgumentParser(prog="astuner_view", description=__doc__)
-    parser.add_argument("--fd", type=int, required=True, help="the socket, which listens already")
-    parser.add_argument("--host", required=True, help="where it listens")
-    parser.add_argument("--run", type=Path, required=True, help="the run folder to show, which may not be there yet")
-    parser.add_argument("--browser", action="store_true", help="open the page")
+    parser.add_argument("--fd", type=int, required=True, help="File descriptor of the listening socket")
+    parser.add_argument("--host", required=True, help="Address that the socket listens on")
+    parser.add_argument("--run", type=Path, required=True, help="Run folder to show; it may not exist yet")
+    parser.add_argument("--browser", action="store_true", help="Open the page in the browser")
     given = parser.parse_args()
     runs = Runs(given.run.parent, only=given.run)
     listening = socket.socket(fileno=given.fd)

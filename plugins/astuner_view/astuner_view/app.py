@@ -1,12 +1,12 @@
-"""The server: who may ask, what the page asks for, of which run, and who answers.
+"""The server: access control, routing, and the data of the page.
 
-On loopback nobody needs a key, but a page from elsewhere must not come in under a name of its own that it lets point
-here (DNS rebinding), nor embed what is here.  On any other address every request needs the token: as ``Authorization:
-Bearer``, or once as ``?token=`` of a link, which becomes a cookie that scripts do not see.
+On loopback no token is needed, but a page from elsewhere must not gain access by pointing its own host name here (DNS
+rebinding), and must not embed anything. On any other address every request needs the token: as ``Authorization:
+Bearer``, or once as ``?token=`` of a link, which becomes a cookie that scripts cannot read.
 
-Invariants: nothing is changed but a person's label of an episode, and that by our own page or a program, and no page
-from elsewhere: it is JSON, about which browsers ask first, and they say where it comes from.  A run's id is looked up
-in `Runs`, and an episode's in the log; neither becomes part of a path.
+Invariants: requests change nothing except a user's label of an episode, and only from the viewer's own page or a
+program, never from another page: the request is JSON, for which browsers send a preflight and the origin. A run's ID is
+looked up in `Runs`, and an episode's in the log; neither becomes part of a path.
 """
 
 from __future__ import annotations
@@ -42,24 +42,23 @@ from astuner_view.page import STATIC, TYPES, missing, static_file
 from astuner_view.runs import RunPlace, Runs, about
 
 MOST = 1000
-"""Lines of a list in one answer."""
+"""Maximum number of entries of a list in one response."""
 OPEN_LOGS = 48
-"""That are kept open, twice as many as a comparison needs; the one that was not asked for longest is closed."""
+"""Number of logs kept open, twice as many as a comparison needs; the least recently used one is closed."""
 MOST_MEASURED = 64
-"""Validations that were compared and are kept."""
+"""Number of compared validations kept in memory."""
 COMPRESSED_FROM = 16 * 1024
-"""Bytes of an answer; less is not worth it."""
+"""Size in bytes from which responses are compressed."""
 _LEVEL = 1
-"""Of gzip: a loopback is faster than a better compression."""
+"""Compression level of gzip; on loopback, speed matters more than size."""
 EVERY, QUIET = 0.5, 15.0
-"""Seconds between two looks at a run for somebody who listens, and after which its state is said again, so that the
-listener knows that somebody is there."""
+"""Seconds between two checks of a followed run, and seconds after which its state is sent again as a heartbeat."""
 CONTENT_POLICY = (
     "default-src 'self'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'none'; object-src 'none'"
 )
 _OF_A_FILE = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'"
-"""A file of a run is shown, and can do nothing."""
+"""Policy of a run's file, which is displayed without any rights."""
 RULES = {
     "Content-Security-Policy": CONTENT_POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -69,9 +68,9 @@ RULES = {
     "Cache-Control": "no-store",
     "Server": "astuner",
 }
-"""What every answer carries, unless it has its own."""
+"""Headers of every response, unless it sets its own."""
 _BESIDE = {401: {"WWW-Authenticate": "Bearer"}, 405: {"Allow": "GET, HEAD"}}
-"""Status -> what a refusal carries too."""
+"""Status -> additional headers of an error response."""
 
 log = logging.getLogger("astuner_view")
 Answer = TypeVar("Answer", bound=web.StreamResponse)
@@ -93,10 +92,11 @@ class Viewer(Gate):
         static: Path = STATIC,
         is_stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        """
-        :param token: what every request must bring; required unless ``host`` is loopback.
-        :param is_stopping: whether those who listen for what happens are to be told nothing more.
-        :raises ConfigError: the server would be open to others, or the token cannot be one.
+        """Create the viewer.
+
+        :param token: token that every request needs; required unless ``host`` is loopback.
+        :param is_stopping: whether event streams should end.
+        :raises ConfigError: the server would be accessible without a token, or the token is invalid.
         """
         super().__init__(host)
         check_open(host, token, host_at="--host", key_at="--token-env")
@@ -104,9 +104,9 @@ class Viewer(Gate):
         self._runs, self._static, self._is_stopping = runs, static, is_stopping
         self._books: dict[RunPlace, Book] = {}
         self._measured: dict[tuple[object, ...], Measured] = {}
-        """Run, step, how its tasks are known, and its log as it was -> its validation."""
+        """Run, step, how tasks are matched, and the state of its log -> its validation."""
         self._open: OrderedDict[RunPlace, LogThread] = OrderedDict()
-        """The logs of the runs that somebody looks at."""
+        """Open logs of recently requested runs."""
 
     def close(self) -> None:
         for opened in self._open.values():
@@ -123,24 +123,24 @@ class Viewer(Gate):
         if request.method == "POST" and request.path.endswith("/label"):
             _check_own(request)
         elif request.method not in ("GET", "HEAD"):
-            raise ApiError(405, "the viewer only shows; send GET")
+            raise ApiError(405, "The viewer is read-only; send GET")
         if headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin") and not _is_visit(request):
-            raise ApiError(400, "other pages do not get anything from here")
+            raise ApiError(400, "Requests from other pages are refused")
         linked = request.query.getall("token", [])
         if self._token:
             given = [*keys_in(headers), request.cookies.get(self._cookie, ""), *linked]
             if not any([is_key(one, self._token) for one in given]):
-                advice = "open the address that `astuner view` printed, with its token, or send Authorization: Bearer"
-                raise ApiError(401, f"this viewer wants its token: {advice} TOKEN")
+                advice = "Open the link that `astuner view` printed, or send Authorization: Bearer TOKEN"
+                raise ApiError(401, f"This viewer requires its token. {advice}")
         if not (self._token and linked):
             return await self._answer(request)
         cookie = f"{self._cookie}={self._token}; Path=/; HttpOnly; SameSite=Strict"
-        if headers.get("Sec-Fetch-Site") == "cross-site":  # browsers would not send it where they are led to
+        if headers.get("Sec-Fetch-Site") == "cross-site":  # browsers would not send the cookie after a redirect
             answer = await self._answer(request)
             answer.headers["Set-Cookie"] = cookie
             return answer
         rest = urlencode([(name, value) for name, value in request.query.items() if name != "token"])
-        path = "/" + request.rel_url.raw_path.lstrip("/")  # not //host, which would be somewhere else
+        path = "/" + request.rel_url.raw_path.lstrip("/")  # not //host, which would redirect to another host
         return web.Response(status=303, headers={"Set-Cookie": cookie, "Location": path + (f"?{rest}" if rest else "")})
 
     def error_of(self, error: Exception) -> ApiError:
@@ -150,11 +150,11 @@ class Viewer(Gate):
             return ApiError(400, str(error).replace("--where ", ""))
         if isinstance(error, (ApiError, ConnectionResetError)):
             return super().error_of(error)
-        if isinstance(error, (OSError, sqlite3.Error)):  # the disk, or somebody who keeps the index locked
+        if isinstance(error, (OSError, sqlite3.Error)):  # disk error, or another process locks the index
             log.warning("%s", error)
-            return ApiError(500, f"the run cannot be read: {error}")
-        log.error("the viewer failed", exc_info=error)
-        return ApiError(500, f"the viewer failed ({type(error).__name__}); where it was started it says more")
+            return ApiError(500, f"Could not read the run: {error}")
+        log.error("The viewer failed", exc_info=error)
+        return ApiError(500, f"The viewer failed ({type(error).__name__}). See the terminal where it was started")
 
     def refuse(self, error: ApiError, request: web.BaseRequest, request_id: str) -> web.Response:
         answer = refusal(error, {"error": error.message}, request_id)
@@ -192,7 +192,7 @@ class Viewer(Gate):
             return web.Response(body=found.read_bytes(), headers={"Content-Type": TYPES[found.suffix]})
         if name == "index.html":
             return web.Response(text=missing(self._static, name), status=500)
-        return web.Response(text="there is no such page; the runs are at /", status=404)
+        return web.Response(text="Page not found. The list of runs is at /", status=404)
 
     async def _all_runs(self) -> list[dict[str, Any]]:
         places = await asyncio.to_thread(self._runs.all)
@@ -204,18 +204,18 @@ class Viewer(Gate):
         books = await self._books_of(request, "run", FEWEST)
         names = list(dict.fromkeys(request.query.getall("metric", [])))
         if len(names) > MOST_METRICS:
-            raise ApiError(400, f"at most {MOST_METRICS} metrics are compared at once")
+            raise ApiError(400, f"At most {MOST_METRICS} metrics can be compared")
         return await asyncio.to_thread(overview, books, names)
 
     async def _compare_tasks(self, request: web.BaseRequest) -> dict[str, Any]:
         query, sides = request.query, {side: await self._books_of(request, side, 1) for side in "ab"}
         if (by := query.get("by", "task")) not in ("task", "text"):
-            raise ApiError(400, f"by is task or text, not {by!r}")
+            raise ApiError(400, f"by must be task or text, not {by!r}")
 
         async def of(side: str, book: Book) -> Measured:
             step = _number(request, f"step_{side}", 0) if f"step_{side}" in query else None
             run, opened = book.place.path, self._opened(book.place)
-            await opened.ask(LogReader.fresh)  # with it come SQLite's own files
+            await opened.ask(LogReader.fresh)  # creates SQLite's own files before they are identified
             key = (run, step, by, *map(about, log_files(run)))
             one = self._measured.get(key) or await _ask(opened, lambda log: measured(run, log, step=step, by=by))
             if len(self._measured) >= MOST_MEASURED:
@@ -223,16 +223,16 @@ class Viewer(Gate):
             self._measured[key] = one
             return one
 
-        draws = asyncio.create_task(asyncio.to_thread(import_module, "numpy"))  # while SQLite looks
+        draws = asyncio.create_task(asyncio.to_thread(import_module, "numpy"))  # concurrently with SQLite
         found = {side: await asyncio.gather(*(of(side, book) for book in books)) for side, books in sides.items()}
         await draws
         return await asyncio.to_thread(tasks, sides, found)
 
     async def _books_of(self, request: web.BaseRequest, name: str, fewest: int) -> list[Book]:
-        """Of the runs that a comparison names, each once."""
+        """Return the books of the runs in a query parameter, each once."""
         ids = list(dict.fromkeys(request.query.getall(name, [])))
         if not fewest <= len(ids) <= MOST_RUNS:
-            raise ApiError(400, f"{name} names {fewest} to {MOST_RUNS} runs by their ids, not {len(ids)}")
+            raise ApiError(400, f"{name} must list {fewest} to {MOST_RUNS} run IDs, not {len(ids)}")
         return [self._book(await self._place(run)) for run in ids]
 
     async def _of_run(self, request: web.BaseRequest, place: RunPlace, what: list[str]) -> Any:
@@ -284,18 +284,18 @@ class Viewer(Gate):
         raise _nowhere()
 
     async def _label(self, request: web.BaseRequest, place: RunPlace, episode: str) -> dict[str, Any]:
-        """What a person says of an episode, written down."""
+        """Write a user's label of an episode."""
         said = parse(await read_body(request))
         label, why = said.get("label"), said.get("why", "")
         if label not in (*LABELS, "") or not isinstance(why, str) or len(why) > MOST_WHY:
-            wanted = f"{' or '.join(LABELS)}, or empty to take it back; why is text of at most {MOST_WHY:,} characters"
-            raise ApiError(400, f"label is {wanted}")
+            allowed = f"{', '.join(LABELS)} or empty (to remove it)"
+            raise ApiError(400, f"label must be {allowed}; why must be text of at most {MOST_WHY:,} characters")
 
         def write(log: EpisodeLog) -> dict[str, Any]:
             try:
                 add_label(place.path, log.find(episode).id, episode, label, why)
             except OSError as e:
-                raise ApiError(409, f"{FILE} of this run cannot be written: {e.strerror or e}") from None
+                raise ApiError(409, f"Could not write {FILE} of this run: {e.strerror or e}") from None
             return {"label": label, "why": why if label else ""}
 
         found: dict[str, Any] = await _ask(self._opened(place), write)
@@ -303,12 +303,12 @@ class Viewer(Gate):
 
     async def _file(self, place: RunPlace, name: str) -> web.FileResponse:
         if name not in FILES:
-            raise ApiError(404, f"files that are shown are {', '.join(FILES)}")
+            raise ApiError(404, f"This file is not served. Available: {', '.join(FILES)}")
         path = place.path / name
         if not is_plain_file(path):
-            raise ApiError(404, f"there is no {name} in this run's folder")
+            raise ApiError(404, f"{name} does not exist in this run's folder")
         headers = {"Content-Type": TYPES[path.suffix], "Content-Security-Policy": _OF_A_FILE}
-        return web.FileResponse(path, headers=headers)  # a log may be larger than the memory
+        return web.FileResponse(path, headers=headers)  # streams the file, which may exceed the memory
 
     async def _live(self, request: web.BaseRequest, place: RunPlace) -> web.StreamResponse:
         answer = web.StreamResponse(headers={"Content-Type": "text/event-stream", **RULES})
@@ -320,9 +320,9 @@ class Viewer(Gate):
         return answer
 
     async def _events(self, place: RunPlace, cursor: str) -> AsyncIterator[str]:
-        """What happens in a run, as server-sent events, until it has ended, the server stops, or nobody listens.
+        """Yield the events of a run as server-sent events, until it ends, the server stops, or the client disconnects.
 
-        :param cursor: where the listener's metrics end; "" for all of them.
+        :param cursor: end of the client's metrics; "" for all of them.
         """
         book = self._book(place)
         yield "retry: 2000\n\n"
@@ -338,7 +338,7 @@ class Viewer(Gate):
                 yield _event("metrics", _rows_of(metrics), metrics.cursor)
             cursor, first = metrics.cursor, False
             new = await asyncio.to_thread(book.alarms, alarms)
-            for alarm in new.rows if not new.reset or not alarms else ():  # of a file that was rewound none is new
+            for alarm in new.rows if not new.reset or not alarms else ():  # a rewound file contains no new alarms
                 yield _event("alarm", alarm)
             alarms = new.cursor
             if status != said or time.monotonic() - said_at >= QUIET:
@@ -352,10 +352,10 @@ class Viewer(Gate):
     # ---- the runs ----------------------------------------------------------------------------------------------------
 
     async def _place(self, run: str) -> RunPlace:
-        """The run of that id."""
+        """Return the run with this ID."""
         place = await asyncio.to_thread(self._runs.get, run)
         if place is None:
-            raise ApiError(404, "there is no such run; it may have been moved away")
+            raise ApiError(404, "Run not found; it may have been moved or deleted")
         return place
 
     def _opened(self, place: RunPlace) -> LogThread:
@@ -371,13 +371,13 @@ class Viewer(Gate):
 
 
 def _nowhere() -> ApiError:
-    return ApiError(404, "there is no such address; the runs are at /api/runs")
+    return ApiError(404, "Address not found. The list of runs is at /api/runs")
 
 
 def _ask(opened: LogThread, question: Callable[[EpisodeLog], Any], *without: Any) -> Awaitable[Any]:
-    """What the log of a run answers.
+    """Return the answer of a run's log.
 
-    :param without: the answer where there is no log; an error that says why, when left out.
+    :param without: the answer if the log cannot be read; if omitted, raise an error with the reason.
     """
 
     def look(reader: LogReader) -> Any:
@@ -399,24 +399,27 @@ def _with_rules(answer: Answer) -> Answer:
 
 
 def _check_own(request: web.BaseRequest) -> None:
-    """:raises ApiError: what is to be changed may come from another page."""
+    """Check that a change does not come from another page.
+
+    :raises ApiError: it may.
+    """
     headers = request.headers
     host = headers.get("Host", "")
     is_own = headers.get("Origin", f"://{host}").partition("://")[2] == host
     if not is_own or headers.get("Sec-Fetch-Site", "same-origin") != "same-origin":
-        raise ApiError(403, "other pages change nothing here")
+        raise ApiError(403, "Changes from other pages are refused")
     if request.content_type != "application/json":
-        raise ApiError(415, "send a label as application/json")
+        raise ApiError(415, "Send the label as application/json")
 
 
 def _is_visit(request: web.BaseRequest) -> bool:
-    """Whether somebody followed a link from another page to this one."""
+    """Return whether the user followed a link from another page."""
     how = request.headers.get("Sec-Fetch-Mode"), request.headers.get("Sec-Fetch-Dest")
     return how == ("navigate", "document") and not request.path.startswith("/api/")
 
 
 async def _json(request: web.BaseRequest, data: Any) -> web.Response:
-    """``data`` as JSON that any browser reads, made, and compressed where it is large, beside the event loop."""
+    """Return ``data`` as a JSON response, encoded and compressed in a thread."""
 
     def made() -> web.Response:
         body = json_text(data).encode()
@@ -440,21 +443,21 @@ def _event(name: str, data: Any, identity: str = "") -> str:
 def _limit(request: web.BaseRequest) -> int:
     limit = _number(request, "limit", 200)
     if limit > MOST:
-        raise ApiError(400, f"limit is at most {MOST}; go on with offset")
+        raise ApiError(400, f"limit must be at most {MOST}; use offset for more")
     return limit
 
 
 def _number(request: web.BaseRequest, name: str, default: int) -> int:
     text = request.query.get(name, str(default))
     if not (text.isascii() and text.isdecimal() and len(text) < 16):
-        raise ApiError(400, f"{name} is a number from 0 on, not {text!r}")
+        raise ApiError(400, f"{name} must be a number from 0, not {text!r}")
     return int(text)
 
 
 def _order(request: web.BaseRequest) -> tuple[str, bool]:
     order, descending = request.query.get("order", "written"), request.query.get("desc", "0")
     if order not in ORDERS:
-        raise ApiError(400, f"order is one of {', '.join(ORDERS)}, not {order!r}")
+        raise ApiError(400, f"order must be one of {', '.join(ORDERS)}, not {order!r}")
     if descending not in ("0", "1"):
-        raise ApiError(400, f"desc is 0 or 1, not {descending!r}")
+        raise ApiError(400, f"desc must be 0 or 1, not {descending!r}")
     return order, descending == "1"

@@ -1,6 +1,6 @@
-"""What one run is at, from the small files in its folder; each is read again only when it has changed.
+"""The state of one run, from the small files in its folder; each file is read again only when it has changed.
 
-Used by several threads: a book has a lock, which is never held while the episode log is looked at.
+A book is used by several threads. Its lock is never held while the episode log is read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from astuner_report.compare import settings_of
 from astuner_view.runs import RunPlace, about
 
 FILES = ("report.html", "report.md", "reward_curve.png", "reward_curve.svg", "resolved.yaml", "run.log")
-"""What of a run folder is served as it is."""
+"""Files of a run folder that are served unchanged."""
 
 
 def _json(path: Path) -> Any:
@@ -35,7 +35,7 @@ _PARSED: dict[str, Callable[[Path], Any]] = {
     "resolved.yaml": read_resolved, "certificate.json": _json, "summary.json": _json, "origin.json": _json,
 }  # fmt: skip
 _LOOKED_AT = 256
-"""Bytes before the place that are compared."""
+"""Number of bytes before the cursor that are compared."""
 _LINES = ("metrics.jsonl", "alarms.jsonl")
 _DATED = ("run.log", "resolved.yaml", "summary.json", *_LINES)
 
@@ -49,14 +49,14 @@ class Book:
         self._tail = Tail(rows=[], cursor="", reset=True)
         self._bad = 0
         self._known: dict[str, Any] = {}
-        """What the metrics that were read so far say."""
+        """Latest values of the metrics read so far."""
         self._alarm_tail = self._tail
         self._alarms: list[dict[str, Any]] = []
 
     def facts(self, episodes: int) -> dict[str, Any]:
-        """What a list of runs shows.
+        """Return an entry of the list of runs.
 
-        :param episodes: how many the log has.
+        :param episodes: number of episodes in the log.
         """
         with self._lock:
             self._read_on()
@@ -80,12 +80,12 @@ class Book:
             }
 
     def status(self, episodes: int) -> dict[str, Any]:
-        """What a live page shows."""
+        """Return the values that a live page updates."""
         facts = self.facts(episodes)
         return {key: facts[key] for key in ("state", "step", "episodes", "alarms", "updated")}
 
     def page(self, episodes: int, facets: Mapping[str, Any], problems: Sequence[str]) -> dict[str, Any]:
-        """What the page of a run shows: `facts`, and more; its ``alarms`` are all of them, not how many.
+        """Return the data of a run's page: `facts` and more; ``alarms`` contains the alarms instead of their number.
 
         :param episodes, facets, problems: of the run's log.
         """
@@ -103,34 +103,34 @@ class Book:
             return facts | found | {"facets": facets, "problems": [*self._problems(), *problems]}
 
     def settings(self) -> dict[str, Any]:
-        """What ``resolved.yaml`` says, by dotted keys; nothing where it cannot be read, which is a problem."""
+        """Return the settings in ``resolved.yaml`` by dotted keys; empty if it cannot be read, which is a problem."""
         return settings_of(self._mapping("resolved.yaml") or {})
 
     def problems(self) -> list[str]:
-        """What is wrong with the small files, a sentence each."""
+        """Return the problems of the small files, one sentence each."""
         with self._lock:
             self._read_on()
             return self._problems()
 
     def metrics(self, cursor: str = "") -> Tail:
-        """The rows of ``metrics.jsonl`` since a cursor."""
+        """Return the rows of ``metrics.jsonl`` after a cursor."""
         return read_since(self.place.path / "metrics.jsonl", cursor)
 
     def alarms(self, cursor: str = "") -> Tail:
-        """The rows of ``alarms.jsonl`` since a cursor."""
+        """Return the rows of ``alarms.jsonl`` after a cursor."""
         return read_since(self.place.path / "alarms.jsonl", cursor)
 
     def state(self) -> str:
-        """``ended``: it came to its end; ``running``: a process of this machine is at it; else ``stopped``."""
+        """Return ``ended`` (finished), ``running`` (a process of this machine holds the lock) or ``stopped``."""
         path = self.place.path
         if (path / "summary.json").is_file():
             return "ended"
         return "running" if _is_held(path.with_name(f".{path.name}.lock")) else "stopped"
 
     def _updated(self, state: str) -> float:
-        """When something happened last, in seconds since 1970; 0 when nothing did.
+        """Return the time of the last change in seconds since 1970; 0 if there is none.
 
-        Of a run that stands still by what it wrote itself, since the files of a copy have another date.
+        For a run that is not running, use the times that it recorded, because copies of files have other dates.
         """
         if state != "running":
             own = [start.get("ended") for start in self._starts()] + [self._known.get("last")]
@@ -156,7 +156,7 @@ class Book:
         self._alarm_tail = Tail(rows=[], cursor=alarms.cursor, reset=False)
 
     def _started(self) -> float | None:
-        """By what the run wrote itself, else when its config was, which is written again on resume."""
+        """Return when the run started: as recorded, else the time of its config, which is rewritten on resume."""
         own = [start.get("started") for start in self._starts()] + [self._known.get("first")]
         resolved = self.place.path / "resolved.yaml"
         times = [time for time in own if _is_number(time)]
@@ -171,17 +171,19 @@ class Book:
         return found if isinstance(found, dict) else None
 
     def _content(self, name: str) -> Any:
-        """What is in one of `_PARSED`; None where it is not there, and an error where it makes no sense."""
+        """Return the content of one of `_PARSED`; None if it is missing, an exception if it is invalid."""
         path = self.place.path / name
         return _parsed(path, *about(path)) if is_plain_file(path) else None
 
     def _problems(self) -> list[str]:
         contents = {name: self._content(name) for name in _PARSED}
-        wrong = [f"{name} cannot be read: {e}" for name, e in contents.items() if isinstance(e, Exception)]
+        wrong = [f"{name} could not be read: {e}" for name, e in contents.items() if isinstance(e, Exception)]
         read = (path for path in map(self.place.path.joinpath, (*_PARSED, *_LINES, LABELS)) if os.path.lexists(path))
-        wrong += [f"{path.name} is a link, or no file, and is not read" for path in read if not is_plain_file(path)]
+        wrong += [
+            f"{path.name} was ignored, because it is not a plain file" for path in read if not is_plain_file(path)
+        ]
         if self._bad:
-            wrong.append(f"metrics.jsonl: {self._bad} lines are no JSON, and are skipped")
+            wrong.append(f"metrics.jsonl: {self._bad} invalid lines were skipped")
         return wrong
 
 
@@ -189,7 +191,7 @@ class Book:
 def _parsed(path: Path, *_about: object) -> Any:
     try:
         return _PARSED[path.name](path)
-    except FileNotFoundError:  # it was there a moment ago
+    except FileNotFoundError:  # deleted in the meantime
         return None
     except (ValueError, RecursionError, DataError) as e:
         return e
@@ -207,9 +209,9 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 def _is_held(lock: Path) -> bool:
-    """Whether the process that a run's lock names runs, and has the lock open: numbers of processes are reused.
+    """Return whether the process in a run's lock file is running and has the lock open, because PIDs are reused.
 
-    The lock itself is not tried, for a run that starts at that moment would find it taken.
+    The lock itself is not acquired, because a run that starts at that moment would find it in use.
     """
     try:
         pid = int(lock.read_text(encoding="utf-8").strip()) if is_plain_file(lock) else 0
@@ -220,7 +222,7 @@ def _is_held(lock: Path) -> bool:
     held = os.path.realpath(lock)
     try:
         return any(os.path.realpath(fd) == held for fd in Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:  # no /proc, or a process of somebody else
+    except OSError:  # no /proc, or a process of another user
         return True
 
 
@@ -229,23 +231,23 @@ def _is_held(lock: Path) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Tail:
-    """What was found.
+    """New lines of a growing file.
 
-    A cursor says which file was read up to where, and what stood before that place, so that a file that was written
-    anew (the run was resumed from an earlier step) is noticed, and read from its beginning.
+    A cursor identifies the file, the position, and the content before that position, so a rewritten file (the run was
+    resumed from an earlier step) is detected and read from its beginning.
     """
 
     rows: list[dict[str, Any]]
     cursor: str
-    """To go on from."""
+    """Where to continue."""
     reset: bool
-    """Whether ``rows`` are all there are, not those since the cursor."""
+    """Whether ``rows`` are all rows instead of those after the cursor."""
     bad: int = 0
-    """Lines that are no JSON object, which were skipped."""
+    """Number of skipped lines that are not JSON objects."""
 
 
 def read_since(path: Path, cursor: str = "") -> Tail:
-    """The whole lines of a file after ``cursor``; all of them where that fits no longer, none where there is no file.
+    """Return the complete lines after ``cursor``; all lines if the cursor is stale, none if the file is missing.
 
     :raises OSError: the file cannot be read.
     """
@@ -261,7 +263,7 @@ def read_since(path: Path, cursor: str = "") -> Tail:
     for line in whole.splitlines():
         try:
             row = parsed(line)
-        except (ValueError, RecursionError):  # no JSON, no UTF-8, or nested without end
+        except (ValueError, RecursionError):  # invalid JSON or UTF-8, or nested too deeply
             row = None
         if isinstance(row, dict):
             rows.append(row)
@@ -271,7 +273,7 @@ def read_since(path: Path, cursor: str = "") -> Tail:
 
 
 def _start(file: BinaryIO, cursor: str) -> int | None:
-    """Where to go on; None where the cursor is of another file, or of none."""
+    """Return where to continue; None if the cursor is empty or belongs to another file."""
     end = cursor.split("-")[1] if cursor.count("-") == 2 else ""
     if not (end.isdecimal() and end.isascii()) or len(end) > 18:
         return None

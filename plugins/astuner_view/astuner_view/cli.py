@@ -1,4 +1,4 @@
-"""``astuner view``: a local page of runs, episodes and tokens; or one run as a page to send."""
+"""``astuner view``: show runs, episodes and tokens on a local page, or export one run as a page."""
 
 from __future__ import annotations
 
@@ -17,64 +17,70 @@ from astuner.contracts.errors import ConfigError
 from astuner_view.settings import DEFAULT_PORT
 
 DEFAULT_LIMIT = 200
-"""Episodes in an exported page."""
+"""Number of episodes in an exported page."""
 
 
 def view(
     run: Annotated[
         str | None,
         typer.Argument(
-            metavar="[RUN]", help="A run folder, or a run's name below --root. Default: all.", show_default=False
+            metavar="[RUN]", help="Run folder, or name of a run below --root. Default: all runs.", show_default=False
         ),
     ] = None,
-    root: Annotated[Path, typer.Option(metavar="DIR", help="Where runs are looked for.")] = Path("launcher_record"),
+    root: Annotated[Path, typer.Option(metavar="DIR", help="Folder to search for runs.")] = Path("launcher_record"),
     port: Annotated[
         int | None,
         typer.Option(
             min=0,
             max=65535,
-            help=f"Where to listen. Default: {DEFAULT_PORT}, or the next free one; 0 takes any.",
+            help=f"Port. Default: {DEFAULT_PORT} or the next free one; 0 uses any free port.",
             show_default=False,
         ),
     ] = None,
     host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="Anything but loopback needs a token, which is part of the link.")
+        str,
+        typer.Option(
+            metavar="ADDRESS", help="Address to listen on. Others than loopback require a token, included in the link."
+        ),
     ] = "127.0.0.1",
     token_env: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The variable with a token of your own. Default: a new one, where needed."),
+        typer.Option(
+            metavar="NAME", help="Environment variable with your token. Default: a new token if one is required."
+        ),
     ] = None,
     browser: Annotated[
         bool | None,
-        typer.Option("--browser/--no-browser", help="Open the page. Default: where there is a desktop."),
+        typer.Option("--browser/--no-browser", help="Open the page in the browser. Default: if there is a desktop."),
     ] = None,
     export: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.html", help="Write RUN as one page instead, and stop.", show_default=False),
+        typer.Option(metavar="FILE.html", help="Export RUN as a single page and exit.", show_default=False),
     ] = None,
     where: Annotated[
         list[str] | None,
         typer.Option(
             metavar="CONDITION",
-            help="Export only such episodes, e.g. 'reward>=0.5', split=train (repeatable).",
+            help="Export only matching episodes, e.g. 'reward>=0.5', split=train (repeatable).",
             show_default=False,
         ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help=f"Export the newest N. Default: {DEFAULT_LIMIT}.", show_default=False)
+        int | None,
+        typer.Option(min=1, help=f"Export the newest N episodes. Default: {DEFAULT_LIMIT}.", show_default=False),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: where the page is.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the address or file as JSON.")] = False,
 ) -> None:
     """Show runs, episodes and tokens in the browser, until Ctrl-C."""
     from astuner_view.runs import find_run
 
     if export is not None:
         if run is None:
-            raise ConfigError("--export writes one run: astuner view RUN --export FILE.html")
+            raise ConfigError("--export requires a run: astuner view RUN --export FILE.html")
         _export(find_run(root, run), export, where or [], limit or DEFAULT_LIMIT, as_json)
         return
     if where or limit is not None:
-        raise ConfigError("--where and --limit are for --export FILE.html; on the page, filter there")
+        raise ConfigError("--where and --limit require --export FILE.html. Without it, filter on the page")
     chosen = None if run is None else find_run(root, run)
     _serve(root, chosen, host, port, _token(host, token_env), _is_desktop() if browser is None else browser, as_json)
 
@@ -88,25 +94,25 @@ def _serve(
     runs = Runs(root) if chosen is None else Runs(chosen.parent, only=chosen)
     if chosen is None and not runs.all():
         typer.echo(
-            f"there is no run below {root} yet; the page shows them as they come (--root DIR looks elsewhere)", err=True
+            f"There are no runs below {root} yet; the page shows new runs. Use --root DIR for another folder.", err=True
         )
     with open_socket(host, port) as listening:
         number = listening.getsockname()[1]
         if port is None and number != DEFAULT_PORT:
-            typer.echo(f"port {DEFAULT_PORT} is taken, so this is {number}", err=True)
+            typer.echo(f"Port {DEFAULT_PORT} is in use; using {number} instead.", err=True)
         link = address(listening, host, run=next(iter(runs.all())) if chosen is not None else "", token=token)
         if as_json:
             write_json({"url": link, "host": host, "port": number, "run": None if chosen is None else str(chosen)})
         else:
-            typer.echo(f"{link}\nCtrl-C stops it.")
+            typer.echo(f"{link}\nPress Ctrl-C to stop.")
         sys.stdout.flush()
         if browser:
             import webbrowser
 
             webbrowser.open(link)
-        with contextlib.suppress(KeyboardInterrupt):  # asyncio keeps it to itself when the server was about to end
+        with contextlib.suppress(KeyboardInterrupt):  # asyncio may raise it while the server is stopping
             asyncio.run(serve(runs, listening, host=host, token=token))
-        typer.echo("stopped", err=True)
+        typer.echo("Stopped", err=True)
 
 
 def _export(run: Path, file: Path, where: list[str], limit: int, as_json: bool) -> None:
@@ -118,14 +124,14 @@ def _export(run: Path, file: Path, where: list[str], limit: int, as_json: bool) 
         return
     for problem in done["problems"]:
         typer.echo(problem, err=True)
-    left_out = f", the newest of {done['of']:,} (--limit N takes more)" if done["episodes"] < done["of"] else ""
+    left_out = f" (the newest of {done['of']:,}; use --limit N for more)" if done["episodes"] < done["of"] else ""
     typer.echo(f"{done['episodes']:,} episodes{left_out}, {done['bytes'] / 2**20:,.1f} MiB: {file}")
 
 
 def _token(host: str, token_env: str | None) -> str:
-    """What every request has to bring; empty on loopback, unless the person wants one.
+    """Return the token that every request needs; empty on loopback unless the user sets one.
 
-    :raises ConfigError: the person's own is not set, or cannot be one.
+    :raises ConfigError: the user's token is missing or invalid.
     """
     from astuner_gateway.listening import is_loopback, own_key
 
@@ -135,7 +141,7 @@ def _token(host: str, token_env: str | None) -> str:
 
 
 def _is_desktop() -> bool:
-    """Whether a browser that is opened would be seen."""
+    """Return whether a browser window would be visible."""
     if not sys.stdout.isatty() or "SSH_CONNECTION" in os.environ:
         return False
     return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

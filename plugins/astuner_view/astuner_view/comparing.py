@@ -1,7 +1,7 @@
-"""Runs beside one another, for the page: what sets them apart, their curves, and which tasks each side solves.
+"""Compare runs for the page: different settings, curves, and the tasks that each side solves.
 
-The numbers are those of `astuner diff`, by the same functions.  Runs whose settings differ by the seed alone are a
-group: its curves are their mean, with a band from the lowest to the highest, at the steps that all of them have.
+The numbers are those of `astuner diff`, computed by the same functions. Runs that differ only in the seed form a group:
+its curves are the mean, with a band from the lowest to the highest value, at the steps that all of them have.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from astuner_view.book import Book
 
 FEWEST, MOST_RUNS, MOST_METRICS = 2, 20, 60
 MOST_TASKS = 500
-"""Won, and lost, that are listed."""
+"""Maximum number of won, and of lost, tasks in the list."""
 _OF_A_SEED = (*UNINTERESTING, "astuner.seed")
 _LARGEST = 1e300
 Curve: TypeAlias = Mapping[int, float]
@@ -26,7 +26,7 @@ Curve: TypeAlias = Mapping[int, float]
 
 
 def overview(books: Sequence[Book], metrics: Sequence[str]) -> dict[str, Any]:
-    """The groups of some runs, what they differ by, and the curves of some metrics."""
+    """Return the groups of some runs, their different settings, and the curves of some metrics."""
     apart = [{key: value for key, value in book.settings().items() if key not in _OF_A_SEED} for book in books]
     groups: list[list[int]] = []
     for i, one in enumerate(apart):
@@ -68,7 +68,7 @@ def _curves(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str
             continue
         for name, curve in found.items():
             value: Any = row.get(name)
-            if type(value) in (int, float) and -_LARGEST < value < _LARGEST:  # no NaN either
+            if type(value) in (int, float) and -_LARGEST < value < _LARGEST:  # excludes NaN
                 curve[step] = value
     return found
 
@@ -86,7 +86,7 @@ def _banded(curves: Sequence[Curve], steps: Sequence[int]) -> dict[str, list[flo
 
 
 def tasks(sides: Mapping[str, Sequence[Book]], found: Mapping[str, Sequence[Measured]]) -> dict[str, Any]:
-    """What `astuner diff --common` says of the sides a and b, with the ids of runs, and each task's episodes."""
+    """Return the comparison of `astuner diff --common` for the sides a and b, with run IDs and each task's episodes."""
     settings = {side: [book.settings() for book in books] for side, books in sides.items()}
     said = compared(found["a"], found["b"], settings["a"], settings["b"], common=True)
     for side, books in sides.items():
@@ -96,7 +96,7 @@ def tasks(sides: Mapping[str, Sequence[Book]], found: Mapping[str, Sequence[Meas
         said[f"{kind}_total"] = len(said[kind])
         said[kind] = said[kind][:MOST_TASKS]
         for flip, side in product(said[kind], sides):
-            of = sorted(  # what is read first are those that part
+            of = sorted(  # runs that show the difference come first
                 zip(sides[side], found[side], strict=True),
                 key=lambda one: one[1].tasks[flip["key"]].means["success"],
                 reverse=(kind == "won") == (side == "b"),

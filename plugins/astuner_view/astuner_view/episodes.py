@@ -1,7 +1,7 @@
-"""An episode as the page wants it: what a list shows of it, everything but its tokens, and its tokens.
+"""Episodes as JSON for the page: an entry of a list, an episode without its tokens, and its tokens.
 
-`astuner.rollout.turns` makes a sample of each path through the tree of turns that ends in a leaf.  A sample does not
-say which leaf that was; its tokens do, as its last turn's prompt and response are the whole of it.
+`astuner.rollout.turns` makes a sample of each path through the tree of turns that ends in a leaf. A sample does not
+record its leaf, but its tokens identify it, because the leaf's prompt and response are the complete sample.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ _TURN = (
     "finish_reason", "policy_version", "prompt_tokens", "response_tokens", "external", "model",
 )  # fmt: skip
 _SHOWN = 300
-"""Characters of an answer in a list."""
+"""Maximum number of characters of an answer in a list."""
 _NOTHING_OF_TOKENS = {
     "policy": "", "trained": False, "lost": False, "continues": None, "branch_reason": "", "approximation": "",
     "finish_reason": None, "policy_version": None, "tools": None, "external": True,
 }  # fmt: skip
-"""What a turn of a model outside of the run has not."""
+"""Values of a turn of an external model, which has no token data."""
 NO_TOKENIZER = (
-    "there is no tokenizer in this run's episodes/tokenizer/, so tokens have numbers and no text; runs of this ASTuner "
-    "write it when they begin"
+    "Tokens are shown as IDs only, because episodes/tokenizer/ of this run is missing; current versions of ASTuner "
+    "write it when a run begins"
 )
-NO_CREDIT = "no token of it was trained: nothing of it was credited"
+NO_CREDIT = "No token of this episode was trained, because the episode was not credited"
 
 
 def listed_json(listed: Listed, answer: str, expected: str) -> dict[str, Any]:
-    """A line of a list; of a reference as GSM8K has them what is behind the working."""
+    """Return an entry of a list; from a GSM8K reference only the final answer."""
     last = expected.rpartition("####")[2].strip()
     said = {"cause": cause_of(listed.error), "answer": answer[:_SHOWN], "expected": last[:_SHOWN]}
     return {name: value for name, value in vars(listed).items() if name != "id"} | said
 
 
 def episode_json(listed: Listed, logged: LoggedEpisode) -> dict[str, Any]:
-    """The page of an episode."""
+    """Return an episode for its page."""
     row = logged.row
     turns = [_said({"external": False, "model": None, **turn}) for turn in row["turns"]]
     turns += [_said({**_NOTHING_OF_TOKENS, **turn}) for turn in row["external"]]
@@ -59,7 +59,7 @@ def episode_json(listed: Listed, logged: LoggedEpisode) -> dict[str, Any]:
             turns_of = [turn.index for turn in of_sample]
             samples.append({**credit, "policy_version": sample.policy_version, "turns": turns_of})
     except ValueError as e:
-        problems.append(f"the credit of this episode does not fit its turns: {e}")
+        problems.append(f"The credit of this episode does not match its turns: {e}")
     return listed_json(listed, "", "") | {
         "query": row["query"],
         "answer": answer_of(row),
@@ -83,7 +83,7 @@ def _json(text: str | None) -> Any:
 
 
 def explained(stop_reason: StopReason, error: str) -> dict[str, str] | None:
-    """What happened, why, and advice; None for an episode that completed."""
+    """Return what happened, why, and what to do; None for an episode that completed."""
     words = _words().get(stop_reason.value)
     return None if words is None else {**words, "why": error}
 
@@ -100,13 +100,13 @@ def _words() -> dict[str, dict[str, str]]:
 
 
 CreditedPath: TypeAlias = tuple[Credited, Sample, tuple[Turn, ...]]
-"""A sample with what it was credited with, and its turns from the root to the leaf."""
+"""A sample, its credit, and its turns from the root to the leaf."""
 
 
 def credited_paths(logged: LoggedEpisode) -> tuple[CreditedPath, ...]:
-    """The paths of an episode, in the order of its samples.
+    """Return the paths of an episode, in the order of its samples.
 
-    :raises ValueError: the credit is not of these turns.
+    :raises ValueError: the credit does not belong to these turns.
     """
     spoken = {t.index: t for t in logged.episode.turns if t.trained and t.generation.response_ids}
     inner = {t.continues for t in spoken.values()}
@@ -115,17 +115,17 @@ def credited_paths(logged: LoggedEpisode) -> tuple[CreditedPath, ...]:
     for credit, sample in zip(logged.credit, logged.samples(), strict=True):
         leaf = next((t for t in leaves if t.agent == sample.agent and _is_whole(t, sample)), None)
         if leaf is None:
-            raise ValueError(f"no turn ends sample {credit.sample}")
+            raise ValueError(f"sample {credit.sample} does not end in any turn")
         leaves.remove(leaf)
         paths.append((credit, sample, tuple(upwards(leaf, spoken))[::-1]))
     return tuple(paths)
 
 
 def trained_turns(paths: tuple[CreditedPath, ...]) -> dict[int, dict[str, Any]]:
-    """Index of a turn -> what became of its tokens; only of turns that have a trained one.
+    """Return what happened to the tokens of each turn that has a trained one, by the turn's index.
 
-    ``trained`` is 1 or 0 for each response token, ``trainer_logprobs`` a number or None for each, or None as a whole
-    where the trainer computed none; ``sample`` is the one in which it is trained, with its ``advantage``.
+    ``trained`` is 1 or 0 for each response token, ``trainer_logprobs`` a number or None for each, or None if the
+    trainer computed none; ``sample`` is the sample in which it is trained, with its ``advantage``.
     """
     found: dict[int, dict[str, Any]] = {}
     for credit, sample, turns in paths:
@@ -151,17 +151,18 @@ def _is_whole(turn: Turn, sample: Sample) -> bool:
 
 
 def tokens_json(logged: LoggedEpisode, run: Path) -> dict[str, Any]:
-    """All turns but those of models outside of the run, with ids, texts, logprobs, and which of them were trained; of
-    each prompt only what is new in it.
+    """Return all turns of the run's own models with IDs, texts, logprobs and which tokens were trained.
 
-    :param run: its folder.
+    Of each prompt only the new tokens are included.
+
+    :param run: the run folder.
     """
     notes = [] if logged.credit else [NO_CREDIT]
     trained: Mapping[int, Mapping[str, Any]] = {}
     try:
         trained = trained_turns(credited_paths(logged))
     except ValueError as e:
-        notes.append(f"the credit of this episode does not fit its turns ({e}), so which token was trained is unknown")
+        notes.append(f"The credit of this episode does not match its turns ({e}), so it is unknown what was trained")
     texts: dict[str, Texts] = {}
     for policy in dict.fromkeys(row["policy"] for row in logged.row["turns"]):
         try:

@@ -1,7 +1,7 @@
-"""One run as one page: the built page with everything in it, for somebody who has neither the run nor ASTuner.
+"""Export one run as a single page with all its data, readable without the run or ASTuner.
 
-The data stand in the page as JSON in which nothing can end the element that they are in.  The page may run its own
-script and style, which are named by their hashes, and reach nothing else.
+The data are embedded as JSON that cannot close its element. The page may run only its own script and style, identified
+by hashes, and makes no requests.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
 def export(run: Path, file: Path, where: Sequence[str], limit: int, static: Path = STATIC) -> dict[str, Any]:
-    """Write a run, with the newest ``limit`` episodes that meet all conditions.
+    """Write a run as a page, with the newest ``limit`` episodes that meet all conditions.
 
-    :returns: how many ``episodes`` were written, ``of`` how many that meet them, in how many ``bytes``; and as
-        ``problems`` what of the log could not be read, a sentence each.
-    :raises ConfigError: a condition cannot be read, or ``file`` is something else than such a page, and is left alone.
-    :raises DataError: the built page is not there, or the log cannot be read.
+    :returns: number of ``episodes`` written, ``of`` how many that match, the size in ``bytes``, and ``problems`` of the
+        log, one sentence each.
+    :raises ConfigError: a condition is invalid, or ``file`` exists and is not an exported page.
+    :raises DataError: the built page is missing, or the log cannot be read.
     """
     if not file.parent.is_dir():
-        raise ConfigError(f"--export {file}: there is no folder {file.parent}; make it first")
+        raise ConfigError(f"--export {file}: the folder {file.parent} does not exist. Create it first")
     if file.is_dir() or (file.exists() and _MARK.encode() not in file.read_bytes()[:4096]):
-        raise ConfigError(f"--export {file}: that is something else than an exported page; choose another name")
+        raise ConfigError(f"--export {file}: the file exists and is not an exported page. Choose another name")
     page = static / EXPORT
     if not page.is_file():
         raise DataError(missing(static, EXPORT))
     data = _data(run, where, limit)
     if where and not data["episodes"]:
-        raise DataError(f"no episode meets every --where; there are {data['run']['episodes']:,} in the log")
+        raise DataError(f"No episode matches every --where. The log contains {data['run']['episodes']:,} episodes")
     text = page_with(page.read_text(encoding="utf-8"), data)
     temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
     try:
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(file)
     except OSError as e:
-        raise DataError(f"cannot write {file}: {e.strerror or e}; free space or name another file") from e
+        raise DataError(f"Could not write {file}: {e.strerror or e}. Free some space or choose another file") from e
     finally:
         temporary.unlink(missing_ok=True)
     found = {"episodes": len(data["episodes"]), "of": data["episodes_total"]}
@@ -66,12 +66,14 @@ def export(run: Path, file: Path, where: Sequence[str], limit: int, static: Path
 
 
 def page_with(page: str, data: Any) -> str:
-    """The built page with ``data`` in it, and the rules of what it may do.
+    """Return the built page with ``data`` and its content security policy.
 
-    :raises DataError: it is not such a page.
+    :raises DataError: the page is not such a template.
     """
     if page.count(PLACEHOLDER) != 1 or _HEAD.search(page) is None:
-        raise DataError(f"{EXPORT} has no place for the data, so it is not of this ASTuner: build it again")
+        raise DataError(
+            f"{EXPORT} is of another version, because its element for the data is missing. Build the page again"
+        )
     rules = f'<meta http-equiv="Content-Security-Policy" content="{_policy(page)}">'
     before, after = page.split(PLACEHOLDER)
     before = _HEAD.sub(lambda head: f"{head[0]}\n{_MARK}\n{rules}", before, count=1)
@@ -80,7 +82,7 @@ def page_with(page: str, data: Any) -> str:
 
 
 def _policy(page: str) -> str:
-    """What the page may do: run the scripts and styles that are in it, and nothing else."""
+    """Return a policy that allows only the scripts and styles in the page."""
     hashes: dict[str, list[str]] = {"script": [], "style": []}
     for match in _ELEMENT.finditer(page):
         if "application/json" not in (match[2] or ""):
@@ -105,7 +107,7 @@ def _data(run: Path, where: Sequence[str], limit: int) -> dict[str, Any]:
         "format": FORMAT,
         "exported": time.time(),
         "astuner": astuner.__version__,
-        "run": facts | {"files": {}},  # they are not in the page
+        "run": facts | {"files": {}},  # the files are not exported
         "metrics": book.metrics().rows,
         **found,
     }

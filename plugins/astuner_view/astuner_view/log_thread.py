@@ -1,7 +1,7 @@
-"""The episode log of one run, and the thread that it is read in: SQLite's connections are of one thread each.
+"""Read the episode log of one run in its own thread, because SQLite connections are bound to a thread.
 
-The log is opened when somebody asks, and again when another run has its name.  A run without a log answers too: with
-None, and `why`.
+The log is opened on the first request, and again when another run replaces the folder. Without a log the reader returns
+None and sets `why`.
 """
 
 from __future__ import annotations
@@ -21,23 +21,26 @@ from astuner_view.runs import about
 
 T = TypeVar("T")
 _AT_ONCE = 10_000
-"""Episodes of a log that is looked at as a whole when it is opened; a longer one is when a question fails."""
+"""Number of episodes up to which a log is checked completely when opened; a longer log is checked after a failure."""
 
 
 class LogReader:
-    """The log, for whoever stays in one thread."""
+    """The episode log, for use in one thread."""
 
     def __init__(self, run: Path, *, check: bool = False) -> None:
-        """:param check: look at the whole log, however long it is, and read of a damaged one what is whole."""
+        """Create a reader.
+
+        :param check: check the complete log, whatever its length, and read the intact part of a damaged one.
+        """
         self._run, self._check = run, check
         self._log: EpisodeLog | None = None
         self._opened: tuple[object, ...] = ()
         self.why = ""
-        """Why there is no log; empty when there is one."""
+        """Why the log cannot be read; empty if it can."""
 
     def fresh(self) -> EpisodeLog | None:
-        """The log as it is now; None, and `why`, where there is none to read."""
-        if self._log is not None and self._look() != self._opened:  # another run has this name now
+        """Return the current log, or None and set `why` if it cannot be read."""
+        if self._log is not None and self._look() != self._opened:  # another run replaced this folder
             self.close()
         try:
             if self._log is None:
@@ -50,10 +53,10 @@ class LogReader:
         return self._log
 
     def answer(self, question: Callable[[LogReader], T]) -> T:
-        """What ``question`` finds; in what is whole, where it fails because the log is damaged."""
+        """Return the result of ``question``; if the log is damaged, ask again about its intact part."""
         try:
             return question(self)
-        except Exception:  # anything may come of a damaged row
+        except Exception:  # a damaged row can raise anything
             if self._check:
                 raise
             self.close()
@@ -61,7 +64,7 @@ class LogReader:
             return question(self)
 
     def problems(self) -> list[str]:
-        """What is wrong with the log, as of the last question."""
+        """Return the problems of the log, as of the last question."""
         return [self.why] if self._log is None and self.why else list(self._log.problems if self._log else ())
 
     def close(self) -> None:
@@ -70,12 +73,12 @@ class LogReader:
             self._log = None
 
     def _look(self) -> tuple[object, ...]:
-        """Which run and database these are."""
+        """Return the identity of the run folder and its database."""
         return about(self._run)[:2], about(self._run / "episodes" / DATABASE)[:2]
 
 
 class LogThread:
-    """The same for an event loop: questions are answered one after another in a thread of their own."""
+    """An asyncio interface of `LogReader` that answers questions one after another in its own thread."""
 
     def __init__(self, run: Path) -> None:
         self._reader = LogReader(run)
@@ -85,18 +88,18 @@ class LogThread:
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._reader.answer, question)
 
     def close(self) -> None:
-        """Let go of the log once the questions that were asked are answered."""
+        """Close the log after the pending questions are answered."""
         self._pool.submit(self._reader.close)
         self._pool.shutdown(wait=False)
 
 
 def counted(run: Path) -> int:
-    """How many episodes the log of a run has, for a list of runs; it is opened only when it has changed."""
+    """Return the number of episodes in a run's log; the log is opened only if it has changed."""
     return _counted(run, *map(about, log_files(run)))
 
 
 def log_files(run: Path) -> tuple[Path, Path]:
-    """What changes with the log of a run."""
+    """Return the files that change with the log of a run."""
     return run / "episodes" / DATABASE, run / "episodes" / f"{DATABASE}-wal"
 
 
@@ -105,11 +108,11 @@ def _counted(run: Path, *_about: object) -> int:
     try:
         with EpisodeLog(run, check=False) as log:
             return log.count()
-    except Exception:  # there is none, or it is damaged in some way: the page of the run says so
+    except Exception:  # missing or damaged; the page of the run reports it
         return 0
 
 
 def count(reader: LogReader) -> int:
-    """How many episodes a log has; 0 where there is none."""
+    """Return the number of episodes in a log; 0 if it is missing."""
     log = reader.fresh()
     return 0 if log is None else log.count()

@@ -1,4 +1,4 @@
-"""The built page: its files, and what they are."""
+"""The files of the built page and their content types."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 STATIC = Path(__file__).with_name("static")
 EXPORT = "export.html"
-"""The page for exports, which is not served."""
+"""Template of exported pages; it is not served."""
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -18,18 +18,18 @@ TYPES = {
     ".woff2": "font/woff2",
     **dict.fromkeys((".txt", ".md", ".yaml", ".log"), "text/plain; charset=utf-8"),
 }
-"""The kinds of files that are served: of the page, and of a run's folder."""
+"""Content types of served files: of the page, and of a run's folder."""
 
 
 def missing(folder: Path, name: str) -> str:
-    """What to say where a part of the page is not there."""
+    """Return the message for a missing part of the page."""
     return (
-        f"built assets are missing: {folder / name}; in a checkout, type: cd plugins/astuner_view/web && npm ci && "
-        "npm run build; otherwise: pip install --force-reinstall astuner-view"
+        f"The built page is missing: {folder / name}. Run pip install --force-reinstall astuner-view, or in a "
+        "checkout: cd plugins/astuner_view/web && npm ci && npm run build"
     )
 
 
 def static_file(folder: Path, name: str) -> Path | None:
-    """The file of that name, which is looked up among those that are there; None: there is none."""
+    """Return the file with this name from the existing files; None if there is no such file."""
     files = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file() and p.suffix in TYPES}
     return None if name == EXPORT else files.get(name)

@@ -1,7 +1,7 @@
-"""Which runs there are, and what each is called in links.
+"""Find run folders, and assign the IDs used in links.
 
-A run folder is one with ``resolved.yaml``.  Its id is its name, where that is plain and the folder is right below the
-root; otherwise a hash of where it is follows.  Invariant: a request's id is looked up among those that were found.
+A run folder contains ``resolved.yaml``. Its ID is its name if that is plain and the folder is directly below the root;
+otherwise the ID ends with a hash of its path. Invariant: the ID in a request is looked up among the existing runs.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 from astuner.contracts.errors import ConfigError
 
 DEPTH = 3
-"""Levels below the root that are looked at."""
+"""Number of levels below the root to search."""
 MOST_FOLDERS = 20_000
-"""That are looked at, in case the root is a whole disk."""
+"""Maximum number of folders to search, in case the root is an entire disk."""
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -28,28 +28,31 @@ class RunPlace:
 
     id: str
     name: str
-    """For people: its path below the root."""
+    """Path below the root, for display."""
     path: Path
 
 
 class Runs:
-    """The runs below a folder, or one run alone."""
+    """The runs below a folder, or a single run."""
 
     def __init__(self, root: Path, only: Path | None = None) -> None:
-        """:param only: show this run folder, even before there is anything in it, and no other."""
+        """Set the folder to search.
+
+        :param only: show only this run folder, even if it is still empty.
+        """
         self.root = root
         self._only = None if only is None else _place(only.parent, only)
         self._found: Mapping[str, RunPlace] = {}
 
     def all(self) -> Mapping[str, RunPlace]:
-        """Id -> run."""
+        """Return all runs by ID."""
         if self._only is not None:
             return {self._only.id: self._only}
         self._found = {place.id: place for place in (_place(self.root, folder) for folder in _run_folders(self.root))}
         return self._found
 
     def get(self, wanted: str) -> RunPlace | None:
-        """The run with that id; None where there is none."""
+        """Return the run with this ID; None if it does not exist."""
         known = self._found.get(wanted)
         if known is not None and (known.path / "resolved.yaml").is_file():
             return known
@@ -57,9 +60,9 @@ class Runs:
 
 
 def find_run(root: Path, wanted: str) -> Path:
-    """The run folder that a person means: a path, or a name below the root.
+    """Return the run folder for a path or a name below the root.
 
-    :raises ConfigError: there is none; says which there are.
+    :raises ConfigError: there is no such run; the message lists the existing ones.
     """
     for folder in (Path(wanted).expanduser(), root / wanted):
         if (folder / "resolved.yaml").is_file():
@@ -69,10 +72,10 @@ def find_run(root: Path, wanted: str) -> Path:
         return there[wanted].path.resolve()
     names = sorted(place.name for place in there.values())
     more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-    known = f"below {root} there are {', '.join(names[:10])}{more}" if names else f"below {root} there is none"
+    known = f"Runs below {root}: {', '.join(names[:10])}{more}" if names else f"There are no runs below {root}"
     raise ConfigError(
-        f"{wanted} is no run folder (there is no resolved.yaml in it); {known}. Type: astuner view RUN, or look "
-        "elsewhere with --root DIR"
+        f"{wanted} is not a run folder, because resolved.yaml is missing. {known}. Run `astuner view RUN`, or search "
+        "another folder with --root DIR"
     )
 
 
@@ -85,7 +88,7 @@ def _place(root: Path, folder: Path) -> RunPlace:
 
 
 def _run_folders(root: Path) -> Iterator[Path]:
-    """Those below ``root``, each once however it is linked to; nothing is looked for inside of a run."""
+    """Yield the run folders below ``root``, each once even if linked; run folders are not searched."""
     level, seen, looked_at = [root], set[str](), 0
     for _ in range(DEPTH):
         below: list[Path] = []
@@ -104,7 +107,7 @@ def _run_folders(root: Path) -> Iterator[Path]:
 
 
 def _folders(folder: Path) -> list[Path]:
-    """The visible folders in a folder; none where we may not look."""
+    """Return the visible folders in a folder; empty if it cannot be read."""
     try:
         with os.scandir(folder) as entries:
             return sorted(Path(e.path) for e in entries if not e.name.startswith(".") and e.is_dir())
@@ -113,7 +116,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def about(path: Path) -> tuple[int, ...]:
-    """Which file it is, and what differs once something was written to it; empty where there is none."""
+    """Return an identity of a file that changes when the file is written; empty if it does not exist."""
     try:
         found = os.stat(path)
     except OSError:

@@ -1,7 +1,7 @@
-"""``--with logview``: the viewer in a process of its own, which shows the run that it stands beside.
+"""``--with logview``: the viewer in a separate process, for the run that starts it.
 
-It gets a socket that listens already, so that its address is known at once, and nobody takes the port in between.  It
-stops when it is told to, and when the process that started it is gone.
+The process inherits a listening socket, so its address is known immediately and no other process can take the port. It
+stops when the run stops it, and when the run's process is gone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HOST = "127.0.0.1"
 
 
 class LogView(ProcessService):
-    """The viewer beside a run."""
+    """The viewer of a run."""
 
     what = "log viewer"
 
@@ -30,13 +30,13 @@ class LogView(ProcessService):
         self._address = ""
 
     def start(self, *, url: str = "", log: Path | None = None) -> None:
-        """Start it; ``url`` is the environment service's, and nothing to it.
+        """Start the viewer; ``url``, the address of the environment service, is ignored.
 
-        :raises ConfigError: the port of ``astuner.services.logview.port`` is taken.
-        :raises RunError: there is no run to stand beside.
+        :raises ConfigError: the port in ``astuner.services.logview.port`` is in use.
+        :raises RunError: there is no run to show.
         """
         if self.run_dir is None:
-            raise RunError("logview shows the run that it stands beside; for others, type: astuner view")
+            raise RunError("logview shows only the run that starts it. For other runs, use: astuner view")
         run = self.run_dir.absolute()
         listening = open_socket(HOST, self.config.port, option="astuner.services.logview.port=N")
         with listening:
@@ -47,7 +47,10 @@ class LogView(ProcessService):
             self.launch(command, log, run_dir=run, pass_fds=[listening.fileno()])
 
     def is_ready(self) -> bool:
-        """:raises RunError: it has ended."""
+        """Return whether the viewer answers.
+
+        :raises RunError: its process has ended.
+        """
         return self.answers(self._base.rstrip("/"))
 
     def address(self) -> str:

@@ -1,4 +1,4 @@
-"""The address, and the server until it is told to stop."""
+"""The viewer's socket, its address, and the server until it is stopped."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from astuner_view.runs import Runs
 from astuner_view.settings import DEFAULT_PORT
 
 _TRIED = 100
-"""Ports from the usual one on."""
+"""Number of ports to try, starting at the default."""
 
 
 def open_socket(host: str, port: int | None, option: str = "--port N") -> socket.socket:
-    """A socket that listens.
+    """Return a listening socket.
 
-    :param port: None takes 8181, or the next one that is free; 0 takes any.
-    :param option: how the person says which port.
-    :raises ConfigError: the address cannot be had; says what to type.
+    :param port: None uses 8181 or the next free port; 0 any free port.
+    :param option: the option that sets the port, for messages.
+    :raises ConfigError: the address is not available.
     """
     if port is not None:
         try:
             return bind(host, port, listen=True)
         except ConfigError as e:
-            raise ConfigError(f"{e}; choose another with {option}, or leave it out to take one from 8181 on") from None
-    bind(host, 0).close()  # where that fails, it is not for the port
+            raise ConfigError(f"{e}. Choose another port with {option}, or omit it to use a free one") from None
+    bind(host, 0).close()  # if this fails, the port is not the reason
     for usual in range(DEFAULT_PORT, DEFAULT_PORT + _TRIED):
         with contextlib.suppress(ConfigError):
             return bind(host, usual, listen=True)
     last = DEFAULT_PORT + _TRIED - 1
-    raise ConfigError(f"all ports from {DEFAULT_PORT} to {last} are taken; choose another with {option}")
+    raise ConfigError(f"All ports from {DEFAULT_PORT} to {last} are in use. Choose another with {option}")
 
 
 def address(listening: socket.socket, host: str, *, run: str = "", token: str = "") -> str:
-    """What to open in a browser.
+    """Return the address to open in a browser.
 
-    :param run: the id of a run, to begin with.
+    :param run: ID of the run to show first.
     """
     query = f"?token={quote(token)}" if token else ""
     return f"{url_of(host, listening)}/{query}" + (f"#/run/{quote(run, safe='')}" if run else "")
@@ -51,10 +51,10 @@ def address(listening: socket.socket, host: str, *, run: str = "", token: str = 
 async def serve(
     runs: Runs, listening: socket.socket, *, host: str, token: str = "", stop_with_stdin: bool = False
 ) -> None:
-    """Answer until SIGINT or SIGTERM.
+    """Answer requests until SIGINT or SIGTERM.
 
-    :param stop_with_stdin: stop as well when standard input closes, because whoever started this is gone.
-    :raises ConfigError: the server would be open to others.
+    :param stop_with_stdin: also stop when standard input closes, because the parent process is gone.
+    :raises ConfigError: the server would be accessible without a token.
     """
     over = asyncio.Event()
     viewer = Viewer(runs, host=host, port=listening.getsockname()[1], token=token, is_stopping=over.is_set)

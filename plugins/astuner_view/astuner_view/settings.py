@@ -10,7 +10,9 @@ DEFAULT_PORT = 8181
 
 
 class LogViewConfig(Section):
+    """Settings of the service `logview`."""
+
     port: int | None = Field(None, ge=0, le=65535)
-    """Where the viewer listens on this machine; null takes 8181, or the next one that is free, 0 any free one."""
+    """Port on this machine. null uses 8181 or the next free port, 0 any free port."""
     browser: bool = False
     """Open the run in the browser when it begins."""

@@ -1,8 +1,8 @@
-"""Token ids into the pieces of text that they stand for, one by one, and so that the pieces joined are the text.
+"""Decode token IDs into one piece of text each, such that the joined pieces are the full text.
 
-A character that several tokens share is the last one's; the others are "".  Where bytes never become a character,
-there is a replacement character.  Byte-level tokenizers (GPT-2's and those after it) are read byte by byte, which takes
-time in proportion to the tokens whatever a model says; others are left to the library's own stream.
+A character that consists of several tokens belongs to the last one; the others get "". Invalid bytes become a
+replacement character. Byte-level tokenizers (GPT-2 and later) are decoded byte by byte, in linear time for any text;
+others use the decoding stream of the tokenizers library.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from astuner_record.episode_log import tokenizer_file
 from astuner_view.runs import about
 
 SEEN_BEFORE = 8
-"""Tokens before the first one that a decoder of the library is shown: it strips the space of what begins a text."""
+"""Number of preceding tokens given to the library's decoder, which strips the space at the beginning of a text."""
 HELD_BACK = 16
-"""Tokens without a character after which no character is waited for: a real one has at most 4 bytes."""
+"""Tokens without text after which a replacement character is emitted; a valid character has at most 4 bytes."""
 
 
 class Texts:
-    """One tokenizer."""
+    """The decoder of one tokenizer."""
 
     def __init__(self, path: Path) -> None:
-        """
+        """Load a tokenizer.
+
         :param path: a ``tokenizer.json``.
-        :raises DataError: it cannot be read.
+        :raises DataError: the file cannot be read.
         """
         from tokenizers import Tokenizer
 
@@ -38,15 +39,15 @@ class Texts:
             self._tokenizer = Tokenizer.from_file(str(path))
             decoder = json.loads(path.read_text(encoding="utf-8")).get("decoder")
         except Exception as e:  # the library raises nothing narrower
-            raise DataError(f"{path} is no tokenizer: {e}") from None
+            raise DataError(f"{path} is not a valid tokenizer: {e}") from None
         self._is_byte_level = _has(decoder, "ByteLevel")
         added = self._tokenizer.get_added_tokens_decoder()
         self._bytes: dict[int, bytes] = {number: token.content.encode() for number, token in added.items()}
 
     def pieces(self, ids: Sequence[int], before: Sequence[int] = ()) -> list[str]:
-        """A text for each id.
+        """Return a piece of text for each ID.
 
-        :param before: what stands before them, or its end.
+        :param before: the preceding IDs, or the last of them.
         """
         return self._of_bytes(ids) if self._is_byte_level else self._of_stream(ids, before)
 
@@ -89,9 +90,9 @@ class Texts:
 
 
 def tokenizer_of(run: Path, policy: str) -> Texts | None:
-    """The tokenizer of a policy that was written into a run folder; None where there is none.
+    """Return the tokenizer of a policy in a run folder; None if it is missing.
 
-    :raises DataError: it cannot be read.
+    :raises DataError: the file cannot be read.
     """
     path = tokenizer_file(run / "episodes", policy)
     return None if path is None else _texts(path, *about(path))
@@ -109,9 +110,9 @@ def _has(decoder: Any, kind: str) -> bool:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """GPT-2's alphabet (openai/gpt-2, ``bytes_to_unicode``): a printable character for each byte.
+    """Return GPT-2's alphabet (openai/gpt-2, ``bytes_to_unicode``): a printable character for each byte.
 
-    Printable bytes of Latin-1 stand for themselves, the others for the characters from 256 on, in their order.
+    Printable Latin-1 bytes represent themselves; the others are the characters from 256 on, in order.
     """
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in plain]

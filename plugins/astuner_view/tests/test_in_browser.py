@@ -409,7 +409,7 @@ def test_the_list_reads_like_an_exam_and_labels_are_given_by_keys(page: Any, tmp
         page.keyboard.type("step=1")  # without a click into the field
         page.keyboard.press("Enter")
         expect(page.get_by_test_id("filter-chip")).to_have_count(2)
-        page.get_by_role("button", name="all again").click()
+        page.get_by_role("button", name="clear all").click()
         first = page.get_by_test_id("episode-row").first
         for text in ("What is g0?", "it is 5", "4", "wrong", "completed"):
             expect(first.get_by_text(text, exact=True).or_(first.get_by_text(f"✗ {text}"))).to_be_visible()

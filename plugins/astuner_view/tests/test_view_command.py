@@ -134,16 +134,16 @@ def test_a_taken_port_is_an_error_only_when_it_was_asked_for(root: Path, refused
         assert DEFAULT_PORT <= ports[0] < ports[1]
         said = refused("--root", root, "--port", ports[0])
         assert f"cannot listen on 127.0.0.1, port {ports[0]}" in said
-        assert "choose another with --port N" in said
+        assert "hoose another port with --port N" in said
 
 
 @table(
     ("arguments", "says"),
     [
-        (("nothing",), r"nothing is no run folder .* there are math\. Type: astuner view RUN"),
-        (("--export", "x.html"), "--export writes one run"),
-        (("--where", "reward>=1"), "are for --export"),
-        (("math", "--export", "no/such/folder/x.html"), "there is no folder"),
+        (("nothing",), r"nothing is not a run folder.* math\. Run `astuner view RUN`"),
+        (("--export", "x.html"), "--export requires a run"),
+        (("--where", "reward>=1"), "require --export"),
+        (("math", "--export", "no/such/folder/x.html"), "does not exist"),
         (("--host", "no.such.host.invalid"), "cannot listen on"),
     ],
 )
@@ -157,7 +157,7 @@ def test_a_run_is_found_by_path_name_or_id(tmp_path: Path) -> None:
     assert find_run(tmp_path, "deep/my run") == good.resolve()
     with pytest.raises(ConfigError, match="deep/my run"):
         find_run(tmp_path, "my run")
-    with pytest.raises(ConfigError, match="there is none"):
+    with pytest.raises(ConfigError, match="There are no runs"):
         find_run(tmp_path / "empty", "x")
 
 
@@ -228,12 +228,12 @@ def test_a_page_has_the_newest_of_what_was_asked_for(root: Path, static: Path, t
     with pytest.raises(ConfigError, match="reward"):
         export(root / "math", file, ["reward>>1"], 1, static)
     assert len(data_of(file)["episodes"]) == 1
-    with pytest.raises(DataError, match="no episode meets every --where; there are 5 in the log"):
+    with pytest.raises(DataError, match=r"No episode matches every --where\. .* 5 episodes"):
         export(root / "math", file, ["step=99"], 1, static)
     assert len(data_of(file)["episodes"]) == 1
     mine = tmp_path / "mine.html"
     mine.write_text("my own page")
-    with pytest.raises(ConfigError, match="choose another name"):
+    with pytest.raises(ConfigError, match="Choose another name"):
         export(root / "math", mine, [], 1, static)
     assert mine.read_text() == "my own page"
 
@@ -245,7 +245,7 @@ def test_a_page_that_cannot_be_written_is_said_and_leaves_nothing(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(DataError, match=r"cannot write .*x\.html: No space left on device"):
+    with pytest.raises(DataError, match=r"Could not write .*x\.html: No space left on device"):
         export(root / "math", tmp_path / "x.html", [], 200, static)
     monkeypatch.undo()
     assert not list(tmp_path.glob("*x.html*"))
@@ -296,12 +296,12 @@ def test_a_run_without_a_log_is_exported_with_its_metrics(tmp_path: Path, static
 
 
 def test_a_page_that_is_not_built_or_not_ours(tmp_path: Path, root: Path) -> None:
-    with pytest.raises(DataError, match="built assets are missing"):
+    with pytest.raises(DataError, match="The built page is missing"):
         export(root / "math", tmp_path / "x.html", [], 200, tmp_path)
     assert not (tmp_path / "x.html").exists()
-    with pytest.raises(DataError, match="no place for the data"):
+    with pytest.raises(DataError, match="element for the data is missing"):
         page_with("<html><head></head></html>", {})
-    with pytest.raises(DataError, match="no place for the data"):
+    with pytest.raises(DataError, match="element for the data is missing"):
         page_with(f"<html><head></head>{PLACEHOLDER}{PLACEHOLDER}</html>", {})
 
 
@@ -317,7 +317,7 @@ def test_the_command_writes_it(tmp_path: Path, root: Path, static: Path, monkeyp
     monkeypatch.setattr("astuner_view.export.export.__defaults__", (static,))
     asked = ["math", "--root", str(root), "--export", str(tmp_path / "x.html"), "--where", "split=train"]
     result = CliRunner().invoke(app, [*asked, "--limit", "3"], catch_exceptions=False)
-    assert re.fullmatch(r"3 episodes, the newest of 4 \(--limit N takes more\), .* MiB: .*x\.html\n", result.output)
+    assert re.fullmatch(r"3 episodes \(the newest of 4; use --limit N for more\), .* MiB: .*x\.html\n", result.output)
     result = CliRunner().invoke(app, [*asked, "--json"], catch_exceptions=False)
     assert json.loads(result.output)["episodes"] == 4
 

@@ -125,17 +125,17 @@ def test_other_tasks_are_said_and_left_out(runs) -> None:
 @table(
     ("path", "query", "status", "says"),
     [
-        ("compare", [("run", "fast")], 400, "run names 2 to 20 runs by their ids, not 1"),
+        ("compare", [("run", "fast")], 400, "run must list 2 to 20 run IDs, not 1"),
         ("compare", [("run", "fast"), ("run", "fast")], 400, "not 1"),
         ("compare", [("run", str(i)) for i in range(21)], 400, "not 21"),
-        ("compare", [("run", "fast"), ("run", "../x")], 404, "no such run"),
-        ("compare", [("run", "fast"), ("run", "slow-1"), *(("metric", str(i)) for i in range(61))], 400, "at most 60"),
-        ("compare/tasks", [("a", "fast")], 400, "b names 1 to 20 runs"),
+        ("compare", [("run", "fast"), ("run", "../x")], 404, "Run not found"),
+        ("compare", [("run", "fast"), ("run", "slow-1"), *(("metric", str(i)) for i in range(61))], 400, "At most 60"),
+        ("compare/tasks", [("a", "fast")], 400, "b must list 1 to 20 run IDs"),
         ("compare/tasks", [("a", "fast"), ("b", "slow-1"), ("by", "x")], 400, "task or text"),
-        ("compare/tasks", [("a", "fast"), ("b", "slow-1"), ("step_b", "x")], 400, "step_b is a number"),
-        ("compare/tasks", [("a", "fast"), ("b", "slow-1"), ("step_b", "3")], 404, "there are the steps 4"),
+        ("compare/tasks", [("a", "fast"), ("b", "slow-1"), ("step_b", "x")], 400, "step_b must be a number"),
+        ("compare/tasks", [("a", "fast"), ("b", "slow-1"), ("step_b", "3")], 404, "Available steps: 4"),
         ("compare/tasks", [("a", "fast"), ("b", "bare")], 404, "there is no episode log"),
-        ("compare/elsewhere", [], 404, "no such address"),
+        ("compare/elsewhere", [], 404, "Address not found"),
     ],
 )
 def test_what_cannot_be_compared_is_said(runs, path, query, status, says) -> None:
@@ -165,7 +165,7 @@ def test_what_a_run_holds_cannot_break_the_comparison(runs) -> None:
     (curve,) = [group["curves"]["reward/mean"]["mean"] for group in found["groups"] if group["runs"][0]["id"] == "bad"]
     assert dict(zip(found["steps"], curve, strict=True)) == {1: None, 2: None, 3: None, 4: 0.5}
     assert any(one["key"] == f"astuner.{HOSTILE}.{HOSTILE}" for one in found["settings"])
-    assert any(problem.startswith("broken: resolved.yaml cannot be read") for problem in found["problems"])
+    assert any(problem.startswith("broken: resolved.yaml could not be read") for problem in found["problems"])
     assert client.get("/api/compare/tasks", {"a": "bad", "b": "broken"}).ok["tasks"]["paired"] == 6
 
 

@@ -82,7 +82,7 @@ def test_with_a_token_everything_wants_it(root: Path, static: Path) -> None:
     with viewing(root, token=TOKEN, static=static) as client:
         for path in ("/", "/api/runs", "/assets/index-1.js", "/api/runs/math/files/run.log"):
             answer = client.get(path)
-            assert (answer.status, "wants its token" in answer.error) == (401, True)
+            assert (answer.status, "requires its token" in answer.error) == (401, True)
             assert client.get(path, authorization="Bearer wrong").status == 401
             assert client.get(path, {"token": "wrong"}).status == 401
             assert client.get(path, authorization=f"Bearer {TOKEN}").status == 200
@@ -166,7 +166,7 @@ def test_files_that_are_links_or_never_end_are_named_and_hold_up_nobody(tmp_path
         for run in runs:
             answers = [client.of(run), client.of(run, "metrics")]
             assert b"a password" not in b"".join(answer.raw for answer in answers)
-            told = [p for p in answers[0].ok["problems"] if p.endswith(" is a link, or no file, and is not read")]
+            told = [p for p in answers[0].ok["problems"] if p.endswith(" was ignored, because it is not a plain file")]
             assert [p.partition(" ")[0] for p in told] == ([] if run == "locked" else [run.rpartition("-")[0]])
 
 
@@ -189,6 +189,6 @@ def test_without_the_build_it_says_how_to_make_it(root: Path, tmp_path: Path) ->
     with viewing(root, static=tmp_path) as client:
         page = client.get("/")
         assert page.status == 500
-        assert page.raw.startswith(b"built assets are missing: ")
+        assert page.raw.startswith(b"The built page is missing: ")
         assert b"npm run build" in page.raw
         assert client.get("/api/runs").status == 200

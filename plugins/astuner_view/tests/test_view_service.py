@@ -80,7 +80,7 @@ def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
 
 
 def test_without_a_run_there_is_nothing_to_stand_beside() -> None:
-    with pytest.raises(RunError, match="type: astuner view"):
+    with pytest.raises(RunError, match="use: astuner view"):
         LogView().start()
 
 

@@ -90,5 +90,5 @@ def test_policies_have_their_own_tokenizers_and_names_are_no_paths(tmp_path: Pat
     byte_tokenizer(folder / "tokenizer.json")
     assert tokenizer_of(run, "village") is tokenizer_of(run, "../../../elsewhere") is not None
     (folder / "tokenizer.json").write_text("{}")
-    with pytest.raises(DataError, match="is no tokenizer"):
+    with pytest.raises(DataError, match="is not a valid tokenizer"):
         tokenizer_of(run, "village")

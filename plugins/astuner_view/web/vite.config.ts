@@ -4,7 +4,7 @@ import { defineConfig } from 'vite'
 import { licences, singleFile } from './build/artefacts.ts'
 import { spelledOut } from './build/spelled.ts'
 
-/** Where `npm run dev` finds the API: a running `astuner view`, or the mock. */
+/** API for `npm run dev`: a running `astuner view`, or the mock. */
 const api = process.env['ASTUNER_VIEW'] ?? 'http://127.0.0.1:8181'
 
 export default defineConfig({
@@ -18,7 +18,7 @@ export default defineConfig({
     modulePreload: false,
     chunkSizeWarningLimit: 1000,
     rolldownOptions: {
-      // Plain names: the same bytes under the same name on every machine, and the server sends no-store anyway.
+      // Names without hashes: builds are identical on every machine, and the server sends no-store.
       output: {
         codeSplitting: false,
         entryFileNames: 'assets/app.js',

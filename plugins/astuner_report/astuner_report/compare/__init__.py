@@ -1,9 +1,9 @@
-"""Two sides, each one run or several seeds of it, compared on the same tasks: what `astuner diff` does.
+"""Comparison of two sides on the same tasks, each one run or several seeds of it, for `astuner diff`.
 
-Invariants: a statistic is over tasks, never over episodes, since attempts at one task are not independent of each
-other.  A task is what an agent is asked, so it is known by its id and by a hash of its first messages and query; a data
-set whose ids repeat, or whose lines were reordered, never pairs two different questions.  No task is left out silently,
-and where the task sets differ, none at all unless the person agreed.
+Invariants: statistics are over tasks, never over episodes, because attempts at one task are not independent. A task is
+identified by its ID and a hash of its first messages and query, so a data set with repeated IDs or reordered lines
+never pairs two different questions. No task is left out silently; if the task sets differ, the user has to agree to
+compare the common tasks.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     from astuner_report.compare.anew import Anew
 
 TESTED = ("success", "reward")
-"""The measures that get a p-value; for the others the interval says enough."""
+"""Measures that get a p-value; for the others the interval is sufficient."""
 FLIPPED = 0.5
-"""A task whose success differs by this much is listed as won or lost."""
+"""Difference in success from which on a task is listed as won or lost."""
 UNINTERESTING = ("astuner.experiment_name", "astuner.experiment_dir")
-"""Where a run is written differs always."""
+"""Settings that always differ, because each run has its own folder."""
 MEASURES: Mapping[str, Callable[[Listed], float]] = {
     "success": lambda episode: float(bool(episode.success)),
     "reward": lambda episode: episode.reward or 0.0,
@@ -55,44 +55,44 @@ MEASURES: Mapping[str, Callable[[Listed], float]] = {
     "prompt tokens": lambda episode: float(episode.prompt_tokens),
     "cut off": lambda episode: float(StopReason(episode.stop_reason).is_limit),
 }
-"""What is compared, of a scored episode: with a length or turn limit that ended it as ``cut off``."""
+"""Measures of a scored episode; ``cut off`` is 1 if a length or turn limit ended it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskNumbers:
-    """What the episodes of one task came to."""
+    """The results of one task."""
 
     task_id: str
     text: str
-    """A hash of what is asked."""
+    """Hash of the task's messages and query."""
     metadata: str
-    """A hash of what else the data set knows of it, the reference answer included."""
+    """Hash of the task's remaining data, including the reference answer."""
     query: str
-    """Its first 300 characters."""
+    """The first 300 characters of the query."""
     episodes: tuple[str, ...]
-    """The ids of those that were scored."""
+    """IDs of the scored episodes."""
     means: Mapping[str, float]
-    """Measure -> its mean over them; empty where there are none."""
+    """Measure -> its mean over the scored episodes; empty without any."""
     result: TaskResult | None
-    """What they came to; None where there are none."""
+    """Result of the scored episodes; None without any."""
     ended: str
-    """How the first of all its episodes ended."""
+    """How the task's first episode ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One run, measured."""
+    """The measurements of one run."""
 
     run: Path
     split: Split
     step: int | None
-    """None: of all steps."""
+    """None: all steps."""
     tasks: Mapping[str, TaskNumbers]
-    """By what makes them the same."""
+    """Task key (see `measure`) -> its results."""
     stop_reasons: Mapping[str, int]
-    """Of all episodes."""
+    """Counts over all episodes."""
     problems: Sequence[str]
-    """What of its log is damaged, a sentence each: that is in none of the numbers."""
+    """Damaged parts of the episode log, one sentence each; they are excluded."""
 
 
 def measure(
@@ -103,16 +103,16 @@ def measure(
     by: str = "task",
     anew: Anew | None = None,
 ) -> Measured:
-    """Measure a run's episodes of one step.
+    """Measure the episodes of a run in one step.
 
     :param step: the newest by default in validation, all of them in training.
-    :param by: what makes tasks of two runs the same: ``task``, id and text; or ``text`` alone (the file was renamed, or
-        its lines moved).
-    :param anew: a judge, whose verdicts count instead of the recorded ones.
-    :raises DataError: the run has no log, or there is no such episode.
+    :param by: how tasks of two runs are matched: ``task``, ID and text; or ``text`` alone (for renamed files or
+        reordered lines).
+    :param anew: a judge whose verdicts replace the recorded ones.
+    :raises DataError: the run has no episode log, or no such episode.
     """
     if not run.is_dir():
-        raise DataError(f"{run} is not a run folder; write the folder that `astuner run` names at its end")
+        raise DataError(f"{run} is not a run folder. Pass the `Run folder` that `astuner run` prints at the end")
     with EpisodeLog(run) as log:
         return measured(run, log, split=split, step=step, by=by, anew=anew)
 
@@ -126,19 +126,19 @@ def measured(
     by: str,
     anew: Anew | None = None,
 ) -> Measured:
-    """`measure`, in the log of a run that is open."""
+    """Measure the episodes of a run whose log is open, as `measure` does."""
     of_split = f"split={split.value}"
     if step is None and split is Split.VALIDATION:
         step = next((e.step for e in log.list([of_split], descending=True, limit=1)), None)  # written last
     chosen = log.list([of_split] if step is None else [of_split, f"step={step}"])
     if not chosen:
         if steps := ", ".join(str(one["step"]) for one in log.steps(split.value)):
-            raise DataError(f"{run} has no {split.value} of step {step}; there are the steps {steps}")
+            raise DataError(f"{run} does not contain {split.value} episodes of step {step}. Available steps: {steps}")
         other = (Split.TRAIN if split is Split.VALIDATION else Split.VALIDATION).value
-        instead = f", but of {other}: add --split {other}" if log.count([f"split={other}"]) else ""
-        raise DataError(f"{run} has no episodes of {split.value}{instead}")
+        instead = f", but {other} episodes: add --split {other}" if log.count([f"split={other}"]) else ""
+        raise DataError(f"{run} does not contain {split.value} episodes{instead}")
     texts: dict[str, tuple[str, str]] = {}
-    """Group -> what its task asks, and knows; the attempts of a group share it."""
+    """Group -> hashes of its task's text and metadata, which the attempts of a group share."""
     for listed in chosen:
         if listed.group_id not in texts:
             query, task = log.task(listed)
@@ -159,7 +159,7 @@ def measured(
 
 
 def text_hash(query: str, messages: object) -> str:
-    """A hash of what a task asks; 64 bits, of which no two tasks of a data set share one by chance."""
+    """Return a 64-bit hash of a task's text; collisions within a data set are negligible."""
     said = json.dumps([query, messages], sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(said.encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
@@ -179,7 +179,7 @@ def _numbers(episodes: Sequence[Listed], text: str, metadata: str) -> TaskNumber
 
 
 def _result(scored: Sequence[Listed]) -> TaskResult:
-    """Return what scored episodes of a task came to; a success is stated where it does not follow from the reward."""
+    """Return the result of a task's scored episodes; success is stated if it does not follow from the reward."""
     return TaskResult(
         successes=sum(bool(e.success) for e in scored),
         scored=len(scored),
@@ -191,14 +191,14 @@ def _result(scored: Sequence[Listed]) -> TaskResult:
 def pair(
     a: Sequence[Measured], b: Sequence[Measured], *, common: bool = False
 ) -> tuple[Sequence[str], Mapping[str, Any]]:
-    """Find the tasks of all runs.
+    """Return the tasks of all runs that can be compared.
 
-    :param common: whether it is fine that the runs have other tasks too.
-    :returns: the keys in `Measured.tasks` of those that are scored in every run, in the order of the first one; and for
-        ``--json`` how many are ``paired``, the ids of those that are not in all runs, of those of them that are on both
-        sides and ask something else there (``changed``), and of those without a scored episode in some run, with how it
-        ended in which.
-    :raises DataError: they have, and it is not; or there is nothing to compare.
+    :param common: whether the runs may also have other tasks.
+    :returns: the keys in `Measured.tasks` that are scored in every run, in the order of the first run; and for
+        ``--json`` the number of ``paired`` tasks, the IDs of tasks missing in some run, the IDs among them with
+        different text on the two sides (``changed``), and the tasks without a scored episode in some run, with how they
+        ended there.
+    :raises DataError: the runs have other tasks and ``common`` is false, or no task can be compared.
     """
     runs = [*a, *b]
     shared = {key: None for key in a[0].tasks if all(key in run.tasks for run in runs)}  # in their order
@@ -211,16 +211,16 @@ def pair(
     ids_a, ids_b = [t.task_id for t in only_a], [t.task_id for t in only_b]
     changed, hint = sorted({*ids_a} & {*ids_b}), ""
     if {t.text for t in only_a} & {t.text for t in only_b}:
-        hint = "; some ask the same under another id: --by text"
+        hint = ". Some tasks have the same text but different IDs: add --by text"
     elif changed:
-        hint = f"; {len(changed)} have the same id and ask something else, e.g. {', '.join(changed[:3])}"
-    of = f"{_sizes(a)} tasks on the side of {a[0].run.name}, {_sizes(b)} on that of {b[0].run.name}"
+        hint = f". {len(changed)} tasks have the same ID but different text, e.g. {', '.join(changed[:3])}"
+    of = f"{a[0].run.name} has {_sizes(a)}, {b[0].run.name} has {_sizes(b)}"
     if not tasks:
-        raise DataError(f"there is nothing to compare: {of}, and no task is scored in all runs{hint}")
+        raise DataError(f"The runs cannot be compared, because no task is scored in all of them ({of}){hint}")
     if not common and (only_a or only_b):
         raise DataError(
-            f"the runs have different tasks: {of}; {len(shared)} are in all of them{hint}; to compare those "
-            "alone, add --common"
+            f"The runs have different tasks ({of}, {len(shared)} in common){hint}. To compare the common tasks, add "
+            "--common"
         )
     named = {a[0].tasks[key].task_id: why for key, why in unscored.items()}
     return tasks, {"paired": len(tasks), "only_a": ids_a, "only_b": ids_b, "changed": changed, "unscored": named}
@@ -247,23 +247,23 @@ def compare(
     seed: int = 0,
     anew: Anew | None = None,
 ) -> dict[str, Any]:
-    """Compare the runs of ``b`` with those of ``a``: everything that `astuner diff` says, as it is for ``--json``.
+    """Compare the runs of ``b`` with those of ``a``; return everything that `astuner diff` prints, as for ``--json``.
 
-    ``measure`` is what tells the sides apart, success or the reward, and ``reason`` why that is not success;
-    ``yardsticks`` is what the sides are measured with and differs; ``table`` is of success, and None unless every task
-    has one episode on each side; ``won`` are the tasks that b solves and a does not, ``lost`` the others.
+    ``measure`` is the measure that decides, success or reward, and ``reason`` why it is not success; ``yardsticks`` are
+    the differences in how the sides are measured; ``table`` is of success, and None unless every task has one episode
+    on each side; ``won`` are the tasks that b solves and a does not, ``lost`` the opposite.
 
     :param a: run folders; several are seeds of the same experiment.
-    :param step_a: of all runs of ``a``; the newest validation by default.
-    :param by: as of `measure`.
-    :param common: compare the tasks that are in all runs, though some have others.
-    :param seed: of the random draws.
-    :param anew: as of `measure`; what it ``judged`` is said.
-    :raises DataError: a run has no such episodes, or the task sets differ.
+    :param step_a: step of all runs of ``a``; the newest validation by default.
+    :param by: as for `measure`.
+    :param common: compare the tasks that are in all runs, even if some have others.
+    :param seed: seed of the random draws.
+    :param anew: as for `measure`; the result reports what it ``judged``.
+    :raises DataError: a run does not have such episodes, or the task sets differ.
     """
     if repeated := {run.resolve() for run in a} & {run.resolve() for run in b} if step_a == step_b else set():
         raise ConfigError(
-            f"{min(repeated)} is on both sides; give two runs, or two steps of one: --step-a N --step-b M"
+            f"{min(repeated)} is on both sides. Pass two runs, or two steps of one run: --step-a N --step-b M"
         )
     settings_a, settings_b = [[_settings(run) for run in side] for side in (a, b)]
     of_a = [measure(run, split=split, step=step_a, by=by, anew=anew) for run in a]
@@ -282,7 +282,7 @@ def compared(
     seed: int = 0,
     judged: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """`compare`, of runs that are measured, with the settings of each as `settings_of` has them."""
+    """Compare measured runs, as `compare` does; the settings of each come from `settings_of`."""
     settings = _differences(settings_a, settings_b)
     split = of_a[0].split
     tasks, about_tasks = pair(of_a, of_b, common=common)
@@ -292,7 +292,7 @@ def compared(
         table = PairedTable.of(list(zip(*solved, strict=True)))
     flips = _flips(of_a, of_b, tasks)
     changed = [of_a[0].tasks[key].task_id for key in tasks if len({r.tasks[key].metadata for r in (*of_a, *of_b)}) > 1]
-    if judged is not None:  # by one judge, whatever the runs had
+    if judged is not None:  # one judge scored both sides
         settings_a, settings_b = (
             [_judged_by(judged["name"], run) for run in side] for side in (settings_a, settings_b)
         )
@@ -340,9 +340,7 @@ def _run(run: Measured) -> dict[str, Any]:
 
 
 def _differences(of_a: Sequence[Mapping[str, Any]], of_b: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The keys that differ, in the order of the config, with the different values of each side; None where a run has
-    no such key.
-    """
+    """Return the keys that differ, in the order of the config, with each side's values; None if a run lacks the key."""
     keys = dict.fromkeys(key for run in (*of_a, *of_b) for key in run)
     found = []
     for key in keys:
@@ -353,19 +351,22 @@ def _differences(of_a: Sequence[Mapping[str, Any]], of_b: Sequence[Mapping[str, 
 
 
 def _settings(run: Path) -> dict[str, Any]:
-    """:raises DataError: the run has no ``resolved.yaml``."""
+    """Return the settings of a run.
+
+    :raises DataError: the run has no ``resolved.yaml``.
+    """
     path = RunDir(run).resolved
     try:
         return settings_of(read_resolved(path) or {})
     except FileNotFoundError:
-        raise DataError(f"{run} is not a run folder: it has no {path.name}") from None
+        raise DataError(f"{run} is not a run folder: {path.name} is missing") from None
     except (OSError, AttributeError) as e:
-        raise DataError(f"{path} cannot be read: {e}") from None
+        raise DataError(f"Could not read {path}: {e}") from None
 
 
 def settings_of(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run by their dotted keys, of what is in its ``resolved.yaml``."""
-    settings = {name: value for name, value in data.items() if name != "resolved"}  # which file it was made from
+    """Return the settings in the data of a ``resolved.yaml``, by their dotted keys."""
+    settings = {name: value for name, value in data.items() if name != "resolved"}  # path of the source file
     return {".".join(map(str, key)): value for key, value in Tree(settings).leaves()}
 
 
@@ -375,7 +376,7 @@ def _judged_by(judge: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _different(values: Sequence[Any]) -> tuple[Any, ...]:
-    """Without repetitions, in a fixed order; values may be lists."""
+    """Return the distinct values in a fixed order; values may be lists."""
     unique: list[Any] = []
     for value in values:
         if value not in unique:
@@ -391,9 +392,11 @@ def _difference(
     table: PairedTable | None,
     seed: int,
 ) -> dict[str, Any]:
-    """One measure on both sides, b - a with its 95 % interval, and how both were found; no p-value: not tested.
+    """Return one measure of both sides, b - a with its 95 % interval and p-value, and the methods used.
 
-    :param crossed: the interval where a side has several runs.
+    The p-value is None if the measure is not tested.
+
+    :param crossed: the interval if a side has several runs.
     """
     mean_a, mean_b = [mean([mean(run) for run in side]) for side in (values_a, values_b)]
     p_value: float | None = None
@@ -422,9 +425,9 @@ def _difference(
 
 
 def _flips(a: Sequence[Measured], b: Sequence[Measured], tasks: Sequence[str]) -> list[dict[str, Any]]:
-    """The tasks that one side solves and the other does not, the clearest first.
+    """Return the tasks that one side solves and the other does not, the largest difference first.
 
-    Episodes have the name of their run before their ids where a side has several.
+    Episode IDs are prefixed with the name of their run if a side has several.
     """
     found = []
     for key in tasks:

@@ -1,7 +1,7 @@
-"""Both sides under one yardstick: the compared episodes are judged anew, by one judge.
+"""Judge the compared episodes of both sides again with one judge.
 
-Invariant: nothing is kept.  An episode whose reward a rule gave (a check or a limit ended it) keeps it, whoever judges;
-one that the judge gives no verdict on is without one, whatever it had.
+Invariant: nothing is written. An episode keeps a reward that a rule assigned (a check or a limit ended it). An episode
+that the judge does not score counts as not scored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from astuner_record.replay.verdicts import Rejudge, Rejudged
 
 
 class Anew:
-    """A judge with the settings of one run, for the episodes of all."""
+    """A judge with the settings of one run, for the episodes of all runs."""
 
     def __init__(
         self, config: Config, loop: asyncio.AbstractEventLoop, parallel: int, say: Callable[[str], None]
@@ -34,14 +34,14 @@ class Anew:
 
     @property
     def said(self) -> dict[str, Any]:
-        """For ``--json``: which judge, how many episodes it judged, and how many it did not, by why."""
+        """Return, for ``--json``, the judge's name and the numbers of episodes judged and not judged, by reason."""
         counted = {"judged": self._judged, "by_rule": self._by_rule, "not_judged": dict(self._not_judged)}
         return {"name": self._rejudge.name, **counted}
 
     def verdicts(self, run: Path, log: EpisodeLog, chosen: Sequence[Listed]) -> list[Listed]:
-        """The same episodes with the new verdicts.
+        """Return the same episodes with the new verdicts.
 
-        :raises DataError: there is none.
+        :raises DataError: the judge scores none of them.
         """
         done = 0
 
@@ -49,14 +49,14 @@ class Anew:
             nonlocal done
             done += 1
             if done % max(1, len(chosen) // 20) == 0 or done == len(chosen):
-                self._say(f"{run.name}: {done} of {len(chosen)} episodes judged")
+                self._say(f"{run.name}: {done:,} of {len(chosen):,} episodes judged")
 
         episodes = (log.read(listed).episode for listed in chosen)
         asking = self._rejudge.ask_all(episodes, max_parallel=self._parallel, on_verdict=progress)
         found = self._loop.run_until_complete(asking)
         if all(one.verdict is None for one in found):
             whys = "; ".join(why for why, _ in Counter(one.why for one in found).most_common(3))
-            raise DataError(f"{run}: {self._rejudge.name} gives no verdict on any of {len(found)} episodes: {whys}")
+            raise DataError(f"{run}: {self._rejudge.name} did not score any of {len(found)} episodes: {whys}")
         return [self._new(listed, one) for listed, one in zip(chosen, found, strict=True)]
 
     def _new(self, listed: Listed, one: Rejudged) -> Listed:
@@ -74,11 +74,12 @@ class Anew:
 
 @contextmanager
 def judging(config: Config, *, parallel: int, say: Callable[[str], None]) -> Iterator[Anew]:
-    """
-    :param config: of a run; `task_judge.judge` is the judge to ask.
-    :param parallel: episodes, or groups, that it is asked about at once.
-    :param say: hears how far it is.
-    :raises ConfigError: there is no such judge.
+    """Yield a judge for the episodes of a comparison.
+
+    :param config: config of a run; `task_judge.judge` is the judge to use.
+    :param parallel: number of episodes, or groups, judged concurrently.
+    :param say: called with each progress message.
+    :raises ConfigError: the judge does not exist.
     """
     loop = asyncio.new_event_loop()
     try:

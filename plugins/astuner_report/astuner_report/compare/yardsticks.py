@@ -1,4 +1,4 @@
-"""What two sides are measured with: where that differs, their numbers are no comparison of what was trained."""
+"""Differences in how two sides are measured, which make their results incomparable."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FREE = (
     "train",
     "policy",
 )
-"""How long, how many at once, and what is trained: not what it is measured with."""
+"""Settings of timing, concurrency and training, which do not affect the measurement."""
 _REWARD = ("success", "reward")
 
 
@@ -38,11 +38,11 @@ def yardsticks(
     changed: Sequence[str],
     tasks: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
-    """What the sides are measured with and differs: ``about``, ``key`` and its values ``a`` and ``b``.
+    """Return the differences in how the sides are measured: ``about``, ``key`` and its values ``a`` and ``b``.
 
-    :param of_a: the settings of its runs, by their dotted keys.
+    :param of_a: settings of its runs, by their dotted keys.
     :param differing: the settings that differ.
-    :param changed: ids of tasks that ask the same on both sides, and have another reference answer or metadata.
+    :param changed: IDs of tasks with the same text but another reference answer or metadata.
     :param tasks: of `astuner_report.compare.pair`.
     """
     sampling = "rollout.val_kwargs" if split is Split.VALIDATION else "rollout"
@@ -50,7 +50,7 @@ def yardsticks(
     own = {run.get("astuner.rollout.workflow") for run in (*of_a, *of_b)} - {None}
     keys["prompts"] += tuple(f"rollout.{name}" for name in own)  # the section of a workflow has its name
     if not any(run.get("astuner.task_judge.judge") for run in (*of_a, *of_b)):
-        keys["judge"] += ("rollout.workflow",)  # which gives the reward itself
+        keys["judge"] += ("rollout.workflow",)  # the workflow sets the reward itself
     judges = " ".join(str(v) for run in (*of_a, *of_b) for k, v in run.items() if k.startswith("astuner.task_judge."))
     found = []
     for setting in differing:
@@ -58,22 +58,22 @@ def yardsticks(
         everywhere = all(setting["key"] in run for run in (*of_a, *of_b))  # else an older run had no such key
         about = next((name for name, of in keys.items() if f"{key}.".startswith(tuple(f"{k}." for k in of))), "")
         if key.startswith("helper_models.") and key.split(".")[1] not in judges:
-            continue  # it does not judge
+            continue  # this model is not used by a judge
         if about and everywhere and key.rpartition(".")[2] not in _FREE:
             found.append({"about": about, **setting})
     if changed:
         key = f"metadata of {len(changed)} tasks, reference answers included, e.g. {changed[0]}"
-        found.append({"about": "judge", "key": key, "a": ("one",), "b": ("another",)})
+        found.append({"about": "judge", "key": key, "a": ("one version",), "b": ("another version",)})
     if tasks["only_a"] or tasks["only_b"]:
-        a, b = ((f"{len(tasks[side])} of its own",) for side in ("only_a", "only_b"))
-        found.append({"about": "tasks", "key": "the tasks", "a": a, "b": b})
+        a, b = ((f"{len(tasks[side])} not on the other side",) for side in ("only_a", "only_b"))
+        found.append({"about": "tasks", "key": "tasks", "a": a, "b": b})
     return found
 
 
 def doubted(measures: dict[str, dict[str, Any]], found: Sequence[Mapping[str, Any]]) -> None:
-    """Take the p-values away from what different judges measured, and mark the others of other yardsticks.
+    """Remove the p-values of measures that different judges scored, and mark measures with other differences.
 
-    ``comparable`` is whether a measure is of the same thing on both sides.
+    ``comparable`` is whether a measure means the same on both sides.
     """
     about = dict.fromkeys(f["about"] for f in found if f["about"] != "tasks")
     for name, measure in measures.items():

@@ -1,13 +1,14 @@
-"""The report of a run: one page for whoever was not there, as ``report.html`` and ``report.md``, and as data.
+"""The report of a run: one page, as ``report.html`` and ``report.md``, and the same facts as data.
 
 ::
 
-    origin  what was typed, when, with which versions, on which machine: written down when a run begins
-    energy  the machine's own counters
-    files   the files of the run folder; what of them is damaged is left out, and named
-    facts   all that is known, from the files of the run folder; ``templates/report.md`` says it in words
+    origin  command, time, versions and machine, recorded when a run begins
+    energy  energy counters of the machine
+    files   readers of the files of a run folder; damaged parts are left out and listed
+    facts   all facts of the report, gathered from the run folder; ``templates/report.md`` renders them
 
-The page is made of the Markdown: it has no scripts, nothing from elsewhere, and no HTML but what Markdown makes.
+The page is rendered from the Markdown. It contains no scripts, no external resources, and only HTML that Markdown
+generates.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from astuner_report.run_report.facts import gather
 from astuner_report.run_report.files import is_measured, read_rows
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
-"""Of the page, which forbids scripts, forms, frames and requests besides."""
+"""Content security policy of the page, which forbids scripts, forms, frames and requests."""
 
 
 def write_report(run_dir: RunDir, ledger: Mapping[str, int] | None = None) -> dict[str, Any]:
-    """Write ``report.html``, ``report.md`` and ``reward_curve.svg`` into a run folder; the facts that they tell.
+    """Write ``report.html``, ``report.md`` and ``reward_curve.svg`` into a run folder; return the facts.
 
-    :param ledger: how the episodes ended, where the run itself asks; None: as the folder says.
+    :param ledger: how the episodes ended, if the run itself calls; None: read it from the folder.
     """
     facts = gather(run_dir, ledger)
     svg = reward_curve_svg(read_rows(run_dir.metrics, [], is_measured))
@@ -44,7 +45,7 @@ def write_report(run_dir: RunDir, ledger: Mapping[str, int] | None = None) -> di
 
 
 def to_markdown(facts: Mapping[str, Any]) -> str:
-    """The report, in the order of a person's questions.
+    """Return the report as Markdown.
 
     :param facts: of `astuner_report.run_report.facts.gather`.
     """
@@ -54,9 +55,9 @@ def to_markdown(facts: Mapping[str, Any]) -> str:
 
 
 def to_html(markdown: str, title: str, svg: str = "") -> str:
-    """The page of a report.
+    """Return the report as an HTML page.
 
-    :param svg: stands where the report has a picture; of our own making.
+    :param svg: trusted SVG that replaces the picture of the report.
     """
     from markdown_it import MarkdownIt
 

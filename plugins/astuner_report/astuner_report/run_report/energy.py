@@ -1,7 +1,6 @@
-"""The energy that a machine itself counts: of its CPUs (Linux powercap, RAPL) and its NVIDIA GPUs (NVML).
+"""Energy counters of the machine: CPUs (Linux powercap, RAPL) and NVIDIA GPUs (NVML).
 
-Nothing here is estimated.  Both count for the whole machine, whoever uses it; where neither can be read, there are no
-numbers.
+Nothing is estimated. Both counters cover all processes of the machine. Without readable counters there are no metrics.
 """
 
 from __future__ import annotations
@@ -21,22 +20,27 @@ _CPU, _GPU = "energy/cpu_joules", "energy/gpu_joules"
 
 @dataclass
 class _Counter:
+    """One energy counter, and its value at the last reading."""
+
     metric: str
     read: Callable[[], float]
-    """Joules since some time."""
+    """Joules since an arbitrary time."""
     wraps_at: float | None
-    """Where it begins again at 0, in joules; None: never."""
+    """Value in joules at which the counter wraps to 0; None if it never does."""
     last: float = 0.0
 
     def since_last(self) -> float:
-        """A counter that was wrapped more than once between two calls is not seen; RAPL's do so after minutes."""
+        """Return the joules since the last call.
+
+        More than one wrap between two calls is not detected; the counters of RAPL wrap after minutes.
+        """
         now = self.read()
         used, self.last = now - self.last, now
         return used if used >= 0 or self.wraps_at is None else used + self.wraps_at
 
 
 class EnergyMeter:
-    """Reads the counters; as often as a step ends."""
+    """Reads the counters after each step."""
 
     def __init__(self, powercap: Path = POWERCAP) -> None:
         self._counters: list[_Counter] = []
@@ -47,7 +51,7 @@ class EnergyMeter:
             counter.last = counter.read()
 
     def since_last(self) -> dict[str, float]:
-        """Joules since the last call, or since the meter was made, by metric; empty where nothing counts."""
+        """Return the joules since the last call, or since creation, by metric; empty if no counter is readable."""
         used: dict[str, float] = {}
         for counter in self._counters:
             used[counter.metric] = used.get(counter.metric, 0.0) + max(counter.since_last(), 0.0)
@@ -59,11 +63,11 @@ class EnergyMeter:
     def _find_cpus(self, powercap: Path) -> None:
         zones = list(_zones(powercap))
         if not zones:
-            self._said.append("this machine does not count the energy of its CPUs (no RAPL in /sys/class/powercap)")
+            self._said.append("CPUs not measured: RAPL is not available in /sys/class/powercap")
             return
         readable = [zone for zone in zones if os.access(zone / "energy_uj", os.R_OK)]
         if not readable:
-            self._said.append("the energy counters of the CPUs are readable by root only")
+            self._said.append("CPUs not measured: only root can read the energy counters")
             return
         for zone in readable:
             limit = _number(zone / "max_energy_range_uj", 1e6)
@@ -93,7 +97,7 @@ class EnergyMeter:
 
 
 def _zones(powercap: Path) -> Iterator[Path]:
-    """Whole packages, and memory beside them; a package's cores are in it already."""
+    """Yield packages and memory; the cores are part of a package."""
     for zone in sorted(powercap.glob("intel-rapl:*")):
         if (zone / "energy_uj").exists() and (_name(zone).startswith("package") or _name(zone) == "dram"):
             yield zone
@@ -112,7 +116,7 @@ def _millijoules(nvml: Any, handle: Any) -> Callable[[], float]:
 
 
 def _visible(count: int) -> list[int]:
-    """The GPUs that this process may use; all where the variable names them in another way than by number."""
+    """Return the indices of the visible GPUs; all if CUDA_VISIBLE_DEVICES does not contain indices."""
     said = os.environ.get("CUDA_VISIBLE_DEVICES")
     if said is None:
         return list(range(count))

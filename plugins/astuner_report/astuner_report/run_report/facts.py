@@ -1,6 +1,6 @@
-"""Everything a report says, as data: gathered from the files of a run folder alone.
+"""All facts of a report, gathered only from the files of a run folder.
 
-So a report can be written at the end of a run, when it fails, or a year later with ``astuner report``.
+A report can therefore be written when a run ends, when it fails, or at any later time with ``astuner report``.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from astuner_report.run_report import origin
 from astuner_report.run_report.files import NONSENSE, has, is_measured, read_json, read_rows
 from astuner_report.sentinel import Sentinel, StepFacts, causes
 from astuner_report.sentinel.outcomes import SameAnswer
-from astuner_report.sentinel.rules import normal_tail, trend, two_proportions
 from astuner_report.sentinel.settings import Sentinel as Watched
+from astuner_report.sentinel.statistics import normal_tail, percent, trend, two_proportions
 
 FORMAT = 1
 _MOST_ERRORS = 3
-"""Different messages that are told for each kind of failure."""
+"""Maximum number of different messages listed for each kind of failure."""
 _TRAINED = re.compile(r"(policy/[^/]+/)?tokens/trained")
 _TRAINED_BY = {
     "model": "model.path", "lora_rank": "model.lora.rank", "backbone": "backbone", "agents": "agents",
@@ -41,7 +41,7 @@ _DATA = {
     "reader": "task_reader.type", "workflow": "rollout.workflow", "judge": "task_judge.judge",
     "groups_per_step": "data.train_batch_size", "attempts": "rollout.num_repeat", "temperature": "rollout.temperature",
 }  # fmt: skip
-"""Fact -> the setting that it is."""
+"""Fact -> its setting."""
 _MEASURED = {
     "step": "step", "success": "val/success", "low": "val/success_ci_low", "high": "val/success_ci_high",
     "reward": "val/reward/mean", "tasks": "val/tasks", "unscored_tasks": "val/unscored_tasks",
@@ -50,28 +50,29 @@ _MEASURED = {
 """Fact of a validation -> its metric."""
 _PHASES = ("rollout", "train", "validation", "save")
 _KWH = 3.6e6
-"""Joules."""
-_ENOUGH = "64 or more held-out tasks"
+"""Joules per kWh."""
+_ENOUGH = "use 64 or more held-out tasks"
 
 
 _ADVICE = {
-    SOLVED: "these tasks are solved, so take harder ones",
-    "no generated token is in a loss mask": "certificate.json says what became of the tokens (left_out); give the "
-    "agent model=model_tuner",
-    "every update was left out, since loss or gradient was not finite": "lower astuner.trainer_common.optim.lr, or "
+    SOLVED: "Use harder tasks, because these are solved",
+    "no generated token is in a loss mask": "Look up the reason in certificate.json (left_out), and pass "
+    "model=model_tuner to the agent",
+    "every update was left out, since loss or gradient was not finite": "Lower astuner.trainer_common.optim.lr, or "
     "train in float32",
-    "every group had equal rewards": "read some of episodes/ in the run folder: does the reward tell a good attempt "
-    "from a bad one? If so, take tasks that succeed now and then, or raise astuner.rollout.temperature or num_repeat",
-    "no sample had a gradient": "look at the rewards in episodes/, and at the penalties that are subtracted from them",
+    "every group had equal rewards": "Read a few episodes in episodes/ and check that the reward separates good "
+    "attempts from bad ones; if it does, use tasks that sometimes succeed, or raise astuner.rollout.temperature or "
+    "num_repeat",
+    "no sample had a gradient": "Check the rewards in episodes/ and the penalties that are subtracted from them",
 }
-"""Why a step taught nothing -> what to do."""
+"""Reason why a step taught nothing -> what to do next."""
 _ALARM = {"step": int, "severity": str, "rule": str, "message": str, "advice": str}
 
 
 def gather(run_dir: RunDir, ledger: Mapping[str, int] | None = None) -> dict[str, Any]:
-    """The facts, JSON-serialisable; what is not known is None or missing.
+    """Return the facts, JSON-serializable; unknown facts are None or missing.
 
-    :param ledger: how the episodes ended; None: as the folder's ``summary.json`` says, and its log is looked at, too.
+    :param ledger: how the episodes ended; None: read ``summary.json`` of the folder, and check its episode log.
     """
     damage: list[str] = []
     settings = (read_resolved(run_dir.resolved) or {}).get("astuner", {})
@@ -115,14 +116,14 @@ def gather(run_dir: RunDir, ledger: Mapping[str, int] | None = None) -> dict[str
 
 
 def _same_answer(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return what `SameAnswer` finds in the last validation, or an empty string."""
+    """Return the message of `SameAnswer` for the last validation, or an empty string."""
     last: Mapping[str, Any] = next((row for row in reversed(rows) if "val/success" in row), {})
     numbers = {name: value for name, value in last.items() if isinstance(value, (int, float))}
     return SameAnswer().validated(StepFacts(step=int(last.get("step", 0)), row=numbers)) or ""
 
 
 def _writable(value: Any) -> Any:
-    """``value`` with texts that UTF-8 can hold: a model may write half a surrogate pair."""
+    """Return ``value`` with texts that UTF-8 can encode; a model may generate half a surrogate pair."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, Mapping):
@@ -131,25 +132,25 @@ def _writable(value: Any) -> Any:
 
 
 def _state(run_dir: RunDir, starts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """How the run ended, if it did."""
+    """Return how the run ended, if it did."""
     error = str(starts[-1].get("error") or "") if starts else ""
     if error:
         kind, _, why = error.partition(": ")
         return {"word": "stopped" if kind == "Interrupted" else "failed", "why": why or error}
     if run_dir.summary.exists() or (starts and "ended" in starts[-1]):
         return {"word": "ended", "why": ""}
-    return {"word": "unfinished", "why": "it is still running, or was killed"}
+    return {"word": "unfinished", "why": "it is still running or was killed"}
 
 
 def _at(settings: Any, key: str) -> Any:
-    """The value of a dotted key; None where there is none."""
+    """Return the value of a dotted key; None if it is missing."""
     for part in key.split("."):
         settings = settings.get(part) if isinstance(settings, Mapping) else None
     return settings
 
 
 def _reward(rewards: Sequence[float]) -> dict[str, float] | None:
-    """The mean reward of the first and of the last steps, ten or half of all, and whether it has a trend."""
+    """Return the mean reward of the first and of the last steps (ten, or half of all), and the test for a trend."""
     if not rewards:
         return None
     steps = max(1, min(10, len(rewards) // 2))
@@ -164,12 +165,12 @@ def _reward(rewards: Sequence[float]) -> dict[str, float] | None:
 
 
 def _updated(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What was trained in some steps.
+    """Return what some training steps updated.
 
-    :param rows: of ``metrics.jsonl``, training steps.
-    :returns: ``tokens`` in updates, once for each pass; ``optimizer_steps``, None where the backbone does not count
-        them; ``steps`` that changed weights, and ``of`` how many; ``why`` no step had a reward to learn from, with
-        ``advice``, else empty.
+    :param rows: rows of ``metrics.jsonl`` of training steps.
+    :returns: ``tokens`` in updates, counted once per pass; ``optimizer_steps``, None if the backbone does not count
+        them; ``steps`` that changed weights, and ``of`` how many; ``why`` no step had a reward signal, with ``advice``,
+        else empty.
     """
     counted = [n for n in (total(row, "optimizer_steps") for row in rows) if n is not None]
     trained = sum(not missed(row) for row in rows)
@@ -180,7 +181,7 @@ def _updated(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "optimizer_steps": sum(counted) if counted else None,
         "steps": trained,
         "of": len(rows),
-        "why": why if rows else "no step came to its end",
+        "why": why if rows else "no training step finished",
         "advice": next((advice for reason, advice in _ADVICE.items() if why.startswith(reason)), ""),
     }
 
@@ -191,17 +192,17 @@ def _alarms(
     rows: Sequence[Mapping[str, Any]],
     damage: list[str],
 ) -> list[dict[str, Any]]:
-    """One entry for each cause: its first alarm, since when there are signs of it, in how many steps, what these cost.
+    """Return one entry per cause: its first alarm, the step of the first sign, and its duration in steps and tokens.
 
-    ``with``: the rules that raised alarms, too, and follow from it.  How long it held is not written down, but follows
-    from the rows; None for a rule that knows more than these.
+    ``with`` lists rules that raised alarms, too, and follow from it. The duration is computed from the rows; it is None
+    for a rule that needs more than these.
     """
     policies = dict.fromkeys(name.split("/")[1] for row in rows for name in row if name.startswith("policy/"))
     sentinel = Sentinel(Watched.model_validate(_at(settings, "trainer_common.sentinel") or {}), [*policies])
     try:
         sentinel.replay(rows)
     except NONSENSE as e:
-        damage.append(f"metrics.jsonl has numbers that no run writes, so how long alarms held is not known: {e}")
+        damage.append(f"metrics.jsonl contains invalid numbers, so the duration of alarms is unknown ({e})")
     generated = {row["step"]: row["tokens/generated"] or 0.0 for row in rows if "tokens/generated" in row}
     everything = sum(generated.values()) or 1.0
     first = {alarm["rule"]: alarm for alarm in reversed(raised)}
@@ -219,7 +220,7 @@ def _alarms(
 
 
 def _failures(entries: Sequence[Mapping[str, Any]], ledger: Mapping[str, int] | None) -> dict[str, Any]:
-    """What failed, by kind, with the commonest messages."""
+    """Return the failures by kind, with the most frequent messages."""
     kinds: dict[str, Counter[str]] = {}
     for entry in entries:
         if "stop_reason" in entry:
@@ -241,7 +242,7 @@ def _certified(found: Mapping[str, Any]) -> Sequence[Any]:
 
 
 def _of_log(run_dir: RunDir) -> Sequence[str]:
-    """What of the episode log is damaged."""
+    """Return the problems of the episode log."""
     try:
         with EpisodeLog(run_dir.path) as log:
             return log.problems
@@ -253,10 +254,11 @@ def _of_log(run_dir: RunDir) -> Sequence[str]:
 
 
 def _held_out(rows: Sequence[Mapping[str, Any]], run_dir: RunDir, damage: list[str]) -> dict[str, Any] | None:
-    """The first and the last validation, the best one, and what the first two differ by; None without a validation.
+    """Return the first, the last and the best validation, and the difference of the first two.
 
-    :param rows: of ``metrics.jsonl``.
-    :param run_dir: has what each validation found of each task.
+    :param rows: rows of ``metrics.jsonl``.
+    :param run_dir: run folder with the results of each task.
+    :returns: None without a validation.
     """
     validated = [row for row in rows if row.get("val/success") is not None]
     if not validated:
@@ -273,9 +275,9 @@ def _held_out(rows: Sequence[Mapping[str, Any]], run_dir: RunDir, damage: list[s
 
 
 def _best(validated: Sequence[Mapping[str, Any]], run_dir: RunDir) -> dict[str, Any]:
-    """The best validation of all, on the tasks that all scored: how many these are, and its success over them.
+    """Return the best validation on the tasks that all of them scored, with their number and its success on them.
 
-    Where results of tasks are missing, as in an older run, each counts with its own tasks.
+    Without results of each task, as in runs of older versions, each validation counts with its own tasks.
     """
     results = {int(row["step"]): run_dir.task_results(int(row["step"])) for row in validated}
     best = best_of(results) if all(results.values()) else None
@@ -288,7 +290,7 @@ def _best(validated: Sequence[Mapping[str, Any]], run_dir: RunDir) -> dict[str, 
 
 
 def _also_trained_on(tasks: Mapping[str, Any]) -> str | None:
-    """How many validation tasks are also trained on, in words; empty: they are held out; None: nobody looked."""
+    """Return how many validation tasks are also training tasks; empty: they are held out; None: not checked."""
     overlap = tasks.get("overlap")
     return None if overlap is None else overlapping(overlap) if overlap["tasks"] else ""
 
@@ -300,7 +302,10 @@ def _measured(row: Mapping[str, Any]) -> dict[str, Any]:
 def _difference(
     first: Mapping[str, Any], last: Mapping[str, Any], run_dir: RunDir, damage: list[str]
 ) -> dict[str, Any]:
-    """What two validations differ by: of success, and below ``reward`` of the reward; which one tells, and why."""
+    """Return the difference of two validations in success and in reward.
+
+    ``reward`` has the difference in reward, ``measure`` and ``reason`` which of the two decides and why.
+    """
     before: Results = run_dir.task_results(first["step"])
     after: Results = run_dir.task_results(last["step"])
     if not before or not after:
@@ -334,7 +339,7 @@ def _unpaired(p1: float, n1: int, p2: float, n2: int) -> dict[str, Any]:
         "high": min(1.0, p2 - p1 + half),
         "p": p,
         "significant": p < LEVEL,
-        "test": "two-proportion z-test (the episodes are not there to pair by task, so it is on the safe side)",
+        "test": "two-proportion z-test (conservative, because results per task are missing)",
         "tasks": min(n1, n2),
         "reward": None,
         "measure": "success",
@@ -343,8 +348,10 @@ def _unpaired(p1: float, n1: int, p2: float, n2: int) -> dict[str, Any]:
 
 
 def _from_transcripts(episodes: Path, step: int, damage: list[str]) -> Results:
-    """What an older run's conversations say of each task, by its number: a validation goes through the tasks in the
-    order of another."""
+    """Return the results of each task from the conversations of an older run.
+
+    Tasks are matched by their number, because every validation uses the same order.
+    """
     tried: dict[str, list[Mapping[str, Any]]] = {}
     file = episodes / f"validation_{step:06d}.jsonl"
     for row in read_rows(file, damage, lambda row: has(row, group_id=str, task_id=str)):
@@ -365,9 +372,9 @@ def _from_transcripts(episodes: Path, step: int, damage: list[str]) -> Results:
 
 
 def _cost(rows: Sequence[Mapping[str, Any]], *, watts: float | None) -> dict[str, Any]:
-    """Tokens, time and energy: sums over the rows, so a run that was continued is counted whole.
+    """Return tokens, time and energy as sums over the rows, so a resumed run is counted completely.
 
-    :param watts: what the machine draws, where a person says so.
+    :param watts: power draw of the machine, if configured.
     """
     seconds = {phase: _total(rows, f"time/{phase}") for phase in _PHASES}
     spent = {phase: total for phase, total in seconds.items() if total is not None}
@@ -390,7 +397,7 @@ def _total(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
 
 
 def _energy(rows: Sequence[Mapping[str, Any]], seconds: float, watts: float | None) -> dict[str, Any] | None:
-    """Measured where something counts, else estimated if a person gave a number to estimate from, else None."""
+    """Return measured energy, else an estimate from the configured power draw, else None."""
     measured = {part: _total(rows, f"energy/{part}_joules") for part in ("cpu", "gpu")}
     known = {part: joules for part, joules in measured.items() if joules is not None}
     if known:
@@ -404,27 +411,30 @@ def _energy(rows: Sequence[Mapping[str, Any]], seconds: float, watts: float | No
 
 
 def _verdict(facts: Mapping[str, Any]) -> dict[str, str]:
-    """What a run came to, in one line: was anything trained, and is the policy better on tasks not trained on?
+    """Return the verdict of the run.
+
+    It states whether anything was trained, and whether the policy is better on held-out tasks.
 
     :returns: ``word``: learned, reward rose, one answer for all, may be chance, nothing was learned, reward fell, got
-        worse, nothing was trained, or not measured; ``text``: the line, which begins with it; ``level``: ``good``,
-        ``warning`` or ``error``.
+        worse, nothing was trained, or not measured; ``text``: the line for users; ``level``: ``good``, ``warning`` or
+        ``error``.
     """
     updated, found = facts["updated"], facts["held_out"]
     if not updated["steps"]:
         cut = next((alarm for alarm in facts["alarms"] if alarm["rule"] == "cut_off"), None)
-        advice = f"{cut['message']}, so raise that first" if cut else updated["advice"]
-        return _said("nothing was trained", "; ".join(filter(None, (updated["why"], advice))))
-    if updated["why"] and not _is_significant((found or {}).get("difference", {})):  # worse is said before why
-        moved = f"{updated['why']}, so only the KL or entropy term moved the weights"
-        return _said("nothing was learned", "; ".join(filter(None, (moved, updated["advice"]))))
+        advice = f"{cut['message']}; raise that limit first" if cut else updated["advice"]
+        return _said("nothing was trained", ". ".join(filter(None, (updated["why"], advice))))
+    if updated["why"] and not _is_significant((found or {}).get("difference", {})):  # a change matters more
+        moved = f"{updated['why']}, so only the KL or entropy term changed the weights"
+        text = ". ".join(filter(None, (moved, updated["advice"])))
+        return _said("nothing was learned", text, headline="No learning signal")
     if found is None:
         in_training = _in_training(facts["reward"])
-        return _said("not measured", f"there are no held-out tasks; {in_training}; {_ENOUGH} can tell")
+        return _said("not measured", f"no held-out tasks; {in_training}. To measure progress, {_ENOUGH}")
     if "difference" not in found:
         missing = "before" if found["after"]["step"] else "after"
-        key = "; set astuner.trainer_common.val_before_train=true" if missing == "before" else ""
-        return _said("not measured", f"there was no validation {missing} training{key}")
+        key = ". Set astuner.trainer_common.val_before_train=true" if missing == "before" else ""
+        return _said("not measured", f"no validation {missing} training{key}")
     verdict = _compared(found, facts["also_trained_on"], (facts["trained"]["optim"] or {}).get("lr"))
     if verdict["word"] in ("learned", "reward rose") and facts["same_answer"]:
         return _said("one answer for all", f"{facts['same_answer']} ({verdict['text']})", "error")
@@ -432,20 +442,21 @@ def _verdict(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _is_significant(difference: Mapping[str, Any]) -> bool:
-    """Whether success or the reward changed beyond chance."""
+    """Return whether success or the reward changed beyond chance."""
     reward = difference.get("reward")
     return bool(difference.get("significant") or (reward and reward["significant"]))
 
 
 def _compared(found: Mapping[str, Any], trained_on: str | None, rate: float | None) -> dict[str, str]:
-    """The verdict on two validations, by the measure that tells them apart."""
+    """Return the verdict on two validations, by the measure that separates them."""
     d = found["difference"]
     reward, tasks = d["reward"], f"{d['tasks']} {'held-out' if trained_on == '' else 'validation'} tasks"
-    notes = [f"{trained_on}, so it does not measure how the policy does on others"] if trained_on else []
+    notes = [f"{trained_on}, so this does not measure other tasks"] if trained_on else []
     good = "warning" if trained_on else "good"
     if d["measure"] == "reward":
         notes = [d["reason"], *notes]
-        by_success = f"success {d['before']:.1%} to {d['after']:.1%}" if d["constant_success"] is None else ""
+        success = f"success {percent(d['before'], 1)} to {percent(d['after'], 1)}"
+        by_success = success if d["constant_success"] is None else ""
         text = "; ".join(filter(None, (f"{_reward_change(reward)}, {tasks}", by_success, *notes)))
         if reward["significant"] and reward["mean"] > 0:
             failing = d["success_stated"] and d["constant_success"] == 0
@@ -453,10 +464,9 @@ def _compared(found: Mapping[str, Any], trained_on: str | None, rate: float | No
         if reward["significant"]:
             return _said("got worse", text, "error")
         return _undecided(text, reward, rate)
-    on = "held out" if trained_on == "" else "validation"
-    text = (
-        f"{_points(d['mean'])}, p {_p_value(d['p'])} ({on} {d['before']:.1%} to {d['after']:.1%}, {d['tasks']} tasks)"
-    )
+    on = "held-out success" if trained_on == "" else "validation success"
+    change = f"{on} {percent(d['before'], 1)} to {percent(d['after'], 1)}, {d['tasks']} tasks"
+    text = f"{_points(d['mean'])}, p {_p_value(d['p'])} ({change})"
     text = "; ".join((text, *notes))
     moved = bool(reward and (reward["significant"] or (reward["mean"] and not d["mean"])))
     if d["significant"]:
@@ -470,20 +480,20 @@ def _compared(found: Mapping[str, Any], trained_on: str | None, rate: float | No
         return _said("may be chance", f"{text}; {_reward_change(reward)}")
     was, now = found["before"]["reward"], found["after"]["reward"]
     if reward is None and not d["mean"] and was != now:
-        why = "; without the results of each task that cannot be tested"
+        why = ", which cannot be tested without results per task"
         return _said("not measured", f"{text}; the mean reward went from {was or 0:.4g} to {now or 0:.4g}{why}")
     return _undecided(text, d, rate)
 
 
 def _undecided(text: str, d: Mapping[str, Any], rate: float | None) -> dict[str, str]:
-    """The verdict on a difference that is not significant."""
+    """Return the verdict on a difference that is not significant."""
     if d["tasks"] < FEWEST:
         word = "may be chance" if d["mean"] else "nothing was learned"
-        return _said(word, f"{text}; so few cannot tell: {_ENOUGH} can")
+        return _said(word, f"{text}. Too few tasks for a test; {_ENOUGH}")
     if d["mean"]:
-        return _said("may be chance", f"{text}, so nothing is shown to be learned")
+        return _said("may be chance", f"{text}. The change is within chance, so learning is not shown")
     advice = f", or with a larger astuner.trainer_common.optim.lr than {rate:g}" if rate is not None else ""
-    return _said("nothing was learned", f"{text}; train longer{advice}")
+    return _said("nothing was learned", f"{text}. Train longer{advice}")
 
 
 def _reward_change(d: Mapping[str, Any]) -> str:
@@ -493,15 +503,15 @@ def _reward_change(d: Mapping[str, Any]) -> str:
 
 def _in_training(reward: Mapping[str, float] | None) -> str:
     if reward is None:
-        return "nor is there a reward"
+        return "no training reward"
     change = f"{reward['first']:.3g} to {reward['last']:.3g}, p {_p_value(reward['p'])}"
     if reward["p"] >= LEVEL:
-        return f"the reward in training did not change beyond chance ({change}), so nothing was learned that shows"
-    return f"the reward in training {'rose' if reward['rising'] else 'fell'} ({change})"
+        return f"the training reward did not change beyond chance ({change})"
+    return f"the training reward {'rose' if reward['rising'] else 'fell'} ({change})"
 
 
 def _points(difference: float) -> str:
-    """A difference of two shares: ``+71 points``."""
+    """Return a difference of two shares in percentage points, for example ``+71 points``."""
     return f"{100 * difference:+.{0 if abs(difference) >= 0.0995 else 1}f} points"
 
 
@@ -509,5 +519,19 @@ def _p_value(p: float) -> str:
     return f"= {p:.2g}" if p >= 0.001 else "< 0.001"
 
 
-def _said(word: str, text: str, level: str = "warning") -> dict[str, str]:
-    return {"word": word, "text": f"{word}: {text}", "level": level}
+_HEADLINES = {
+    "learned": "Learned",
+    "reward rose": "Reward rose",
+    "one answer for all": "Same answer for all tasks",
+    "may be chance": "Inconclusive",
+    "nothing was learned": "No change",
+    "reward fell": "Reward fell",
+    "got worse": "Got worse",
+    "nothing was trained": "Not trained",
+    "not measured": "Not measured",
+}
+"""Word of a verdict -> the first words of its text."""
+
+
+def _said(word: str, text: str, level: str = "warning", headline: str = "") -> dict[str, str]:
+    return {"word": word, "text": f"{headline or _HEADLINES[word]}: {text}", "level": level}

@@ -1,7 +1,7 @@
-"""Where a run comes from: what was typed, when, on which machine, with which versions. Written down when it begins.
+"""The origin of a run: command, time, machine and versions, recorded when it begins.
 
-``origin.json`` has an entry for every start of a run, the first one and each that continued it, so that a report can
-be written at any time later, on any machine.
+``origin.json`` has an entry for every start of a run, the first one and each resume, so a report can be written at any
+later time on any machine.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from astuner.contracts.shell import shell_text
 from astuner_report.run_report.files import has, read_json
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "peft", "vllm", "sglang", "ray", "verl", "trinity-rft", "numpy")
-"""Besides ASTuner's own: those that a result may depend on."""
+"""Packages, in addition to ASTuner's, that a result may depend on."""
 _PATIENCE = 10.0
-"""Seconds that git may take to answer."""
+"""Timeout of git in seconds."""
 
 
 def begin(run_dir: RunDir, *, command: Sequence[str], config_file: Path, plan: Mapping[str, str], energy: str) -> None:
-    """Enter a start of the run.
+    """Add an entry for a start of the run.
 
-    :param command: what continues or repeats it, as a list of words.
-    :param energy: how its energy is measured, in words.
+    :param command: the command that resumes or repeats it, as a list of words.
+    :param energy: a description of how energy is measured.
     """
     start = {
         "started": round(time.time(), 3),
@@ -49,22 +49,22 @@ def begin(run_dir: RunDir, *, command: Sequence[str], config_file: Path, plan: M
     }
     damage: list[str] = []
     starts = read(run_dir, damage)
-    if damage:  # it is kept beside, and the run goes on
+    if damage:  # keep the damaged file and continue the run
         run_dir.origin.replace(run_dir.origin.with_name(f"{run_dir.origin.name}.damaged"))
     run_dir.write_json(run_dir.origin, {"starts": [*starts, start]})
 
 
 def end(run_dir: RunDir, error: BaseException | None = None) -> None:
-    """Enter how the newest start ended: at the run's end, or because of ``error``."""
+    """Add to the newest entry how it ended: normally, or with ``error``."""
     starts = read(run_dir, [])
     if not starts:
-        return  # a folder of an older ASTuner, or it is damaged
+        return  # a folder of an older version, or a damaged file
     starts[-1] |= {"ended": round(time.time(), 3), "error": f"{type(error).__name__}: {error}" if error else ""}
     run_dir.write_json(run_dir.origin, {"starts": starts})
 
 
 def read(run_dir: RunDir, damage: list[str]) -> list[dict[str, Any]]:
-    """The starts of a run, the oldest first; none where nothing was written down, or it is damaged."""
+    """Return the starts of a run, the oldest first; empty if none is recorded or the file is damaged."""
     found = read_json(run_dir.origin, damage, _check)
     return [] if found is None else list(found["starts"])
 
@@ -72,11 +72,11 @@ def read(run_dir: RunDir, damage: list[str]) -> list[dict[str, Any]]:
 def _check(found: Any) -> None:
     kinds = {"command": str, "config_sha256": str, "energy": str, "machine": dict, "plan": dict, "versions": dict}
     if not all(has(start, **kinds) and start["started"] >= 0 for start in found["starts"]):
-        raise ValueError("a start is not as it was written")
+        raise ValueError("invalid entry")
 
 
 def _project(folder: Path) -> dict[str, Any] | None:
-    """The git commit of the experiment's project; None where it is in none, or git is not there or too slow."""
+    """Return the git commit of the experiment's project; None without a repository, or if git is missing or slow."""
     commit = _git(folder, "rev-parse", "HEAD")
     if not commit:
         return None
@@ -97,7 +97,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _versions() -> dict[str, str]:
-    """Of Python, ASTuner and its plugins, and what matters of the others."""
+    """Return the versions of Python, ASTuner, its plugins and relevant packages."""
     found = {"python": platform.python_version()}
     plugins = {entry.dist.name for entry in readable("astuner") if entry.dist}
     for name in ("astuner-core", *sorted(plugins - {"astuner-core"}), *_PACKAGES):

@@ -1,7 +1,8 @@
-"""The learning sentinel: watches the numbers of a run, and raises an alarm when it stops learning or learns nonsense.
+"""The learning sentinel: monitors training metrics and raises alarms when a run stops learning or breaks.
 
-Every rule (`rules`, and what a rule is: `rule`) sees every row, and says a thing once.
-Invariant: what is said is a function of the rows of ``metrics.jsonl`` alone, so it needs no state of its own.
+Every rule (`rule`, `rules`, `outcomes`) reads every row and reports a problem once.
+
+Invariant: alarms are a function of the rows of ``metrics.jsonl``, so the sentinel saves no state.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from astuner_report.sentinel.settings import Sentinel as Settings
 __all__ = ["RULES", "Alarm", "Lasting", "Rule", "Sentinel", "StepFacts", "Verdict", "causes"]
 
 RULES: tuple[type[Rule], ...] = (*FIRST, *OUTCOMES)
-"""All that there are, in their order."""
+"""All built-in rules, in the order of evaluation."""
 RECOVERED = 10
-"""Rows in a row without a complaint, after which the next one is a new alarm; more than a rule waits for."""
+"""Consecutive rows without a finding after which the next finding raises a new alarm; longer than any rule waits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Alarm:
-    """Something is wrong with a run."""
+    """A problem of a run."""
 
     step: int
     rule: str
@@ -37,37 +38,37 @@ class Alarm:
     message: str
     advice: str
     is_new: bool = True
-    """Whether the rule raised none before in this run."""
+    """Whether this is the rule's first alarm in the run."""
 
     @property
     def is_said(self) -> bool:
-        """Whether a person is told at once: a warning once in a run, an error each time that it comes back."""
+        """Return whether to print the alarm: a warning once per run, an error every time it is raised again."""
         return self.is_new or self.severity == "error"
 
     def as_dict(self) -> dict[str, Any]:
-        """A line of ``alarms.jsonl``."""
+        """Return a line of ``alarms.jsonl``."""
         facts = {name: value for name, value in vars(self).items() if name != "is_new"}
         return {"step": self.step, "time": round(time.time(), 3), **facts}
 
     def __str__(self) -> str:
         what = "ALARM" if self.severity == "error" else "WARNING"
-        return f"{what} ({self.rule}) step {self.step}: {self.message}; {self.advice}"
+        return f"{what} ({self.rule}) step {self.step}: {_sentence(self.message)}. {_sentence(self.advice)}"
 
 
 class _Watched:
-    """A rule at work, and what it has said."""
+    """A rule that monitors a run, and the alarms that it raised."""
 
     def __init__(self, rule: Rule, policy: str) -> None:
         self.rule, self.policy = rule, policy
         self.held: list[int] = []
-        """The steps in which it complained, and those without news after one in which it did."""
+        """Steps in which the rule had a finding, and later steps that did not refute it."""
         self.holds = False
-        """Whether it complained lately."""
+        """Whether the rule had a finding recently."""
         self._complains = self._is_said = self._was_said = False
         self._fine = 0
 
     def see(self, facts: StepFacts, *, validation: bool) -> str:
-        """What is wrong, unless it was said already."""
+        """Return the message of the rule, or an empty string if there is none or it was already raised."""
         verdict: Verdict = self.rule.validated(facts) if validation else self.rule.see(facts)
         if verdict is not None:
             self._complains = bool(verdict)
@@ -79,7 +80,7 @@ class _Watched:
         return "" if self._is_said else verdict or ""
 
     def alarm(self, step: int, message: str) -> Alarm:
-        """Say it."""
+        """Return the alarm for a message, and record that it was raised."""
         rule, is_new = self.rule, not self._was_said
         self._is_said = self._was_said = True
         return Alarm(
@@ -87,34 +88,35 @@ class _Watched:
         )
 
     def is_explained_by(self, other: _Watched) -> bool:
-        """Whether what is wrong follows from what another one found, of the same policy where both look at one."""
+        """Return whether the finding follows from that of another rule, for the same policy if both monitor one."""
         same = not self.policy or other.policy in ("", self.policy)
         return other.holds and same and self.rule.name in other.rule.explains
 
 
 class Sentinel:
-    """Watches one run."""
+    """Monitors one run."""
 
     def __init__(
         self, settings: Settings, policies: Sequence[str], own: Mapping[str, type[Rule]] = MappingProxyType({})
     ) -> None:
-        """
-        :param policies: those that train, where the run tells several apart; else none.
-        :param own: rules beside `RULES`, under what `settings` calls them.
+        """Create the rules of a run.
+
+        :param policies: policies that train, if the run distinguishes several; otherwise empty.
+        :param own: additional rules, by their names in `settings`.
         """
         self.max_staleness: int | None = None
-        """What the backbone says of its weights, see `StepFacts.max_staleness`; set before the first step."""
+        """Bound on the age of weights, see `StepFacts.max_staleness`; set before the first step."""
         self.grad_clip = StepFacts.grad_clip
         """`optim.grad_clip` of the run; set before the first step."""
         self.found: set[str] = set()
-        """What was said of the tasks before the first step, by name."""
+        """Names of the alarms about the tasks that were raised before the first step."""
         self._settings, self._policies, self._rules = settings, policies, (*RULES, *own.values())
         self._watched = list(self._at_work())
         self._stop_on = frozenset(own[name].name if name in own else name for name in settings.stop_on)
         self._stops: Alarm | None = None
 
     def see(self, step: int, row: Mapping[str, float]) -> list[Alarm]:
-        """Look at the next row of numbers, of a training step or of a validation; the alarms to raise."""
+        """Return the alarms to raise for the next row of a training step or a validation."""
         if "val/success" in row:
             validation = True
         elif "reward/mean" in row:
@@ -138,7 +140,7 @@ class Sentinel:
         return alarms
 
     def _is_explained(self, watched: _Watched) -> bool:
-        """Whether it is no news, since it follows from what else is wrong; what `stop_on` names is never."""
+        """Return whether a finding follows from another one. Rules in `stop_on` always raise their alarm."""
         if watched.rule.name in self._stop_on:
             return False
         told = any(watched.rule.name in EXPLAINS.get(name, ()) for name in self.found)
@@ -146,8 +148,10 @@ class Sentinel:
 
     @property
     def held(self) -> dict[str, list[int]]:
-        """Rule -> the steps in which it complained, about any policy; also what was not said, and what no row since has
-        denied."""
+        """Return the steps in which each rule had a finding, for any policy.
+
+        This includes findings that raised no alarm and steps that did not refute an earlier finding.
+        """
         return {
             name: sorted({step for w in self._watched if w.rule.name == name for step in w.held})
             for name in dict.fromkeys(w.rule.name for w in self._watched)
@@ -155,23 +159,23 @@ class Sentinel:
 
     @property
     def stops(self) -> RunError | None:
-        """Why the run is to end: an alarm was raised that `stop_on` names."""
+        """Return the error that ends the run, if an alarm of `stop_on` was raised."""
         if (alarm := self._stops) is None:
             return None
         return RunError(
-            f"the run stops after step {alarm.step}, as astuner.trainer_common.sentinel.stop_on says for "
-            f"{alarm.rule}: {alarm.message}; {alarm.advice}. Everything finished is saved"
+            f"astuner.trainer_common.sentinel.stop_on stopped the run after step {alarm.step} ({alarm.rule}): "
+            f"{_sentence(alarm.message)}. All finished work is saved. {_sentence(alarm.advice)}"
         )
 
     def replay(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Begin anew with the rows that a run wrote before it was resumed; what they gave rise to was said then.
+        """Restart with the rows that a run wrote before it was resumed; their alarms were raised then.
 
-        :param rows: of ``metrics.jsonl``.
+        :param rows: rows of ``metrics.jsonl``.
         """
         self._watched = list(self._at_work())
         for row in rows:
             self.see(int(row["step"]), {name: value for name, value in row.items() if name not in ("step", "time")})
-        self._stops = None  # the person knows, and goes on
+        self._stops = None  # resuming after the alarm is the user's decision
 
     def _at_work(self) -> Iterator[_Watched]:
         settings = self._settings
@@ -184,15 +188,20 @@ class Sentinel:
 
 
 def causes(found: Iterable[str]) -> dict[str, list[str]]:
-    """Of rules that found something wrong, those that no other one explains, each with what it explains of the others.
+    """Return the rules that no other one explains, each with the rules that it explains.
 
-    :param found: names of rules, and of what is said of the tasks before the first step.
+    :param found: names of rules that had a finding, and of alarms about the tasks before the first step.
     """
     names = dict.fromkeys(found)
     told = {name: [other for other in names if other in EXPLAINS.get(name, ())] for name in names}
     return {name: others for name, others in told.items() if not any(name in of for of in told.values())}
 
 
+def _sentence(text: str) -> str:
+    """Return a text with a capital letter and without a period; a user's rule may have neither."""
+    return text[:1].upper() + text[1:].rstrip(".")
+
+
 def _as_written(value: float | None) -> float | None:
-    """As it stands in ``metrics.jsonl``: what a resumed run reads there gives the same alarms, to the last digit."""
+    """Return a number as ``metrics.jsonl`` stores it, so that a resumed run raises exactly the same alarms."""
     return float(f"{value:.9g}") if value is not None and math.isfinite(value) else None

@@ -1,8 +1,7 @@
-"""The rules about what a run comes to: does it get better where it counts, does the reward say what success is, and did
-the policy break.
+"""Rules about the outcome of a run: progress on validation tasks, the meaning of the reward, and a broken policy.
 
-Those that look at validations take what every row has, success and its 95 % interval.  The tasks are the same each
-time, so two validations differ by less than independent ones would, and these tests are on the safe side.
+Rules about validations use what every row has: success and its 95 % interval. All validations use the same tasks, so
+two of them differ by less than independent ones, and the tests are conservative.
 """
 
 from __future__ import annotations
@@ -24,20 +23,21 @@ from astuner_report.sentinel.statistics import (
     exact_tail,
     lower_bound,
     normal_tail,
+    percent,
     trend,
 )
 
 GAIN = 0.15
-"""What a run should gain, in success, for it to be worth its tokens."""
+"""Gain in success that a worthwhile run should reach."""
 _ONE_SIDED = 1.644854
-"""z of a one-sided 5 %."""
+"""z of a one-sided test at 5 %."""
 _LONGEST = 200
-"""Steps at most that a trend is looked for in: its cost is quadratic."""
+"""Maximum number of steps of a trend test, whose cost is quadratic."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Validated:
-    """A validation."""
+    """Success in one validation."""
 
     step: int
     success: float
@@ -49,23 +49,23 @@ class Validated:
 
     @classmethod
     def of(cls, facts: StepFacts) -> Validated | None:
-        """None where the row, of an older run, has no interval."""
+        """Return the validation of a row; None if the row of an older run has no interval."""
         success, low, high = (facts.get(f"val/success{end}") for end in ("", "_ci_low", "_ci_high"))
         if success is None or low is None or high is None:
             return None
         tasks = facts.get("val/tasks")
-        least = 0.5 / tasks if tasks else 1e-6  # several attempts that all end alike have an interval without width
+        least = 0.5 / tasks if tasks else 1e-6  # the interval has no width if all attempts have the same result
         error = max((high - low) / (2 * 1.959964), least)
         return cls(step=facts.step, success=success, low=low, high=high, error=error, tasks=tasks)
 
     def __str__(self) -> str:
-        return f"{self.success:.1%} [{self.low:.1%}, {self.high:.1%}]"
+        return f"{percent(self.success, 1)} (95 % interval {percent(self.low, 1)} to {percent(self.high, 1)})"
 
 
 def gain(validations: Sequence[Validated]) -> tuple[float, float]:
-    """What success gained from the first of some validations to the last, and its standard error.
+    """Return the gain in success from the first to the last validation, and its standard error.
 
-    Along the line that fits them best (least squares over the steps), so that all of them say something of it.
+    The gain is taken along the line that fits all validations best (least squares over the steps).
     """
     steps = [float(v.step) for v in validations]
     middle, span = fmean(steps), steps[-1] - steps[0]
@@ -78,18 +78,20 @@ def gain(validations: Sequence[Validated]) -> tuple[float, float]:
 
 
 class PolicyBroke(Told):
-    """The policy broke: it samples with five times its entropy before, and 0.5 nats at least, or one update moves it by
-    a KL of 0.1 or more (``kl``, where several optimizer steps share a batch and no weights were old), each for two
-    steps; and its success fell below half of what it was.  Answers that can no longer be used (`unusable`) are a sign
-    by themselves in the first ten updates only: later a tool or a service is as likely to cause them.
+    """The policy broke: its sampling changed abruptly, and its success fell below half of the baseline.
 
-    The baseline are the up to ten steps before; the first step is sampled from the weights before any update.  Without
-    successes in it there is nothing to lose, and nothing is raised.  No cause is named, because updates, loss terms,
-    rewards and the environment can all break a policy; `learning_rate` and `regularizer_dominates` explain it where
-    they have evidence.  Once raised, it holds until success is back.
+    Signs of an abrupt change, for two steps each: the policy samples with five times its entropy before (at least 0.5
+    nats), or one update moves it by a KL of 0.1 or more (``kl``, if several optimizer steps share a batch and no
+    weights were old). Unusable answers (`unusable`) count only in the first ten updates, because later a tool or a
+    service is as likely to cause them.
 
-    Error rate: Fisher's exact test at 1 % that success fell, in addition to the signs, which are far outside of what
-    sampling gives.
+    The baseline is the up to ten steps before; the first step is sampled from the weights before any update. Without
+    successes in the baseline no alarm is raised. The message names no cause, because updates, loss terms, rewards and
+    the environment can all break a policy; `learning_rate` and `regularizer_dominates` explain it if they have
+    evidence. The alarm holds until success is back.
+
+    Error rate: Fisher's exact test at 1 % that success fell, in addition to the signs, which are far outside of
+    sampling noise.
     """
 
     name = "policy_broke"
@@ -114,7 +116,7 @@ class PolicyBroke(Told):
         signs = self._signs(facts) if self._before else {}
         steps = self._since if signs or self._broken else self._before
         steps.append((success * episodes, episodes))
-        self._updates += facts.own("lr") is not None  # not there where nothing was learned
+        self._updates += facts.own("lr") is not None  # missing in steps without an update
         moved = signs.keys() - {"unusable"} or (signs and self._updates <= self.FIRST_UPDATES)
         far = self._far(bool(moved))
         before, now = _pooled(self._before), _pooled(self._since)
@@ -122,7 +124,7 @@ class PolicyBroke(Told):
         if recent > rate / 2:
             self._broken = ""
         elif far and not self._broken and recent < rate / 2 and exact_tail(_failures(before), _failures(now)) < self.P:
-            self._broken = self.say(facts, signs, f"success went from {rate:.0%} to {recent:.0%}")
+            self._broken = self.say(facts, signs, f"success fell from {percent(rate)} to {percent(recent)}")
         if not signs and not self._broken:
             self._since.clear()
             self._usual = {**self._usual, **unusable(facts)}
@@ -131,34 +133,35 @@ class PolicyBroke(Told):
         return self._broken
 
     def _signs(self, facts: StepFacts) -> dict[str, str]:
-        """What changed against the steps before; a number without a baseline is no sign."""
+        """Return what changed compared with the steps before; a metric without a baseline is not a sign."""
         signs = {}
         if not facts.get("staleness/max") and (kl := facts.own("kl") or 0.0) >= self.KL:
-            signs["kl"] = f"one update moves it by a KL of {kl:.2g} nats"
+            signs["kl"] = f"one update moved it by a KL of {kl:.2g} nats"
         entropy, usual = facts.own("rollout/entropy"), median(self._entropy) if self._entropy else math.inf
         if entropy is not None and entropy >= max(self.JUMP * usual, self.LEAST):
             signs["entropy"] = f"entropy rose from {usual:.2g} to {entropy:.2g} nats"
         for name, share in unusable(facts).items():
-            was = self._usual.get(name, 0.0 if name.startswith(CutOff.PREFIX) else math.inf)  # a limit not met is 0
+            was = self._usual.get(name, 0.0 if name.startswith(CutOff.PREFIX) else math.inf)  # no limit reached: 0
             if share >= was + self.UNUSABLE:
-                signs.setdefault("unusable", f"{name} rose from {was:.0%} to {share:.0%}")
+                signs.setdefault("unusable", f"{name} rose from {percent(was)} to {percent(share)}")
         return signs
 
     def say(self, facts: StepFacts, signs: Mapping[str, str], success: str) -> str:
         """Return the message for a policy that broke."""
-        return f"the policy{facts.who} broke: {', '.join(signs.values())}, and {success}"
+        who = f" {facts.policy}" if facts.policy else ""
+        return f"The policy{who} broke: {', '.join(signs.values())}, and {success}"
 
 
 class LearningRate(PolicyBroke):
-    """A learning rate of 0 for five steps; or a policy that broke (`policy_broke`) by updates that are too large.
+    """The learning rate is 0 for five steps, or updates that are too large broke the policy (`policy_broke`).
 
-    Evidence for that: one update moves the policy by a KL of 0.1 in two steps, ten times what PPO's implementations
-    stop an epoch for (Spinning Up's ``target_kl`` is 0.01); or the policy broke within the first ten updates, before
-    which the same weights worked.  A rate that worked for longer does not break a policy at once, so later breaks need
-    the KL.  Never where the KL or the entropy term was half of the update before (`term_sizes`):
-    that is due to a coefficient.
+    Evidence for the second: one update moves the policy by a KL of 0.1 in two steps, ten times the value at which
+    implementations of PPO stop an epoch (``target_kl`` of Spinning Up is 0.01); or the policy broke within the first
+    ten updates, before which the same weights worked. A rate that worked for longer does not break a policy abruptly,
+    so later breaks need the KL. The rule is silent if the KL or the entropy term was half of the update before
+    (`term_sizes`), because the coefficient is then the cause.
 
-    Error rate: as `policy_broke`.
+    Error rate: as for `policy_broke`.
     """
 
     name = "learning_rate"
@@ -170,10 +173,10 @@ class LearningRate(PolicyBroke):
         self._rate, self._terms = math.nan, False
 
     def see(self, facts: StepFacts) -> Verdict:
-        if (rate := facts.own("lr")) is not None:  # not there where nothing was learned
+        if (rate := facts.own("lr")) is not None:  # missing in steps without an update
             self._rate = rate
             if self._zero(rate == 0):
-                return f"the learning rate{facts.who} is 0 for {self._zero.steps} steps, so the weights do not move"
+                return f"The learning rate{facts.who} is 0 for {self._zero.steps} steps, so the weights do not change"
         if not self._since and (sizes := term_sizes(facts)) is not None:
             self._terms = sizes[0] + sizes[1] >= self.TERMS * sum(sizes)
         return super().see(facts)
@@ -182,7 +185,7 @@ class LearningRate(PolicyBroke):
         large = "kl" in signs or self._updates <= self.FIRST_UPDATES
         if not large or self._terms or math.isnan(self._rate):
             return ""
-        return f"{super().say(facts, signs, success)}; the learning rate, now {self._rate:.3g}, is the likely cause"
+        return f"{super().say(facts, signs, success)}; the likely cause is the learning rate, now {self._rate:.3g}"
 
 
 def _pooled(steps: Iterable[tuple[float, float]]) -> tuple[float, float]:
@@ -199,15 +202,16 @@ def _failures(counts: tuple[float, float]) -> tuple[float, float]:
 
 
 class RandomReward(Told):
-    """Half of the variance of the reward, or more, is between attempts that are the same, prompts included.
+    """At least half of the variance of the reward is between equal attempts, including equal prompts.
 
-    Half of the mean squared difference of such attempts is the variance of what the judge does by itself, and its share
-    of all variance is one less the reliability of a test in psychometrics (Lord and Novick 1968): 1 where the reward
-    ignores what was said, 0 where the same is always judged alike.  Over five to ten steps with 20 repeated attempts.
+    Half of the mean squared difference between equal attempts is the variance of the judge itself. Its share of the
+    total variance is one minus the reliability of a test in psychometrics (Lord and Novick 1968): 1 if the reward
+    ignores the answer, 0 if equal answers always get the same reward. Measured over five to ten steps with at least 20
+    repeated attempts.
 
-    Error rate: for a true share of a quarter, 0.1 % or less. With the squared differences in units of the reward's
+    Error rate: 0.1 % or less for a true share of a quarter. With the squared differences in units of the reward's
     range, Wilson's lower bound of their mean (one-sided 0.1 %, conservative for values between 0 and 1) has to be above
-    a quarter of what noise alone gives.
+    a quarter of the value for pure noise.
     """
 
     name = "random_reward"
@@ -229,17 +233,16 @@ class RandomReward(Told):
         if lower_bound(n * found / pairs / square, n) * square * pairs < self.LEAST * expected:
             return None
         return (
-            f"attempts that are the same, word for word, get different rewards: {min(found / expected, 1.0):.0%} of "
-            f"the variance of the reward is noise (of {len(self._steps)} steps), so it is chance more than anything "
-            "the policy does"
+            f"Identical attempts get different rewards: {percent(min(found / expected, 1.0))} of the reward's variance "
+            f"is noise (over {len(self._steps)} steps), so the policy mostly learns from chance"
         )
 
 
 class OfReward(Told):
     """A rule that compares the mean reward of training steps with success.
 
-    Where agents have rewards of their own (``reward/ROLE/mean``) the mean reward is no measure of success, and the rule
-    says nothing.
+    If agents have their own rewards (``reward/ROLE/mean``), the mean reward does not measure success and the rule is
+    silent.
     """
 
     def see(self, facts: StepFacts) -> Verdict:
@@ -249,8 +252,9 @@ class OfReward(Told):
 
 
 class RewardSuccessApart(OfReward):
-    """Reward and success of training steps go against each other: a correlation below -0.6 over 20 steps, 8 at least,
-    beyond chance.  It holds until they are no longer negatively correlated.
+    """Reward and success of training steps have a correlation below -0.6 over 8 to 20 steps, beyond chance.
+
+    The alarm holds until the correlation is no longer negative.
 
     Error rate: one-sided 0.01 % by Fisher's z in each step; steps share most of their window, so about 0.1 % in 100.
     """
@@ -270,30 +274,30 @@ class RewardSuccessApart(OfReward):
             return None
         try:
             r = correlation(self._rewards, self._success)
-        except StatisticsError:  # one of them does not move
+        except StatisticsError:  # one of them is constant
             return None
         against = r <= self.LESS and math.atanh(max(r, -0.999999)) * math.sqrt(n - 3) <= -VERY_SURE
         self._found = against or (self._found and r < 0)
         if not self._found:
             return ""
-        what = "as one whose sign is swapped" if r <= self.SWAPPED else "so it pays for something else"
+        what = "so the sign of the reward is probably swapped" if r <= self.SWAPPED else "so it rewards something else"
         return (
-            f"the reward falls where success rises (correlation {r:.2f} over {n} steps; now {reward:.3g} and "
-            f"{success:.0%}), {what}"
+            f"The reward falls when success rises (correlation {r:.2f} over {n} steps; now {reward:.3g} and "
+            f"{percent(success)}), {what}"
         )
 
 
 class RewardOnly(OfReward):
-    """The reward of training steps rises and success does not, though a gain of 10 points would have been seen.
+    """The reward of training steps rises and success does not, although a gain of 10 points would have been detected.
 
-    Over the latest 60 steps, 20 at least: the mean reward of the last third is half a standard deviation of the
-    episodes' rewards above that of the first third, beyond chance, and success gained nothing beyond chance.  Both
-    successes and failures have to occur, 20 each: where success is constant, for instance because no reward reaches 1,
-    it is undefined and says nothing about the reward.
+    Over the latest 20 to 60 steps, the mean reward of the last third is half a standard deviation of the episodes'
+    rewards above that of the first third, beyond chance, and success gained nothing beyond chance. At least 20
+    successes and 20 failures have to occur: if success is constant, for instance because no reward reaches 1, it
+    contains no information about the reward.
 
     Error rate: the reward's gain and trend have one-sided tests at 0.01 %, evaluated in every step. The upper 99.9 %
-    bound of success's gain has to be below 10 points, so a run whose success gained 10 points is accused with
-    probability 0.1 % at most in each step.
+    bound of the gain in success has to be below 10 points, so a run whose success gained 10 points triggers the rule
+    with probability 0.1 % at most in each step.
     """
 
     name = "reward_only"
@@ -316,27 +320,27 @@ class RewardOnly(OfReward):
         if more > _ONE_SIDED * spread or more + SURE * spread >= self.GAIN:
             return None
         return (
-            f"over {len(rewards)} steps the reward rises by {gained:.2g} to {fmean(rewards[-PATIENCE:]):.3g} and "
-            f"success goes from {fmean(successes[: len(successes) // 3]):.0%} to "
-            f"{fmean(successes[-(len(successes) // 3) :]):.0%}; a gain of {100 * self.GAIN:.0f} points would have been "
-            "seen"
+            f"Over {len(rewards)} steps the reward rose by {gained:.2g} to {fmean(rewards[-PATIENCE:]):.3g}, but "
+            f"success went from {percent(fmean(successes[: len(successes) // 3]))} to "
+            f"{percent(fmean(successes[-(len(successes) // 3) :]))} (a gain of {100 * self.GAIN:.0f} points would have "
+            "been detected), so the judge rewards something else"
         )
 
 
 def _gain_of_thirds(values: Sequence[float]) -> tuple[float, float]:
-    """Return by how much the last third's mean exceeds the first third's, and the standard error of that."""
+    """Return the difference between the means of the last and the first third, and its standard error."""
     n = len(values) // 3
     first, end = values[:n], values[-n:]
     return fmean(end) - fmean(first), math.hypot(stdev(first), stdev(end)) / math.sqrt(n)
 
 
 def _is_below(one: Validated, other: Validated) -> bool:
-    """Whether a validation is below another beyond chance (one-sided 5 %)."""
+    """Return whether a validation is below another one beyond chance (one-sided 5 %)."""
     return other.success - one.success > _ONE_SIDED * math.hypot(one.error, other.error)
 
 
 class AtValidations(Told):
-    """A rule that counts validations; those before training, and a warm start, are one."""
+    """A rule that compares validations; those before training and after a warm start count as one."""
 
     def __init__(self) -> None:
         self._validations: list[Validated] = []
@@ -374,17 +378,17 @@ class AtValidations(Told):
 
     @abstractmethod
     def compare(self, validations: Sequence[Validated]) -> str | None:
-        """What is wrong, if anything is, of two or more validations."""
+        """Return a message if two or more validations show a problem."""
 
 
 class NoProgress(AtValidations):
-    """Neither success in validation nor the reward in training has risen, and a gain of 15 points would have been seen.
+    """Neither validation success nor the training reward has risen, and a gain of 15 points would have been detected.
 
-    Error rate: a run that gained 15 points is accused with probability 5 % at most in each validation.
+    The rule needs two validations after the first and 60 steps: the gain along the line that fits all validations is
+    within chance (one-sided 5 %), its upper 95 % bound is below 15 points, and the reward has no rising trend (5 %). It
+    is silent if success is above 85 %, and if several policies play against each other.
 
-    After two validations beyond the first and 60 steps: the gain along the line that fits all validations is within
-    chance (one-sided 5 %), its upper 95 % bound is below 15 points, and the reward has no rising trend (5 %).  Not
-    where success is so high that 15 points are not left, nor where several policies play each other.
+    Error rate: a run that gained 15 points triggers the rule with probability 5 % at most in each validation.
     """
 
     name = "no_progress"
@@ -400,26 +404,27 @@ class NoProgress(AtValidations):
             return None
         of = "" if now.tasks is None else f" of {now.tasks:.0f} tasks"
         return (
-            f"success does not move: {validations[0].success:.1%} at first, {now} after {self._steps} steps"
-            f"{self._at_rate}; nor does the reward. After {after} validations{of} a gain of {100 * GAIN:.0f} points "
-            "would have been seen"
+            f"Neither success nor the reward rises: success was {percent(validations[0].success, 1)} at first and is "
+            f"{now} after {self._steps} steps{self._at_rate}; {after} validations{of} would have detected a gain of "
+            f"{100 * GAIN:.0f} points"
         )
 
 
 class TrainOnly(AtValidations):
-    """Success in training is far above success in validation, or rises while validation does not.
+    """Training success is far above validation success, or rises while validation success does not.
 
-    It rises: the means of the first and the last ten steps are compared with the first validation and this one.
-    Training gained 15 points, and 15 more and twice as much as validation, beyond chance; it is 5 points above
-    validation now, beyond chance too (5 %), for a policy that answers its validation greedily is ahead there at first;
-    and the training reward has a rising trend.  Not where validation fell from its best back to its start (5 %): a
-    policy that lost its weights just before a validation looks the same.
+    Rises: the means of the first and the last ten steps are compared with the first validation and the current one.
+    Training gained 15 points, and 15 points more and twice as much as validation, beyond chance; it is now 5 points
+    above validation, also beyond chance (5 %), because greedy validation is ahead at first; and the training reward has
+    a rising trend. Not if validation fell from its best back to its start (5 %): a policy that lost its weights just
+    before a validation shows the same numbers.
 
-    It is above: success of the training steps between this validation and the one before is 30 points above the higher
-    of the two, beyond chance.  That can be so from the first step on, and needs no rise.
+    Far above: success of the training steps between this validation and the previous one is 30 points above the higher
+    of the two, beyond chance. This can be the case from the first step and needs no rise.
 
-    Error rate: a z-test at 1 % over the number of validations for each (Bonferroni).  Between two validations the
-    standard error comes from the spread of the training steps, five at least, and the larger of both validations.
+    Error rate: a z-test at 1 % over the number of validations for each (Bonferroni). Between two validations the
+    standard error comes from the spread of the training steps, at least five, and the larger error of the two
+    validations.
     """
 
     name = "train_only"
@@ -453,9 +458,9 @@ class TrainOnly(AtValidations):
         if ahead < self.FAR or p >= 0.01 / (len(validations) - 1):
             return None
         return (
-            f"success in training is {fmean(between):.0%} between steps {before.step} and {now.step}, in validation "
-            f"{before.success:.1%} and {now} (p = {p:.1g}): their tasks, tools or judges differ, or what is learned "
-            "does not carry over"
+            f"Success in training is {percent(fmean(between))} between steps {before.step} and {now.step}, but "
+            f"{percent(before.success, 1)} and {now} in validation (p = {p:.1g}), so tasks, tools or judges of the "
+            "splits differ, or the policy does not generalize"
         )
 
     def _rises(self, validations: Sequence[Validated]) -> str | None:
@@ -474,19 +479,20 @@ class TrainOnly(AtValidations):
         if p >= 0.01 / (len(validations) - 1) or above <= _ONE_SIDED or self._trend() <= SIGNIFICANT:
             return None
         return (
-            f"success in training rose from {before:.0%} to {after:.0%}, in validation it went from "
-            f"{first.success:.1%} to {now} (p = {p:.1g}): less than half of what is learned carries over"
+            f"Success in training rose from {percent(before)} to {percent(after)}, but went from "
+            f"{percent(first.success, 1)} to {now} in validation (p = {p:.1g}), so less than half of the gain "
+            "generalizes"
         )
 
 
 class SameAnswer(Told):
-    """Nine of ten validation tasks get the same answer, token by token, and success is below 90 %.
+    """90 % of the validation tasks get the same answer, token by token, and success is below 90 %.
 
-    A policy that answers different tasks alike does not read them.  Sampled numbers can look healthy meanwhile: greedy
-    answers are equal long before the entropy is low, and a frequent right answer counts as success.  The share is
-    ``val/same_answer``, over 20 tasks at least.
+    A policy that gives different tasks the same answer does not read them. Sampled metrics can look healthy meanwhile:
+    greedy answers become equal long before the entropy is low, and a frequent correct answer counts as success. The
+    share is ``val/same_answer``, over at least 20 tasks.
 
-    Error rate: with 20 tasks, a true share of one half gives nine of ten in 0.02 % of the cases.
+    Error rate: with 20 tasks, a true share of one half gives 90 % in 0.02 % of the cases.
     """
 
     name = "same_answer"
@@ -502,17 +508,18 @@ class SameAnswer(Told):
         if tasks < self.TASKS or share < self.SHARE or success >= SOLVED:
             return ""
         return (
-            f"{share:.0%} of {tasks:.0f} validation tasks get the same answer, token by token; success is {success:.0%}"
+            f"{percent(share)} of {tasks:.0f} validation tasks get the same answer, token by token, and success is "
+            f"{percent(success)}, so the policy does not read the task"
         )
 
 
 class WorseThanBest(AtValidations):
-    """Success in validation is below its best, the start included, by 5 points at least and beyond chance.
+    """Validation success is at least 5 points below its best, including the start, beyond chance.
 
-    Twice in a row by a z-test at 1 % over the number n of validations before, since the best of many is high by luck
-    (Bonferroni), or once at 0.1 % over n², since there are as many looks.
+    Twice in a row by a z-test at 1 % over the number n of validations before, because the best of many is high by luck
+    (Bonferroni), or once at 0.1 % over n², because the test is repeated as often.
 
-    Error rate: below 1 % over n in each validation, and 0.2 % in all for the second test.
+    Error rate: below 1 % over n in each validation, and 0.2 % in total for the second test.
     """
 
     name = "worse_than_best"
@@ -532,20 +539,20 @@ class WorseThanBest(AtValidations):
         return self.say(validations[0], best, now, p)
 
     def say(self, first: Validated, best: Validated, now: Validated, p: float) -> str | None:
-        """What is wrong with success that fell."""
-        start = "where it started" if best is first else f"it started at {first.success:.1%}"
-        was = f"was {best.success:.1%} at step {best.step} ({start})"
-        return f"success in validation is {now}{self._at_rate}, and {was}: p = {p:.1g}"
+        """Return the message for success that fell."""
+        start = "the start" if best is first else f"the start was {percent(first.success, 1)}"
+        was = f"{percent(best.success, 1)} at step {best.step} ({start})"
+        return f"Success in validation fell from {was} to {now}{self._at_rate} (p = {p:.1g}), so the policy got worse"
 
 
 class RewardHacking(WorseThanBest):
-    """The training reward rises, and success on held-out tasks, or another judge's opinion, falls: both beyond chance.
+    """The training reward rises while held-out success, or another judge's metric, falls, both beyond chance.
 
-    The reward has to have a rising trend (Mann and Kendall, one-sided 1 %) since the best validation, below which
-    success has to be as `worse_than_best` says.  Success in training must not rise with it: then the same judge finds
-    more successes where it trains, which is no evidence against the judge (`train_only`).  But where training counts
-    nine of ten as successes and validation one of ten, the reward's sign may be swapped in training.  A metric that
-    `sentinel.held_out` names has to have a falling trend over the last 40 steps, over which the reward rises.
+    The reward has to have a rising trend (Mann-Kendall, one-sided 1 %) since the best validation, and success has to be
+    below that validation as `worse_than_best` requires. If success in training rises too, the same judge finds more
+    successes in training, which is not evidence against the judge (`train_only`). Exception: if training counts 90 % as
+    successes and validation 10 %, the sign of the training reward may be swapped. A metric of `sentinel.held_out` has
+    to have a falling trend over the last 40 steps in which the reward rises.
 
     Error rate: that of `worse_than_best`, times 1 % for the trend. For `held_out` both trends are tested at 0.1 % in
     every step; steps share most of their window.
@@ -557,7 +564,10 @@ class RewardHacking(WorseThanBest):
     WINDOW, ENOUGH = 40, 20
 
     def __init__(self, held_out: Sequence[str] = ()) -> None:
-        """:param held_out: metrics that should not fall while the reward rises."""
+        """Create the rule.
+
+        :param held_out: metrics that should not fall while the reward rises.
+        """
         super().__init__()
         self._others = {name: last(self.WINDOW) for name in held_out}
 
@@ -573,8 +583,8 @@ class RewardHacking(WorseThanBest):
             up, down = trend(rewards), trend(values)
             if len(values) >= self.ENOUGH and up > SURE and -down > SURE:
                 verdict = (
-                    f"over the last {len(values)} steps the reward rises (trend z = {up:.1f}, now {rewards[-1]:.3g}) "
-                    f"and {name} falls (z = {down:.1f}, now {value:.3g})"
+                    f"Over the last {len(values)} steps the reward rises (trend z = {up:.1f}, now {rewards[-1]:.3g}) "
+                    f"while {name} falls (z = {down:.1f}, now {value:.3g}), so the policy may exploit the judge"
                 )
         return verdict
 
@@ -586,23 +596,26 @@ class RewardHacking(WorseThanBest):
         swapped = training >= SOLVED and now.success <= 1 - SOLVED
         risen = trend([success for step, success in self._successes if step > best.step]) > SIGNIFICANT
         if risen and not swapped:
-            return None  # by the same judge training succeeds more often: no evidence against the judge
-        hint = f"; {training:.0%} count as successes in training: is the reward's sign swapped?" if swapped else ""
+            return None  # the same judge finds more successes in training: not evidence against the judge
+        hint = (
+            f"the sign of the reward may be swapped ({percent(training)} count as successes in training)"
+            if swapped
+            else "the policy may exploit the judge"
+        )
         return (
-            f"success in validation fell from {best.success:.1%} (step {best.step}) to {now} (p = {p:.1g}) while the "
-            f"training reward rose (trend z = {up:.1f}){hint}"
+            f"Success in validation fell from {percent(best.success, 1)} (step {best.step}) to {now} (p = {p:.1g}) "
+            f"while the training reward rose (trend z = {up:.1f}), so {hint}"
         )
 
 
 class InvalidRising(Told):
-    """A growing share of what the policy says is of no use (`unusable`): of five steps 10 points more than of the first
-    ten, beyond chance.
+    """The share of unusable answers (`unusable`) rises by 10 points after the first ten steps, beyond chance.
 
-    A limit is none of it while success rises, for answers may well grow that succeed more often, nor where `cut_off`
-    reports it from the start.  A limit that is missing in a step was not met; any other number needs all of the first
-    ten steps as its baseline.
+    The means of the first ten and the last five steps are compared. Limits do not count while success rises, because
+    answers that succeed more often may grow, nor if `cut_off` reports them from the start. A limit that is missing in a
+    step was not reached; any other metric needs all of the first ten steps as its baseline.
 
-    Error rate: Fisher's exact test at 0.1 % for each number, evaluated in every step; steps share most of their window.
+    Error rate: Fisher's exact test at 0.1 % for each metric, evaluated in every step; steps share most of their window.
     """
 
     name = "invalid_rising"
@@ -630,17 +643,22 @@ class InvalidRising(Told):
             if is_limit and (longer or was > CutOff.SHARE):
                 continue
             if now - was >= self.MORE and exact_tail((was * m, m), (now * n, n)) < self.P:
-                risen.append(f"{name} rose from {was:.0%} to {now:.0%}")
-        return f"{'; '.join(risen)} (means of the first ten steps and the last five)" if risen else None
+                risen.append(f"{name} rose from {percent(was)} to {percent(now)}")
+        if not risen:
+            return None
+        return f"More answers cannot be used: {'; '.join(risen)} (means of the first ten steps and the last five)"
 
 
 NO_USE = re.compile(r"(workflow|judge)/(.*[/_])?(unreadable|unclear|unparsed|invalid|illegal|malformed)")
-"""The names under which a workflow or judge counts what it cannot use."""
+"""Names under which a workflow or judge counts answers that it cannot use."""
 
 
 def unusable(facts: StepFacts) -> dict[str, float]:
-    """Shares of what the policy says that are of no use: what a limit ends, what is counted under a name of `NO_USE`,
-    and answers that are not boxed (``judge/boxed``)."""
+    """Return the shares of unusable answers by name.
+
+    These are answers that a limit ended, metrics with a name that matches `NO_USE`, and answers that are not boxed
+    (``judge/boxed``).
+    """
     told = {name: facts.get(name) for name in facts.row if name.startswith(CutOff.PREFIX) or NO_USE.fullmatch(name)}
     boxed = facts.get("judge/boxed")
     told["answers without a box"] = None if boxed is None else 1 - boxed

@@ -1,7 +1,7 @@
-"""What a rule is: it looks at one step's numbers after another, and says what is wrong, if anything is.
+"""The interface of a rule: it reads the metrics of one step after another and returns a message if something is wrong.
 
-A rule sees nothing but the rows of ``metrics.jsonl``, in their order, and what the experiment has settled before it
-began.  So what it says depends on that file alone, and a run that is resumed goes on exactly where it was.
+Invariant: a rule reads only the rows of ``metrics.jsonl``, in order, and settings that are fixed before the run starts.
+Its alarms therefore depend on that file alone, and a resumed run continues with the same state.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ from typing import ClassVar, Literal
 
 Severity = Literal["warning", "error"]
 Verdict = str | None
-"""What is wrong; empty: nothing is; None: this row does not tell."""
+"""A message if something is wrong, an empty string if not, None if the row lacks the metrics that the rule needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepFacts:
-    """A row of numbers as a rule sees it."""
+    """The metrics of one row, as a rule reads them."""
 
     step: int
     row: Mapping[str, float | None]
-    """As in ``metrics.jsonl``; None where a number was not finite."""
+    """The row of ``metrics.jsonl``; None for values that are not finite."""
     policy: str = ""
-    """The policy that is looked at, where the run trains several."""
+    """The monitored policy, in runs that train several."""
     max_staleness: int | None = None
-    """Updates that the weights which generate may be behind, as the backbone says; None: it does not say."""
+    """Largest age of the generating weights in updates, as stated by the backbone; None if it states no bound."""
     grad_clip: float = 1.0
     """`optim.grad_clip` of the run."""
 
     def get(self, name: str) -> float | None:
-        """A number of the step; None where there is none, or none that is finite."""
+        """Return a metric of the step; None if it is missing or not finite."""
         value = self.row.get(name)
         return value if value is not None and math.isfinite(value) else None
 
     def own(self, name: str) -> float | None:
-        """As `get`, of the policy that is looked at."""
+        """Return a metric of the monitored policy, as `get` does."""
         return self.get(self._own(name))
 
     def is_broken(self, name: str) -> bool:
-        """Whether the policy's number is there, and not finite."""
+        """Return whether the policy's metric is present but not finite."""
         return self._own(name) in self.row and self.own(name) is None
 
     @property
     def who(self) -> str:
-        """For a message: whose number it is."""
+        """Return a phrase that names the policy in a message, or an empty string."""
         return f" of the policy {self.policy}" if self.policy else ""
 
     def _own(self, name: str) -> str:
@@ -54,21 +54,21 @@ class StepFacts:
 
 
 class Rule(ABC):
-    """One thing that can go wrong. An instance watches one run, or one policy of it."""
+    """A condition that indicates a problem. An instance monitors one run, or one policy of it."""
 
     name: ClassVar[str]
     severity: ClassVar[Severity] = "warning"
     per_policy: ClassVar[bool] = False
-    """Whether each policy is watched by itself."""
+    """Whether each policy is monitored separately."""
     advice: ClassVar[str]
-    """What to do next: a sentence without its full stop."""
+    """What to do next, without the final period."""
     explains: ClassVar[tuple[str, ...]] = ()
-    """Rules whose complaints follow from this one's, so while it holds they are no alarms of their own."""
+    """Rules whose alarms follow from this one and are suppressed while it holds."""
 
     @abstractmethod
     def see(self, facts: StepFacts) -> Verdict:
-        """Look at the next training step."""
+        """Return the verdict on the next training step."""
 
     def validated(self, facts: StepFacts) -> Verdict:
-        """Look at the next validation."""
+        """Return the verdict on the next validation."""
         return None

@@ -1,7 +1,6 @@
-"""The rules: is there anything to learn from, does the engine serve what is trained, what becomes of the policy and
-of the run.
+"""Rules about the learning signal, the engine, the policy and the episodes of a run.
 
-Three principles hold for every rule. A rule that compares with earlier steps needs a baseline, and a missing baseline
+Three principles apply to every rule. A rule that compares with earlier steps needs a baseline, and a missing baseline
 is not 0. A rule that reads a share or a mean uses a test with a stated error rate, not a threshold on a few
 observations. A rule that names a cause has evidence for it; otherwise its advice lists what to check.
 """
@@ -24,6 +23,7 @@ from astuner_report.sentinel.statistics import (
     exact_tail,
     lower_bound,
     normal_tail,
+    percent,
     trend,
     two_proportions,
 )
@@ -31,11 +31,11 @@ from astuner_report.sentinel.statistics import (
 __all__ = ["FIRST", "Lasting", "normal_tail", "trend", "two_proportions"]
 
 PATIENCE = 5
-"""Steps in a row for which a state must last that is ordinary now and then, in small batches most of all."""
+"""Consecutive steps for which a state must last if it is normal from time to time, especially in small batches."""
 SOLVED = 0.9
-"""Success above which a policy may well be sure of itself."""
+"""Success rate from which on a low entropy is expected."""
 WARM_UP = 10
-"""Steps that a run's own start is taken from, for a rule that compares with it."""
+"""Number of first steps that form the baseline of a run."""
 
 
 _EQUAL = 1e-9
@@ -48,20 +48,19 @@ _WORDS: Mapping[str, Mapping[str, Any]] = yaml.safe_load(
 
 
 EXPLAINS: Mapping[str, Collection[str]] = {name: words.get("explains", ()) for name, words in _WORDS.items()}
-"""Rule, or what is said of the tasks before the first step -> the rules whose complaints follow from it."""
+"""Rule, or alarm about the tasks before the first step -> the rules whose alarms follow from it."""
 
 
 class Told(Rule):
-    """A rule whose advice, severity and reach stand in ``rules.yaml``, and that says nothing of rows without its
-    numbers."""
+    """A rule with its advice, severity and scope in ``rules.yaml``, which skips rows without its required metrics."""
 
     needs: tuple[str, ...] = ()
-    """The metrics that it cannot do without; of the policy that is looked at."""
+    """Metrics that the rule requires, of the monitored policy."""
     judge: Callable[..., str | None]
-    """What is wrong, if anything is, of the facts and the numbers that it needs."""
+    """Return a message if something is wrong, from the step's facts and the required metrics."""
 
     def __init_subclass__(cls) -> None:
-        for name, value in _WORDS.get(getattr(cls, "name", ""), {}).items():  # one of somebody else may be made of ours
+        for name, value in _WORDS.get(getattr(cls, "name", ""), {}).items():  # a user's rule may extend a built-in one
             setattr(cls, name, value)
 
     def see(self, facts: StepFacts) -> Verdict:
@@ -70,28 +69,34 @@ class Told(Rule):
 
 
 class Lasting:
-    """For how many steps in a row something has been so."""
+    """Counts the consecutive steps in which a condition is true."""
 
     def __init__(self, patience: int = PATIENCE, *, least: float = 0) -> None:
-        """:param least: observations that these steps must have together."""
+        """Create a counter that starts at 0.
+
+        :param least: number of observations that these steps must contain together.
+        """
         self._patience, self._least = patience, least
         self.steps, self.observed = 0, 0.0
 
     def __call__(self, is_so: bool, observed: float = 0) -> bool:
-        """Count a step; whether it has been so for long enough.
+        """Count a step and return whether the condition has been true for long enough.
 
-        :param observed: observations of the step.
+        :param observed: number of observations in the step.
         """
         self.steps, self.observed = (self.steps + 1, self.observed + observed) if is_so else (0, 0.0)
         return self.steps >= self._patience and self.observed >= self._least
 
 
 class Pooled:
-    """Sums over the latest steps, as many as are needed for enough observations."""
+    """Sums over as many of the latest steps as are needed for enough observations."""
 
     def __init__(self, least: float, *, steps: int = PATIENCE, most: int = 60) -> None:
-        """:param least: observations that the steps must have together.
-        :param steps: steps at least; :param most: steps at most.
+        """Create an empty pool.
+
+        :param least: number of observations that the steps must contain together.
+        :param steps: minimum number of steps.
+        :param most: maximum number of steps.
         """
         self._least, self._steps = least, steps
         self._rows: deque[tuple[float, ...]] = deque(maxlen=most)
@@ -115,13 +120,13 @@ DEFAULT_GROUP = 8
 
 
 def groups_of(facts: StepFacts) -> float:
-    """Return the number of groups of a step; in a row of an older run, as if groups had the default size."""
+    """Return the number of groups of a step; in rows of older runs, derive it from the default group size."""
     groups = facts.get("rollout/groups")
     return groups if groups is not None else max(1.0, (facts.get("rollout/episodes") or 0.0) / DEFAULT_GROUP)
 
 
 class Start:
-    """The median of a run's first values, once there are enough of them."""
+    """The median of a run's first values."""
 
     def __init__(self, n: int = WARM_UP) -> None:
         self._n = n
@@ -129,7 +134,7 @@ class Start:
         self.value: float | None = None
 
     def __call__(self, value: float) -> float | None:
-        """Take one more value in; the start, or None while it is being measured, this value included."""
+        """Add a value and return the baseline, or None while it is being measured (this value included)."""
         if self.value is None:
             self._values.append(value)
             if len(self._values) == self._n:
@@ -139,16 +144,16 @@ class Start:
 
 
 def last(n: int) -> deque[float]:
-    """The last ``n`` values."""
+    """Return an empty queue for the last ``n`` values."""
     return deque(maxlen=n)
 
 
 class ZeroVariance(Told):
-    """Every reward of a step is the same, five steps in a row, of 40 episodes or more.
+    """All rewards are equal for five consecutive steps with 40 episodes or more.
 
-    A comparison of equal rewards gives advantages of 0, so nothing is learned (Shao et al. 2024, equation of GRPO; TRL
-    logs it as ``frac_reward_zero_std``).  One such step is ordinary in a batch of a few groups.  Where every episode
-    succeeded the tasks are solved, which is no fault: the step's line on the console says so.
+    Equal rewards give advantages of 0, so nothing is learned (Shao et al. 2024, equation of GRPO; TRL logs this as
+    ``frac_reward_zero_std``). A single such step is normal in a batch of a few groups. If every episode succeeded, the
+    tasks are solved and no alarm is raised; the step's console line reports it.
 
     Error rate: if a fifth of the episodes gets another reward, 40 in a row are equal with probability 0.8^40 = 0.01 %.
     """
@@ -166,19 +171,23 @@ class ZeroVariance(Told):
         if not self._lasts(is_equal, math.inf if episodes is None else episodes):
             return None
         success = facts.get("success/mean")
-        unsolved = f", and success is {success:.0%}" if high >= 1 - _EQUAL and success is not None else ""
-        return f"all rewards{facts.who} of the last {self._lasts.steps} steps are {high:g}{unsolved}"
+        unsolved = f" and success is {percent(success)}" if high >= 1 - _EQUAL and success is not None else ""
+        what = f"All rewards{facts.who} of the last {self._lasts.steps} steps are {high:g}{unsolved}"
+        return f"{what}, so the policy gets no learning signal"
 
 
 class NothingToLearn(Told):
-    """More than three quarters of the groups have equal rewards and are not solved; or all of them have, while success
-    is below 90 %; or no agent that speaks with the policy said anything that can be trained on, for five steps.
+    """Too few groups have a learning signal.
 
-    Such groups cost tokens and teach nothing (DAPO, Yu et al. 2025, section 3.2, draws again instead).  Solved groups
-    are at most as many as success says, so the share of unsolved groups without a signal is at least the share of
-    groups without one, less success.  Pooled over the latest 160 groups, of ten steps at least and 60 at most, so that
-    a step with a signal now and then hides nothing; or over 40 groups of five steps, if all have equal rewards.  Where
-    `zero_variance` explains it, this rule is silent.
+    The rule fires when more than three quarters of the groups have equal rewards and are not solved; when all groups
+    have equal rewards while success is below 90 %; or when no agent of the policy generated a trainable token for five
+    steps.
+
+    Groups with equal rewards cost tokens and teach nothing (DAPO, Yu et al. 2025, section 3.2, resamples instead). The
+    success rate bounds the share of solved groups, so the share of unsolved groups without a signal is at least the
+    share of groups without a signal minus success. The shares are pooled over the latest 160 groups from 10 to 60
+    steps, so a single step with a signal does not reset them; if all rewards are equal, over 40 groups from five steps.
+    The rule is silent where `zero_variance` applies.
 
     Error rate: Wilson's lower bound of the share (one-sided 0.1 %) has to be above 75 %. If a sixth of the groups has a
     signal, 40 in a row have none in 0.07 % of the cases.
@@ -196,8 +205,8 @@ class NothingToLearn(Told):
     def judge(self, facts: StepFacts, zero: float) -> str | None:
         low, high = facts.own("adv/reward_min"), facts.own("adv/reward_max")
         if self._speechless(zero == 1 and high is None):
-            who = f"no agent that speaks with the policy {facts.policy} has" if facts.policy else "no agent has"
-            return f"in the last {self._speechless.steps} steps {who} said anything that can be trained on"
+            who = f"No agent of the policy {facts.policy}" if facts.policy else "No agent"
+            return f"{who} generated a trainable token in the last {self._speechless.steps} steps"
         groups, equal = groups_of(facts), facts.get("adv/zero_group_frac")
         share = zero if zero == 1 or equal is None else min(zero, equal)
         solved = facts.get("success/mean") or 0.0
@@ -206,23 +215,26 @@ class NothingToLearn(Told):
         if low is not None and high is not None and high - low <= _EQUAL:
             return None  # `zero_variance` reports it
         if every and math.isclose(every[0], every[1]) and every[2] < SOLVED * every[0]:
-            return f"all advantages{facts.who} of the last {every[0]:.0f} groups are 0: rewards within each are equal"
+            return (
+                f"All advantages{facts.who} of the last {every[0]:.0f} groups are 0, because rewards within each group "
+                "are equal, so the policy learns nothing"
+            )
         if most and lower_bound(most[3], most[0]) > self.SHARE:
             return (
-                f"{most[1] / most[0]:.0%} of the groups of the last steps have equal rewards{facts.who} and success is "
-                f"{most[2] / most[0]:.0%}, so nearly all that is generated teaches nothing"
+                f"{percent(most[1] / most[0])} of the latest groups have equal rewards{facts.who} and success is "
+                f"{percent(most[2] / most[0])}, so most generated tokens teach nothing"
             )
         return None
 
 
 class EmptyMasks(Told):
-    """Scored episodes without a single trained token: at once when it is all of them, after five steps when half are.
+    """Scored episodes contain no trained token: immediately if this affects all, after five steps if it affects half.
 
-    Then the loss is a sum over nothing.  It happens when an agent does not ask the model that it was given, when its
-    clients go away before the answer, or when all that speaks has ``train: false``.
+    The loss is then a sum over nothing. This happens when an agent does not call the model that it was given, when
+    clients disconnect before the reply arrives, or when all agents that generate have ``train: false``.
 
-    Error rate: all of a step's generated tokens are counted, so the first is a fact. Half are pooled over 40 episodes;
-    a true share of a quarter gives that by chance in 0.02 % of the cases.
+    Error rate: all generated tokens of a step are counted, so the first condition is exact. The second is pooled over
+    40 episodes; a true share of a quarter triggers it in 0.02 % of the cases.
     """
 
     name = "empty_masks"
@@ -237,22 +249,25 @@ class EmptyMasks(Told):
         episodes = facts.get("rollout/episodes") or float(self.EPISODES)
         pooled = self._recent(episodes, share * episodes)
         if tokens == 0 and share == 1 and generated:
-            return f"none of {generated:,.0f} generated tokens is in a loss mask: there is nothing to train"
+            return f"None of {generated:,.0f} generated tokens is in a loss mask, so nothing can be trained"
         if pooled is not None and pooled[1] >= self.SHARE * pooled[0]:
-            return f"{pooled[1]:.0f} of the last {pooled[0]:.0f} scored episodes have no token in a loss mask"
+            return (
+                f"{pooled[1]:.0f} of the last {pooled[0]:.0f} scored episodes are not trained on, because none of "
+                "their tokens is in a loss mask"
+            )
         return None
 
 
 class StaleWeights(Told):
-    """Weights that generate are older than the backbone says they may be, or do not get newer although it trains.
+    """The generating weights are older than the backbone allows, or do not advance although the model trains.
 
-    A backbone states its bound (0 where rollouts and training take turns).  Where it states none, new weights are
-    overdue after three times the longest that they took so far, and ten steps at least.  An engine that says it has
-    the new weights and serves the old ones is found by `logprob_drift`.
+    A backbone states its bound (0 if rollouts and training alternate). Without a bound, new weights are overdue after
+    three times the longest interval so far, and at least ten steps. `logprob_drift` detects an engine that reports new
+    weights but serves old ones.
     """
 
     name = "stale_weights"
-    needs = ("policy_version", "staleness/max")  # not there where the engine cannot know
+    needs = ("policy_version", "staleness/max")  # missing if the engine does not report versions
     OVERDUE = 10
 
     def __init__(self) -> None:
@@ -263,11 +278,11 @@ class StaleWeights(Told):
     def judge(self, facts: StepFacts, newest: float, oldest: float) -> str | None:
         if facts.max_staleness is not None and oldest > facts.max_staleness:
             return (
-                f"weights that generated are {oldest:.0f} updates behind those that are trained, and at most "
-                f"{facts.max_staleness} is what this backbone says"
+                f"The engine generated with weights that are {oldest:.0f} updates older than the trained ones, but "
+                f"this backbone allows at most {facts.max_staleness}"
             )
         if facts.get("nothing_learnable") == 1:
-            return None  # the weights did not change, so there is nothing to get
+            return None  # the weights did not change, so no new version is due
         if newest > self._newest:
             self._longest = max(self._longest, self._since) if self._newest >= 0 else 1
             self._newest, self._since = newest, 1
@@ -275,24 +290,26 @@ class StaleWeights(Told):
         self._since += 1
         if self._since > max(self.OVERDUE, 3 * self._longest):
             return (
-                f"for {self._since} steps everything was generated by weights of version {newest:.0f} or older, though "
-                f"they are trained; they got newer every {self._longest} steps at most before"
+                f"The engine has generated with weights of version {newest:.0f} or older for {self._since} steps, "
+                f"although training continues (before: at most {self._longest} steps between versions)"
             )
         return None
 
 
 class LogprobDrift(Told):
-    """Rollout and trainer disagree about the same tokens by 0.1 nats on average for three steps, or ten times as much
-    as at the start of the run (and 0.01 at least), or by 10 nats about some token in five steps.
+    """Rollout and trainer disagree about the log-probabilities of the same tokens.
 
-    The rule of thumb: training is stable while the KL divergence between them is below 0.01 (Thinking Machines, Tinker
-    documentation, "RL hyperparameters").  With d = log p - log q on sampled tokens, KL is about E[d²] / 2 (Schulman
-    2020, k2), at least (E|d|)² / 2, and (E|d|)² where d is spread exponentially; so ``kl/mismatch_mean`` of 0.1 is a
-    KL of about 0.01.  In float32 it stays below 1e-5; a probability that differs by 0.003 is usual in bfloat16 and one
-    by 0.012 with fp8 rollouts.  A token off by 10 nats is impossible to one side (ratio 22,000); one of them may be a
-    rare token's rounding, one in each of five steps is not.
+    The rule fires when they differ by 0.1 nats on average for three steps, by ten times as much as at the start of the
+    run (and at least 0.01), or by 10 nats for some token in five steps.
 
-    Where weights are allowed to be old, their age is part of the difference, so there only the growth counts.
+    Rule of thumb: training is stable while the KL divergence between them is below 0.01 (Thinking Machines, Tinker
+    documentation, "RL hyperparameters"). With d = log p - log q on sampled tokens, KL is about E[d²] / 2 (Schulman
+    2020, k2), at least (E|d|)² / 2, and (E|d|)² if d has an exponential distribution; a ``kl/mismatch_mean`` of 0.1
+    therefore corresponds to a KL of about 0.01. In float32 it stays below 1e-5; a difference in probability of 0.003 is
+    normal in bfloat16 and 0.012 with fp8 rollouts. A token that is off by 10 nats is impossible for one side (ratio
+    22,000): once may be rounding of a rare token, in each of five steps is not.
+
+    If weights may be old, their age contributes to the difference, so only its growth counts in such steps.
     """
 
     name = "logprob_drift"
@@ -306,7 +323,7 @@ class LogprobDrift(Told):
 
     def see(self, facts: StepFacts) -> Verdict:
         if facts.is_broken("kl/mismatch_mean"):
-            return "the difference between rollout's and trainer's log-probabilities is not a finite number"
+            return "The difference between the log-probabilities of rollout and trainer is not a finite number"
         return super().see(facts)
 
     def judge(self, facts: StepFacts, mean: float) -> str | None:
@@ -315,19 +332,24 @@ class LogprobDrift(Told):
         far = self._far(fresh and mean >= self.MEAN)
         grown = self._grown(start is not None and mean >= max(self.FLOOR, self.GROWTH * start))
         impossible = self._max(fresh and (most or 0.0) >= self.MOST)
-        said = f"log-probabilities of rollout and trainer{facts.who} differ by {mean:.3g} on average"
+        said = f"Log-probabilities of rollout and trainer{facts.who} differ by {mean:.3g} on average"
         if far:
-            return f"{said}, {self.MEAN:g} or more for {self._far.steps} steps (a KL of about {mean * mean:.2g})"
-        if grown and start is not None:
-            return f"{said}, and by {start:.2g} at the start of the run"
-        if impossible:
-            return f"{said}, and by {most:.3g} at some token ({self.MOST:g} or more for {self._max.steps} steps)"
-        return None
+            reason = f"{self.MEAN:g} or more for {self._far.steps} steps (a KL of about {mean * mean:.2g})"
+        elif grown and start is not None:
+            reason = f"compared with {start:.2g} at the start of the run"
+        elif impossible:
+            reason = f"by up to {most:.3g} for one token ({self.MOST:g} or more for {self._max.steps} steps)"
+        else:
+            return None
+        return f"{said}, {reason}, so updates use wrong probabilities"
 
 
 class OfEntropy(Told):
-    """A rule about the entropy per token: of what is sampled (``rollout/entropy``), so it is known in steps with equal
-    rewards, too; in rows of an older run, of what is trained (``entropy``)."""
+    """A rule about the entropy per token.
+
+    It reads the entropy of sampled tokens (``rollout/entropy``), which is also known in steps with equal rewards; in
+    rows of older runs, that of trained tokens (``entropy``).
+    """
 
     NAMES = ("rollout/entropy", "entropy")
 
@@ -338,16 +360,15 @@ class OfEntropy(Told):
 
 
 class EntropyCollapse(OfEntropy):
-    """Entropy at a tenth of the run's start, or below 0.002 nats, for five steps and 1,000 tokens, while success in
-    these is below 90 %.
+    """The entropy is a tenth of the baseline, or below 0.002 nats, while success is below 90 %.
 
-    Without entropy nothing is explored, and reward is bounded by what is left of it (Cui et al. 2025, "The entropy
-    mechanism", R = -a e^H + b; DAPO's clip-higher is a remedy).  A policy that solves its tasks is rightly sure of
-    itself, and a small model on narrow tasks starts at 0.1 nats; so the comparison is with the run's own start, and
-    the absolute bound is where 500 tokens hold one choice between two.
+    It has to last for five steps and 1,000 tokens. Without entropy the policy explores nothing, and the remaining
+    entropy bounds the reward (Cui et al. 2025, "The entropy mechanism", R = -a e^H + b; DAPO's clip-higher is a
+    remedy). A policy that solves its tasks has a low entropy, and a small model on narrow tasks starts at 0.1 nats, so
+    the comparison is with the run's own baseline. At the absolute bound, 500 tokens contain one choice between two.
 
-    Error rate: where one token in 20 is a choice, 1,000 tokens hold 50 of them; that an unchanged policy makes a tenth
-    as many by chance has a probability below 1e-15 (Poisson).
+    Error rate: if one token in 20 is a choice, 1,000 tokens contain 50 of them; the probability that an unchanged
+    policy makes a tenth of that is below 1e-15 (Poisson).
     """
 
     name = "entropy_collapse"
@@ -365,19 +386,22 @@ class EntropyCollapse(OfEntropy):
         mean = fmean(self._success) if self._success else 0.0
         if not low or mean >= SOLVED:
             return None
-        was = f"it was {start:.3g} at the start" if start is not None else "it has been since the start"
-        return f"entropy{facts.who} is {entropy:.3g} nats for {self._low.steps} steps and success {mean:.0%}; {was}"
+        was = f"from {start:.3g} at the start" if start is not None else "since the start"
+        return (
+            f"Entropy{facts.who} is {entropy:.3g} nats for {self._low.steps} steps ({was}) while success is "
+            f"{percent(mean)}, so the policy hardly explores"
+        )
 
 
 class EntropyExplosion(OfEntropy):
-    """Entropy is 1 nat above the first step's, and half as large again, for five steps and 500 tokens.
+    """The entropy is 1 nat above the first step, and 1.5 times as high, for five steps and 500 tokens.
 
-    The first step is sampled from the weights before any update. One nat more is a policy that chooses among e times
-    as many tokens: reinforcement learning lowers entropy, or raises it by a fraction of that. Greedy answers can look
-    healthy meanwhile, because the most probable token hides what is below it.
+    The first step is sampled from the weights before any update. One more nat means that the policy chooses among e
+    times as many tokens; reinforcement learning lowers entropy, or raises it by a fraction of that. Greedy answers can
+    look correct meanwhile, because the most probable token hides the rest of the distribution.
 
-    Error rate: -log p of a token has a standard deviation of about its mean, 3 nats at most in practice, so the mean
-    of 500 tokens is off by 0.13 nats; the margin is seven times as large, and five steps have to exceed it.
+    Error rate: the standard deviation of -log p of a token is about its mean, at most 3 nats in practice, so the mean
+    of 500 tokens is off by 0.13 nats; the margin is seven times as large and has to be exceeded in five steps.
     """
 
     name = "entropy_explosion"
@@ -392,24 +416,24 @@ class EntropyExplosion(OfEntropy):
         if not self._high(entropy >= max(first + self.MORE, self.FACTOR * first), tokens):
             return None
         return (
-            f"entropy{facts.who} rose from {first:.3g} nats in the first step to {entropy:.3g} "
-            f"({self._high.steps} steps in a row)"
+            f"Entropy{facts.who} rose from {first:.3g} nats in the first step to {entropy:.3g} "
+            f"({self._high.steps} consecutive steps), so the policy drifts towards random text"
         )
 
 
 class DuplicateAnswers(Told):
-    """Attempts at one task are the same far more often than their own log-probabilities say, or nearly always.
+    """Attempts at a task are equal far more often than their log-probabilities predict, or nearly always.
 
-    An engine that is more alike than independent draws does not sample as it says: one seed for all, an answer that is
-    cached, a temperature of its own.  ``duplicates/evidence`` is the log-likelihood ratio of copying over sampling
-    (`astuner_report.duplicates`); its cumulative sum, which starts over at 0 (CUSUM, Page 1954), has to reach log
-    100,000.  When the attempts are as expected, and 90 % of the pairs of the latest 80 groups (of five steps at least)
-    are the same, with success below 90 %, the engine is right and the policy says always the same.
+    An engine whose samples repeat more often than independent draws does not sample as it reports: one seed for all
+    episodes, cached answers, or another temperature. ``duplicates/evidence`` is the log-likelihood ratio of copying to
+    sampling (`astuner_report.duplicates`); its cumulative sum, reset at 0 (CUSUM, Page 1954), has to reach log 100,000.
+    If attempts repeat as predicted and 90 % of the pairs of the latest 80 groups (from at least five steps) are equal
+    while success is below 90 %, the engine is correct and the policy always gives the same answer.
 
-    Error rate: an engine that samples as it says reaches that within n steps with a probability of n / 100,000 at most,
-    for any batch size (the likelihood ratios of all starting steps sum to n in expectation; Doob's inequality).  For
-    the policy, Wilson's lower bound (one-sided 0.1 %) has to be above 75 %.  Rows without ``duplicates/evidence`` get
-    it from the mean shares, a group counting as one comparison.
+    Error rate: an engine that samples as reported reaches the bound within n steps with probability n / 100,000 at
+    most, for any batch size (the likelihood ratios of all starting steps sum to n in expectation; Doob's inequality).
+    For the policy, Wilson's lower bound (one-sided 0.1 %) has to be above 75 %. For rows without
+    ``duplicates/evidence`` it is estimated from the mean shares, counting a group as one comparison.
     """
 
     name = "duplicate_answers"
@@ -424,7 +448,7 @@ class DuplicateAnswers(Told):
 
     def judge(self, facts: StepFacts, share: float, expected: float) -> str | None:
         if (facts.get("kl/mismatch_mean") or 0.0) >= LogprobDrift.MEAN:
-            return None  # the log-probabilities are not those that were sampled with
+            return None  # the log-probabilities do not describe the sampling distribution
         evidence = facts.get("duplicates/evidence")
         step = copying_evidence(share, expected, groups_of(facts)) if evidence is None else evidence
         self._sum = min(max(self._sum + step, 0.0), 2 * self.EVIDENCE)
@@ -434,8 +458,9 @@ class DuplicateAnswers(Told):
         if self._sum >= self.EVIDENCE:
             mean, usual = (fmean(values) for values in zip(*self._shares, strict=True))
             return (
-                f"{mean:.0%} of the pairs of attempts at one task are the same, token by token (mean of "
-                f"{len(self._shares)} steps), and by their own log-probabilities {usual:.0%} would be"
+                f"{percent(mean)} of the pairs of attempts at a task are equal, token by token (mean of "
+                f"{len(self._shares)} steps), but their log-probabilities predict {percent(usual)}, so the engine does "
+                "not sample independently"
             )
         return self._always_the_same(*pooled) if pooled else None
 
@@ -444,8 +469,8 @@ class DuplicateAnswers(Told):
         if not is_sure or solved >= SOLVED * groups:
             return None
         return (
-            f"{same / groups:.0%} of the pairs of attempts at one task are the same, token by token (last {groups:.0f} "
-            f"groups), as their log-probabilities say, and success is {solved / groups:.0%}"
+            f"{percent(same / groups)} of the pairs of attempts at a task are equal, token by token (last {groups:.0f} "
+            f"groups, as their log-probabilities predict), while success is {percent(solved / groups)}"
         )
 
 
@@ -457,15 +482,15 @@ def copying_evidence(share: float, expected: float, comparisons: float) -> float
 
 
 class LengthExplosion(Told):
-    """Answers are twice as long as at the start for five steps while the reward does not rise, or thrice as long as 20
-    steps ago for three.
+    """Answers are twice as long as at the start while the reward does not rise, or three times as long as 20 steps ago.
 
-    Answers that grow with the reward are how models learn to reason; answers that grow without it are the bias of
-    losses that divide by length (Liu et al. 2025, Dr. GRPO), or a policy that has come apart.
+    The first has to last for five steps, the second for three. Answers that grow with the reward are how models learn
+    to reason; answers that grow without it are the bias of losses that divide by length (Liu et al. 2025, Dr. GRPO), or
+    a broken policy.
 
     Error rate: each of these steps also has to exceed the longest of the ten (or 20) steps that it is compared with.
-    Without a change, five exceed ten others by chance in 1 of 3,003 cases, three exceed 20 in 1 of 1,771.  That the
-    reward does not rise is only stated after 20 steps, if its trend is not even suggestive (z below 1).
+    Without a change, five exceed ten others by chance in 1 of 3,003 cases, three exceed 20 in 1 of 1,771. The reward
+    counts as not rising only after 20 steps, if its trend is not even suggestive (z below 1).
     """
 
     name = "length_explosion"
@@ -487,22 +512,25 @@ class LengthExplosion(Told):
         long = self._long(start is not None and length > max(self.GROWN * start, self._longest))
         sudden = self._sudden(before is not None and length > max(self.SUDDEN * before, *self._recent))
         if not self._sudden.steps:
-            self._recent.append(length)  # or an explosion would soon be compared with itself
+            self._recent.append(length)  # otherwise an explosion would become its own baseline
         if sudden and before is not None:
-            return f"answers have {length:,.0f} tokens, and had {before:,.0f} (median of the steps before)"
+            return (
+                f"Answers grew from {before:,.0f} tokens (median of the steps before) to {length:,.0f}, a sign of "
+                "rambling or repetition"
+            )
         if long and flat and start is not None:
-            return f"answers have {length:,.0f} tokens, {start:,.0f} at the start, and the reward does not rise"
+            return f"Answers grew from {start:,.0f} tokens at the start to {length:,.0f}, but the reward does not rise"
         return None
 
 
 class CutOff(Told):
-    """A limit cuts off more than a fifth of the model calls, or ends more than a fifth of the episodes.
+    """A limit truncates more than a fifth of the model calls, or ends more than a fifth of the episodes.
 
-    What is cut off cannot be judged fairly, and a limit that is too small teaches the policy that it cannot succeed
+    Truncated answers cannot be judged fairly, and a limit that is too small teaches the policy that it cannot succeed
     (DAPO, section 3.4, "overlong reward shaping").
 
-    Error rate: pooled over the latest 40 or 200 episodes (one step, where it has as many). Wilson's lower bound
-    (one-sided 0.1 %) has to be above 10 %.
+    Error rate: pooled over the latest 40 or 200 episodes (one step, if it has as many). Wilson's lower bound (one-sided
+    0.1 %) has to be above 10 %.
     """
 
     name = "cut_off"
@@ -525,23 +553,26 @@ class CutOff(Told):
         if not (worst := max(shares, key=lambda name: shares[name], default="")):
             return None
         key = worst.removeprefix(self.PREFIX)
-        where = "the model's context, or the max_tokens that the agent asks for" if key == "other" else f"astuner.{key}"
-        return f"{shares[worst]:.0%} of the model calls or episodes end at a limit: {where}"
+        where = "the model's context or the agent's max_tokens" if key == "other" else f"astuner.{key}"
+        return (
+            f"{percent(shares[worst])} of the model calls or episodes end at a limit ({where}), so their answers are "
+            "not judged fairly"
+        )
 
     def _is_sure(self, episodes: float, cut: float) -> bool:
         return cut > self.SHARE * episodes and lower_bound(cut, episodes) > self.LEAST
 
 
 class BadGradients(Told):
-    """A gradient or loss that is not finite, or four of five gradient norms are ten times their median.
+    """A gradient or loss is not finite, or four of five gradient norms are ten times their median.
 
-    A single spike is ordinary and clipped away (`optim.grad_clip`); a series of them comes before a divergence
-    (Chowdhery et al. 2022, PaLM, section 5.1; Molybog et al. 2023).  A step that is not finite changes no weights,
-    and is lost.  Only steps with a reward signal count: without one the gradient is that of the KL or entropy term
-    alone, and much smaller.  A norm below `optim.grad_clip` is never a spike.
+    A single spike is normal and clipped (`optim.grad_clip`); a series precedes a divergence (Chowdhery et al. 2022,
+    PaLM, section 5.1; Molybog et al. 2023). A step that is not finite is skipped and changes no weights. Only steps
+    with a reward signal count: without one, the gradient is that of the KL or entropy term alone and much smaller. A
+    norm below `optim.grad_clip` is never a spike.
 
-    Error rate: a spike also exceeds every one of up to 40 norms before (20 at least).  Without a change, four of five
-    exceed 20 others by chance in 5 of 10,626 cases, 40 others in 5 of 135,751.
+    Error rate: a spike also exceeds all of the 20 to 40 norms before it. Without a change, four of five exceed 20
+    others by chance in 5 of 10,626 cases, 40 others in 5 of 135,751.
     """
 
     name = "bad_gradients"
@@ -556,8 +587,8 @@ class BadGradients(Told):
         norm, skipped = facts.own("grad_norm"), facts.own("skipped_steps") or 0.0
         missing = norm is None and self._had_norm and facts.own("lr") is not None
         if skipped or missing or facts.is_broken("grad_norm") or facts.is_broken("loss"):
-            how = f"{skipped:.0f} optimizer steps were" if skipped else "the update was"
-            return f"{how} left out{facts.who}, since the loss or its gradient was not finite"
+            how = f"{skipped:.0f} optimizer steps{facts.who} were" if skipped else f"The update{facts.who} was"
+            return f"{how} skipped, because the loss or its gradient was not finite"
         if norm is None:
             return None
         self._had_norm = True
@@ -572,25 +603,25 @@ class BadGradients(Told):
         if not is_spike or sum(self._spikes) < self.SPIKES:
             return ""
         return (
-            f"the gradient norm{facts.who} is {norm:.3g}, {self.SPIKE:g} times its median ({usual:.3g}) or more in "
-            f"{sum(self._spikes):.0f} of the last {self.OF} steps with a reward signal"
+            f"The gradient norm{facts.who} is {norm:.3g}, at least {self.SPIKE:g} times its median ({usual:.3g}) in "
+            f"{sum(self._spikes):.0f} of the last {self.OF} steps with a reward signal, so training may diverge"
         )
 
 
 USUAL_KL, USUAL_ENTROPY = 0.1, 0.02
-"""Coefficients of the two terms up to which a dominating term has another cause, e.g. updates that are too large."""
+"""Coefficients of the two terms up to which a dominating term has another cause, such as updates that are too large."""
 
 
 def term_sizes(facts: StepFacts) -> tuple[float, float, float] | None:
-    """Return the gradients of the KL term, the entropy term and the policy loss of a step, to compare them.
+    """Return the gradient sizes of the KL term, the entropy term and the policy loss of a step, to compare them.
 
-    A term counts only if its coefficient is above the usual range: a policy that moved far has a large KL gradient
-    with a small coefficient, too. The coefficients follow from the row: loss = policy loss + β KL - c H.  The policy
-    loss counts as if all samples had an advantage, so that the comparison is of the coefficients, not of how many
-    groups have a signal.  In a row of an older run, the values of the two terms and the entropy stand for the
+    A term counts only if its coefficient is above the usual range, because a policy that moved far has a large KL
+    gradient with a small coefficient, too. The coefficients follow from the row: loss = policy loss + β KL - c H. The
+    policy loss is scaled as if all samples had an advantage, so that the comparison is of the coefficients, not of the
+    number of groups with a signal. In rows of older runs, the values of the two terms and the entropy replace the
     gradients, which they bound (`astuner_objectives.step.logit_gradients`).
 
-    :returns: None for a step without a reward signal, or without the numbers.
+    :returns: None for a step without a reward signal or without the metrics.
     """
     names = ("adv/zero_frac", "loss", "pg_loss", "entropy")
     zero, loss, policy_loss, spread = (facts.own(name) for name in names)
@@ -612,16 +643,16 @@ def term_sizes(facts: StepFacts) -> tuple[float, float, float] | None:
 
 
 class RegularizerDominates(Told):
-    """The KL or the entropy term pulls on the policy more strongly than the policy loss, its coefficient is above the
-    usual range, and the reward does not rise.
+    """The gradient of the KL or entropy term is larger than the policy gradient, and the reward does not rise.
 
-    The gradients of the terms with respect to the logits are summed over the latest steps with a reward signal, five
-    and 500 trained tokens at least (`logit_grad/…`).  Usual coefficients give a few percent.  What follows, such as
-    large gradients, rising entropy or a policy that breaks, is then due to the coefficient.  Silent while the reward
-    has a rising trend (one-sided 1 %), or success is 90 %, where little is left to learn.
+    The coefficient of the term also has to be above the usual range. The gradients of the terms with respect to the
+    logits are summed over the latest steps with a reward signal, at least five and 500 trained tokens (`logit_grad/…`).
+    Usual coefficients give a few percent. Consequences, such as large gradients, rising entropy or a broken policy, are
+    then due to the coefficient. The rule is silent while the reward has a rising trend (one-sided 1 %) or success is 90
+    %, where little is left to learn.
 
-    Error rate: none of its own. The sizes are sums over all tokens of these steps, and the coefficients are those of
-    the run.
+    Error rate: no sampling error. The sizes are sums over all tokens of these steps, and the coefficients are taken
+    from the run.
     """
 
     name = "regularizer_dominates"
@@ -647,17 +678,17 @@ class RegularizerDominates(Told):
         term, key = ("KL", "kl_loss_coef") if kl > entropy else ("entropy", "entropy_coeff")
         times = max(kl, entropy) / policy if policy else math.inf
         return (
-            f"the gradient of the {term} term{facts.who} is {times:.3g} times that of the policy loss, so "
-            f"trainer_common.{key} decides what is learned and the reward hardly does"
+            f"The gradient of the {term} term{facts.who} is {times:.3g} times as large as the gradient of the policy "
+            f"loss, so trainer_common.{key} determines what is learned instead of the reward"
         )
 
 
 class FailuresRising(Told):
-    """More episodes fail than at the start of the run: 5 % at least over five steps, and beyond chance; or more than a
-    tenth of all have failed from the start.
+    """More episodes fail than at the start of the run, or more than a tenth of all have failed from the start.
 
-    Failed episodes are no rewards of 0, they are missing; when they fail for a reason, what is left is a biased sample.
-    `rollout.max_failed_share` ends a run much later.
+    The first needs 5 % of the episodes of five steps, beyond chance. Failed episodes are missing rather than rewarded
+    with 0; if failures have a systematic cause, the remaining episodes are a biased sample. `rollout.max_failed_share`
+    ends a run much later.
 
     Error rate: Fisher's exact test at 0.1 % against the first ten steps; for the start, Wilson's lower bound (one-sided
     0.1 %) over the first ten steps has to be above 10 %.
@@ -688,12 +719,14 @@ class FailuresRising(Told):
         if enough and exact_tail(self._start, (failed, tried)) < self.P:
             return (
                 f"{failed:.0f} of {tried:.0f} episodes of the last {self.STEPS} steps failed "
-                f"({failed / tried:.0%}), and {self._start[0] / self._start[1]:.1%} in the first {self.START} steps"
+                f"({percent(failed / tried)}), compared with {percent(self._start[0] / self._start[1], 1)} in the "
+                f"first {self.START} steps, so the remaining episodes are a biased sample"
             )
         if failed >= self.AT_START * tried and lower_bound(*self._start) > self.AT_START:
             return (
                 f"{self._start[0]:.0f} of {self._start[1]:.0f} episodes of the first {self.START} steps failed "
-                f"({self._start[0] / self._start[1]:.0%}), and {failed / tried:.0%} of the last {self.STEPS} steps'"
+                f"({percent(self._start[0] / self._start[1])}), and {percent(failed / tried)} in the last {self.STEPS} "
+                "steps, so the remaining episodes are a biased sample"
             )
         return None
 
@@ -702,4 +735,4 @@ FIRST: tuple[type[Rule], ...] = (
     ZeroVariance, NothingToLearn, EmptyMasks, StaleWeights, LogprobDrift, EntropyCollapse, EntropyExplosion,
     DuplicateAnswers, LengthExplosion, CutOff, BadGradients, RegularizerDominates, FailuresRising,
 )  # fmt: skip
-"""The rules of this module, in the order in which they are evaluated."""
+"""The rules of this module, in the order of evaluation."""

@@ -1,4 +1,4 @@
-"""``astuner.trainer_common.sentinel``: what watches a run; `astuner_report.sentinel` acts on it."""
+"""The section ``astuner.trainer_common.sentinel``, used by `astuner_report.sentinel`."""
 
 from __future__ import annotations
 
@@ -35,18 +35,20 @@ AlarmRule = Literal[
     "worse_than_best",
     "invalid_rising",
 ]
-"""The rules of `astuner_report.sentinel.RULES`, in their order."""
+"""Names of the rules in `astuner_report.sentinel.RULES`, in the same order."""
 
 
 class Sentinel(Section):
+    """Settings of the sentinel."""
+
     enabled: bool = True
-    """Watch the run and raise alarms (docs/sentinel.md)."""
+    """Monitor the run and raise alarms (docs/sentinel.md)."""
     disable: list[AlarmRule] = Field([])
-    """Rules that are not watched."""
+    """Built-in rules to turn off."""
     stop_on: list[str] = Field([])
-    """Rules whose alarm ends the run before its next step, those of `rules` included; everything finished is saved."""
+    """Rules, built-in or from `rules`, whose alarm ends the run before its next step. Finished work is saved."""
     rules: list[str] = Field([])
-    """Rules beside these: a registered name, `module->Class` or `path/to/rules.py->Class`."""
+    """Additional rules: a registered name, `module->Class` or `path/to/rules.py->Class`."""
     held_out: list[str] = Field([])
     """Metrics that should not fall while the reward rises, such as `judge/NAME` of a judge that gives no reward."""
 
@@ -55,11 +57,13 @@ class Sentinel(Section):
         known = [*get_args(AlarmRule), *self.rules]
         for name in self.stop_on:
             if name not in known:
-                hint = did_you_mean(name, known, f"; there are {', '.join(known)}")
-                raise ValueError(f"stop_on: there is no rule {name!r}{hint}")
+                hint = did_you_mean(name, known, f"; known rules: {', '.join(known)}")
+                raise ValueError(f"stop_on: {name!r} is not a known rule{hint}")
         return self
 
 
 class SentinelKeys(Section):
+    """Keys that the sentinel adds to ``astuner.trainer_common``."""
+
     sentinel: Sentinel = Sentinel()
-    """What watches the run and raises alarms."""
+    """Rules that monitor the run and raise alarms."""

@@ -1,4 +1,7 @@
-"""Tests that separate a trend or a difference from chance; the rules state their error rates with them."""
+"""Statistical tests that separate a trend or a difference from chance.
+
+The rules that use them state the resulting error rates.
+"""
 
 from __future__ import annotations
 
@@ -10,27 +13,28 @@ from itertools import combinations
 from astuner.contracts.statistics import wilson_interval
 
 SIGNIFICANT = 2.326
-"""z of a one-sided 1 %."""
+"""z of a one-sided test at 1 %."""
 SURE = 3.090232
-"""z of a one-sided 0.1 %, for rules that are evaluated in every step."""
+"""z of a one-sided test at 0.1 %, for rules that are evaluated in every step."""
 VERY_SURE = 3.719016
-"""z of a one-sided 0.01 %, for rules that are evaluated in every step with hardly any new data."""
+"""z of a one-sided test at 0.01 %, for rules that are evaluated in every step with little new data."""
 
 
 LARGEST = 1e12
-"""Counts above this are numbers that no run writes; tests on them find nothing."""
+"""Counts above this do not occur in a run; tests on them return no finding."""
 
 
 def normal_tail(z: float) -> float:
-    """P(Z > z) of a standard normal Z."""
+    """Return P(Z > z) of a standard normal variable Z."""
     return 0.5 * math.erfc(z / math.sqrt(2))
 
 
 def trend(values: Collection[float]) -> float:
-    """Mann and Kendall's test for a trend: its z, above 0 when the values rise; 0 for fewer than 4.
+    """Return z of the Mann-Kendall test for a trend; above 0 when the values rise, 0 for fewer than 4 values.
 
-    Of all pairs, how many rise less how many fall, over the standard deviation of that without a trend, ties counted.
-    It asks for no shape and no normal noise, and one outlier moves it little.
+    The statistic is the number of rising pairs minus the number of falling pairs, divided by its standard deviation
+    without a trend, corrected for ties. The test assumes neither a shape nor normal noise, and is robust against single
+    outliers.
 
     Source: Mann, Econometrica 13 (1945) 245-259; ties as in Kendall, Rank Correlation Methods (1948).
     """
@@ -45,10 +49,16 @@ def trend(values: Collection[float]) -> float:
     return (rising - math.copysign(1, rising)) / math.sqrt(variance)
 
 
-def two_proportions(first: tuple[float, float], second: tuple[float, float]) -> float:
-    """z of the pooled test that two independent shares are one, each (successes, tries); above 0: the second is larger.
+def percent(share: float, digits: int = 0) -> str:
+    """Return a share as a percentage for a message, for example ``83 %``."""
+    return f"{100 * share:.{digits}f} %"
 
-    Source: e.g. Fleiss, Levin and Paik, Statistical Methods for Rates and Proportions (2003), section 3.1.
+
+def two_proportions(first: tuple[float, float], second: tuple[float, float]) -> float:
+    """Return z of the pooled test that two independent shares are equal; above 0 when the second is larger.
+
+    Each share is given as (successes, tries). Source: e.g. Fleiss, Levin and Paik, Statistical Methods for Rates and
+    Proportions (2003), section 3.1.
     """
     (a, n), (b, m) = first, second
     if not n or not m:

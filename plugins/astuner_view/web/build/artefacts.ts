@@ -1,4 +1,4 @@
-/** What a build writes besides Vite's own: the page as one file, and the licences of what is bundled. */
+/** Additional build outputs: the page as one file, and the licenses of bundled packages. */
 import { existsSync, readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 
@@ -32,7 +32,7 @@ export function singleFile(): Plugin {
   }
 }
 
-/** In strings and templates, which is where these occur, the escaped form means the same. */
+/** These occur only in strings and templates, where the escaped form is equivalent. */
 function escaped(script: string): string {
   return script.replace(/<\/(script)/gi, '<\\/$1').replace(/<!--/g, '<\\!--')
 }
@@ -58,7 +58,7 @@ ${DATA}
 `
 }
 
-/** `licences.txt`: the licence texts of the packages whose code is in the bundle, as they ask for. */
+/** `licences.txt`: the licence texts of the packages whose code is in the bundle, as they require. */
 export function licences(): Plugin {
   return {
     name: 'astuner-licences',

@@ -1,6 +1,6 @@
 /**
- * Whatever a component shows may be somebody's untrusted text, so what it shows is spelled out here, for all of them:
- * every expression in its markup, and in the attributes that are read out or pop up, goes through `readable`.
+ * Any displayed text may be untrusted. This plugin wraps every expression in markup, and in attributes that are read
+ * aloud or shown as tooltips, in `readable`.
  */
 import { parse, type PreprocessorGroup } from 'svelte/compiler'
 

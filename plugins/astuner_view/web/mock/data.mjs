@@ -3,7 +3,7 @@
  * texts, a branching episode of three agents and an outside model, one of 100,000 tokens, failures, no verdicts.
  */
 
-/** Same number, same randomness. */
+/** Deterministic random numbers from a seed. */
 export function random(seed) {
   let state = (seed * 2654435761 + 1013904223) >>> 0
   return () => {
@@ -47,7 +47,7 @@ export function indexOf(episode) {
   return found && Number(found[1]) < EPISODES ? Number(found[1]) : null
 }
 
-/** Listed: an episode as a list shows it. */
+/** An episode as an entry of a list. */
 export function listed(i) {
   const r = random(i + 1)
   const step = Math.floor(i / PER_STEP) + 1

@@ -11,12 +11,12 @@ import { type Exported, MemoryClient } from './lib/memory'
 import { runRoute } from './lib/routes'
 import { router } from './lib/state.svelte'
 
-/** The exported page holds its data; the served one has no such element. */
+/** Exported pages contain their data; the served page does not have this element. */
 function client(): Client {
   const data: unknown = JSON.parse(document.getElementById('astuner-data')?.textContent ?? 'null')
   if (data === null) return new HttpClient()
   const exported = data as Exported
-  if (location.hash === '') router.replace(runRoute(exported.run.id)) // there is no other run to choose
+  if (location.hash === '') router.replace(runRoute(exported.run.id)) // an exported page has one run
   return new MemoryClient(exported)
 }
 

@@ -101,13 +101,13 @@ describe('why a token is not trained', () => {
   const of = { index: 2, agent: 'wolf', role: 'wolf', external: false, trained: true, lost: false } as Turn
   const good = { split: 'train', reward: 1, samples: [{ turns: [0, 2] }] } as Episode
   it.each([
-    [{ ...of, external: true }, good, 'outside of the run'],
+    [{ ...of, external: true }, good, 'external model'],
     [{ ...of, trained: false }, good, 'wolf is not trained'],
-    [{ ...of, lost: true }, good, 'reached nobody'],
+    [{ ...of, lost: true }, good, 'not delivered'],
     [of, { ...good, split: 'validation' }, 'validation'],
-    [of, { ...good, reward: null }, 'no verdict'],
+    [of, { ...good, reward: null }, 'not scored'],
     [of, { ...good, samples: [] }, 'no sample'],
-    [{ ...of, index: 9 }, good, 'runs through this turn'],
+    [{ ...of, index: 9 }, good, 'contains this turn'],
     [of, good, 'loss mask'],
   ])('%#', (turn, episode, words) => {
     expect(whyUntrained(turn, episode as Episode)).toContain(words)

@@ -34,8 +34,8 @@ describe('conditions', () => {
     expect(meets(episode, [])).toBe(true)
   })
   it.each([
-    ['nonsense', 'write a name'], ['colour=red', 'there is no colour'], ['step~1', 'step is a number'], ['step>x', 'x is no number'],
-    ['split>a', 'split is text'], ['agent~a', 'agent are names'], ['success=maybe', 'success is'], ['text=a', 'text is searched'], ['text~ !', 'text is searched'],
+    ['nonsense', 'write a name'], ['colour=red', 'colour is not a known name'], ['step~1', 'step is a number'], ['step>x', 'x is not a number'],
+    ['split>a', 'split is text'], ['agent~a', 'agent is a list of names'], ['success=maybe', 'success must be'], ['text=a', 'text is searched'], ['text~ !', 'text is searched'],
   ])('%s is refused', (condition, words) => expect(() => read(condition)).toThrow(words))
 })
 

@@ -1,6 +1,6 @@
 import type { Alarm } from './api'
 
-/** The newest first, errors before warnings of the same step; those that differ in numbers alone are one group. */
+/** Newest first, errors before warnings of the same step; alarms that differ only in numbers form one group. */
 export function grouped(alarms: Alarm[]): [Alarm, ...Alarm[]][] {
   const sorted = alarms.toSorted(
     (a, b) => b.step - a.step || Number(b.severity === 'error') - Number(a.severity === 'error'),

@@ -1,4 +1,4 @@
-/** What the server says, as docs/view.md has it. Times are seconds since 1970; null is what is not known. */
+/** Types of the server. Times are seconds since 1970; null means unknown. */
 
 export type RunState = 'running' | 'ended' | 'stopped'
 
@@ -56,7 +56,7 @@ export type MetricRow = { step: number; time?: number } & Record<string, unknown
 export interface MetricsPage {
   rows: MetricRow[]
   cursor: string
-  /** The rows replace all that came before: the first page, or the run went back to an earlier step. */
+  /** The rows replace all previous ones: the first page, or the run was rewound to an earlier step. */
   reset: boolean
 }
 
@@ -109,12 +109,12 @@ export interface Listed {
   tokens: number
   prompt_tokens: number
   branches: number
-  /** Of a person: good, bad, or empty. */
+  /** Label of the user: good, bad, or empty. */
   label: string
   why: string
-  /** Of its error, without what tells one occurrence from the next. */
+  /** Its error without the parts that differ between occurrences. */
   cause: string
-  /** What was answered in the end, and what was expected; of a list their beginning. */
+  /** Final answer and expected answer; in a list, their beginnings. */
   answer: string
   expected: string
 }
@@ -144,7 +144,7 @@ export interface Turn {
   agent: string
   role: string
   policy: string
-  /** Of a model outside of the run: no tokens are known. */
+  /** From an external model: tokens are unknown. */
   external: boolean
   model: string | null
   trained: boolean
@@ -220,7 +220,7 @@ export interface Status {
   updated: number
 }
 
-/** What a list of episodes is asked for. */
+/** Query of a list of episodes. */
 export interface Query {
   where: string[]
   order: string
@@ -238,7 +238,7 @@ export interface GroupsPage {
   groups: GroupRow[]
 }
 
-/** Runs that differ by the seed alone. */
+/** Runs that differ only in the seed. */
 export interface RunGroup {
   runs: { id: string; name: string }[]
   /** Metric -> a value for each of the comparison's steps; `low` and `high` of several seeds. */
@@ -248,9 +248,9 @@ export interface RunGroup {
 export interface Comparison {
   groups: RunGroup[]
   steps: number[]
-  /** All names that any run has. */
+  /** Metric names of all runs. */
   metrics: string[]
-  /** Those that differ, with a value for each group. */
+  /** Different settings, with a value for each group. */
   settings: { key: string; values: unknown[] }[]
   yardsticks: { about: string; key: string; values: unknown[] }[]
   problems: string[]
@@ -279,7 +279,7 @@ export interface Measure {
   comparable: boolean
 }
 
-/** What `astuner diff --json` says of the two sides. */
+/** Output of `astuner diff --json` for the two sides. */
 export interface TaskComparison {
   a: { run: string; step: number | null; tasks: number }[]
   b: { run: string; step: number | null; tasks: number }[]

@@ -1,4 +1,4 @@
-/** Where the page gets its data: from the server, or from itself when it was exported. Both say the same. */
+/** Source of the data: the server, or the page itself if it was exported. Both have the same interface. */
 import type {
   Alarm,
   Comparison,
@@ -17,18 +17,18 @@ import type {
 } from './api'
 import type { CompareRoute } from './routes'
 
-/** What a run that goes on tells, until it has ended or `stop` is called. */
+/** Events of a running run, until it ends or `stop` is called. */
 export interface Listener {
   metrics(page: MetricsPage): void
   status(status: Status): void
   alarm(alarm: Alarm): void
   end(): void
-  /** Whether the connection stands; it is made again by itself. */
+  /** Whether it is connected; it reconnects automatically. */
   connected(yes: boolean): void
 }
 
 export interface Client {
-  /** When it was exported, in seconds since 1970; null with a server. */
+  /** Time of the export in seconds since 1970; null with a server. */
   exported: number | null
   runs(): Promise<Run[]>
   run(run: string): Promise<RunDetail>
@@ -36,7 +36,7 @@ export interface Client {
   steps(run: string, split: string): Promise<StepRow[]>
   groups(run: string, where: string[], offset: number, limit: number): Promise<GroupsPage>
   episodes(run: string, query: Query, offset: number, limit: number): Promise<EpisodesPage>
-  /** Where an episode is in a list; null where it is not in it. */
+  /** Index of an episode in a list; null if it is not in the list. */
   position(run: string, query: Query, episode: string): Promise<number | null>
   episode(run: string, episode: string): Promise<Episode>
   tokens(run: string, episode: string): Promise<EpisodeTokens>
@@ -45,13 +45,13 @@ export interface Client {
   compare(runs: string[], metrics: string[]): Promise<Comparison>
   /** The tasks of two sides, by the ids of their runs. */
   compareTasks(a: string[], b: string[], how: Pick<CompareRoute, 'stepA' | 'stepB' | 'byText'>): Promise<TaskComparison>
-  /** Writes down what a person says of an episode; an empty label takes it back. Null: nothing can be written. */
+  /** Write the label of an episode; an empty label removes it. Null: read-only. */
   label: ((run: string, episode: string, label: string, why: string) => Promise<Label>) | null
-  /** Address of a file of the run; null where it cannot be had. */
+  /** Address of a file of the run; null if it is not available. */
   file(run: string, name: string): string | null
 }
 
-/** What the server refused, in its words. */
+/** An error with the message of the server. */
 export class Refused extends Error {
   readonly status: number
   constructor(message: string, status: number) {

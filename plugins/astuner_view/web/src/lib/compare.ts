@@ -1,11 +1,11 @@
-/** Runs beside one another: their curves as one table, and where two episodes part. No DOM here. */
+/** Comparison of runs and of two episodes. Independent of the DOM. */
 import type { Comparison, EpisodeTokens } from './api'
 import { type Card, type Column, metricsShown, type Shown, type Table } from './curves'
 import { shown, type Token, tokenAt } from './tokens'
 
-/** Colours of groups, `--series-g0` …; beyond them they come again, dashed. */
+/** Number of group colors, `--series-g0` …; further groups reuse them, dashed. */
 export const COLOURS = 10
-/** What the comparison asks for, apart from what is added by hand. */
+/** Metrics of every comparison; users can add more. */
 export const METRICS = metricsShown()
 
 /** A card for each metric that any group has, and the columns of all cards. */
@@ -35,7 +35,7 @@ export function curvesOf(found: Comparison, added: string[]): { cards: Card[]; t
   return { cards, table: { steps: found.steps, columns } }
 }
 
-/** A token with where it stands: its turn, and its index in what is shown of it. */
+/** A token with its turn and its index in the shown tokens. */
 export type Placed = Token & { turn: number; index: number }
 
 export function flat(tokens: EpisodeTokens): Placed[] {
@@ -45,8 +45,8 @@ export function flat(tokens: EpisodeTokens): Placed[] {
 }
 
 /**
- * Indices of the first token of each that the other has not, or has said by somebody else (a prompt's, a model's);
- * null where both are the same to the end. One beyond the last token: that episode ends there.
+ * Indices of the first different token in each episode, by ID or by kind (prompt, generated); null if both are equal.
+ * One beyond the last token: that episode ends there.
  *
  * @param byText compare characters, for tokenizers that cut the same text differently.
  */
@@ -62,7 +62,7 @@ export function parted(a: Placed[], b: Placed[], byText: boolean): [number, numb
   return i === a.length && i === b.length ? null : [i, i]
 }
 
-/** Whether tokens cannot be compared by their numbers: the question itself is cut into others. */
+/** Whether tokens cannot be compared by ID, because the first prompts have different tokens. */
 export function hasOtherTokens(a: EpisodeTokens, b: EpisodeTokens): boolean {
   const [left, right] = [a, b].map((tokens) => tokens.turns[0]?.prompt.ids ?? [])
   return a.has_text && b.has_text && String(left) !== String(right)
@@ -70,7 +70,7 @@ export function hasOtherTokens(a: EpisodeTokens, b: EpisodeTokens): boolean {
 
 const isPrompt = (token: Placed | undefined): boolean => token?.kind === 'prompt'
 
-/** Index of the token that holds a character of the joined text. */
+/** Index of the token with a character of the joined text. */
 function holder(all: Placed[], character: number): number {
   let end = 0
   const found = all.findIndex((token) => (end += token.text.length) > character)

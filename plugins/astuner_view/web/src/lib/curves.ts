@@ -47,10 +47,10 @@ export function smooth(column: Column, weight: number): Column {
 export interface Series {
   name: string
   label: string
-  /** Which of the colours `--series-…` of the page. */
+  /** Color `--series-…` of the page. */
   colour: string
   dashed?: boolean
-  /** Seldom measured: drawn with points, and not smoothed. */
+  /** Measured rarely: drawn as points without smoothing. */
   points?: boolean
   /** Names of its lower and upper end. */
   band?: [string, string]
@@ -65,7 +65,7 @@ export interface Card {
 
 const validation = { colour: 'b', points: true } as const
 
-/** What is shown of every run that has it; of alternatives in a list, the first that there is. */
+/** Cards of every run; of alternatives in a list, the first one with data. */
 const CARDS: (Omit<Card, 'series'> & { series: Series[][] })[] = [
   {
     title: 'Reward',
@@ -112,7 +112,7 @@ const CARDS: (Omit<Card, 'series'> & { series: Series[][] })[] = [
     series: [[{ name: 'throughput/tokens_per_s', label: 'tokens/s', colour: 'a' }]],
   },
   {
-    title: 'Groups that teach nothing',
+    title: 'Groups without a signal',
     share: true,
     series: [[{ name: 'adv/zero_group_frac', label: 'share', colour: 'a' }]],
   },
@@ -125,7 +125,7 @@ export interface Shown {
   points?: boolean
 }
 
-/** The metrics of all cards, each with a title of its own: what several runs are compared by. */
+/** The metrics of all cards, each with its own title, for comparisons. */
 export function metricsShown(): Shown[] {
   return CARDS.flatMap(({ title, share, series }) =>
     series.flat().map(({ name, label, points }, _, all) => ({
@@ -137,7 +137,7 @@ export function metricsShown(): Shown[] {
   )
 }
 
-/** The cards of a run, and of the metrics that were added to them; only those with any data. */
+/** The cards of a run and of added metrics; only cards with data. */
 export function cards(columns: ReadonlyMap<string, Column>, added: string[]): Card[] {
   const found: Card[] = []
   for (const { title, share, series } of CARDS) {

@@ -1,9 +1,9 @@
-/** A run that is looked at: what it is, its metrics, and what it tells while it goes on. */
+/** The followed run: its details, metrics and live events. */
 import type { Alarm, MetricRow, RunDetail, RunState } from './api'
 import type { Client } from './client'
 import { table } from './curves'
 
-/** How often a run that stands still is asked whether it was resumed. */
+/** Interval in which a stopped run is checked for a resume. */
 const ASK_AGAIN = 30_000
 
 export class Followed {

@@ -2,7 +2,7 @@
 
 export const NONE = '–'
 
-/** At most `digits` significant ones, without the zeros nobody reads; small and large in powers of ten. */
+/** At most `digits` significant ones, without trailing zeros; small and large in powers of ten. */
 export function number(value: number | null | undefined, digits = 3): string {
   if (value === null || value === undefined || !Number.isFinite(value)) return NONE
   if (value === 0) return '0'
@@ -33,7 +33,7 @@ export function duration(seconds: number | null | undefined): string {
   return h > 0 ? `${h}\u2009h ${m}\u2009min` : `${m}\u2009min ${s}\u2009s`
 }
 
-/** How long ago, roughly; a clock that runs ahead of ours says "now". */
+/** How long ago, roughly; times in the future are "now". */
 export function ago(time: number, now: number): string {
   const seconds = now - time
   if (seconds < 5) return 'now'
@@ -60,7 +60,7 @@ export function count(value: number, noun: string, plural = `${noun}s`): string 
   return `${thousands(value)} ${value === 1 ? noun : plural}`
 }
 
-/** Long ids by their beginning and end: what tells them apart is at either. */
+/** Long IDs shortened to their beginning and end, which distinguish them. */
 export function shortId(id: string, most = 20): string {
   if (id.length <= most) return id
   const end = Math.floor((most - 1) / 2)

@@ -100,7 +100,7 @@ async function ask<T>(path: string, asked = new URLSearchParams(), sent?: object
   try {
     answer = await fetch(query === '' ? path : `${path}?${query}`, how)
   } catch (e) {
-    if (e instanceof TypeError) throw new Refused('the server does not answer; is astuner view still running?', 0)
+    if (e instanceof TypeError) throw new Refused('The server does not answer. Check that astuner view is still running.', 0)
     throw e
   }
   const text = await answer.text()
@@ -108,18 +108,18 @@ async function ask<T>(path: string, asked = new URLSearchParams(), sent?: object
   try {
     said = JSON.parse(text)
   } catch {
-    throw new Refused(`the server answered ${answer.status} with something that is not JSON`, answer.status)
+    throw new Refused(`The server answered ${answer.status} without valid JSON.`, answer.status)
   }
   if (!answer.ok) {
     const sentence = (said as { error?: unknown }).error
-    throw new Refused(typeof sentence === 'string' ? sentence : `the server answered ${answer.status}`, answer.status)
+    throw new Refused(typeof sentence === 'string' ? sentence : `The server answered ${answer.status}.`, answer.status)
   }
   return said as T
 }
 
 /**
- * Follows a stream of events. An EventSource that is cut off would ask again with the cursor of its first address,
- * so it is closed, and another is opened where the last one stopped, ever more seldom while that fails.
+ * Follows a stream of events. A disconnected EventSource would reconnect with the cursor of its first address, so it is
+ * closed and a new one is opened at the last position, with increasing delays while that fails.
  */
 function follow(address: (cursor: string) => string, cursor: string, listener: Listener): () => void {
   let source: EventSource | null = null

@@ -1,4 +1,4 @@
-/** The client of an exported page: everything is in the page itself, and stands still. */
+/** The client of an exported page, which contains all data. */
 import type {
   Episode,
   EpisodesPage,
@@ -28,7 +28,7 @@ export interface Exported {
   episodes: EpisodeAndTokens[]
 }
 
-/** As it is in the file: `tokens` of an episode are its tokens, where a list has their number. */
+/** As in the file: `tokens` of an episode are its tokens; in a list, their number. */
 type EpisodeAndTokens = Omit<Episode, 'tokens'> & { tokens: EpisodeTokens }
 
 const FORMAT = 1
@@ -40,7 +40,7 @@ export class MemoryClient implements Client {
 
   constructor(private readonly data: Exported) {
     if (data.format !== FORMAT) {
-      throw new Refused(`this page reads exports of format ${FORMAT}, and its data are of ${data.format}`, 400)
+      throw new Refused(`This page requires export format ${FORMAT}, but its data has format ${data.format}.`, 400)
     }
     this.exported = data.exported
     const { episodes } = data
@@ -53,7 +53,7 @@ export class MemoryClient implements Client {
   }
 
   async run(run: string): Promise<RunDetail> {
-    if (run !== this.data.run.id) throw new Refused(`this page holds the run ${this.data.run.name} only`, 404)
+    if (run !== this.data.run.id) throw new Refused(`This page contains only the run ${this.data.run.name}.`, 404)
     return this.data.run
   }
 
@@ -93,7 +93,7 @@ export class MemoryClient implements Client {
   readonly label = null
 
   compare(): Promise<never> {
-    return Promise.reject(new Refused('this page holds one run; astuner view compares several', 404))
+    return Promise.reject(new Refused('This page contains one run. Use astuner view to compare several.', 404))
   }
 
   compareTasks(): Promise<never> {
@@ -110,7 +110,7 @@ export class MemoryClient implements Client {
 
   private found(episode: string): EpisodeAndTokens {
     const found = this.whole.get(episode)
-    if (!found) throw new Refused(`the episode ${episode} is not in this page; it was exported without it`, 404)
+    if (!found) throw new Refused(`The episode ${episode} is not in this page, because it was not exported.`, 404)
     return found
   }
 
@@ -130,7 +130,7 @@ export class MemoryClient implements Client {
     if (query.order !== 'written') {
       const key = query.order as 'step' | 'query' | 'reward' | 'success'
       const sign = query.desc ? -1 : 1
-      // those without a value stand last either way
+      // missing values are last in both orders
       return rows.sort((a, b) => {
         const [left, right] = [a[key], b[key]]
         if (left === null || right === null) return Number(left === null) - Number(right === null)

@@ -1,4 +1,4 @@
-/** Messages as agents send them, made readable. What they hold is untrusted: only text comes out of here. */
+/** Messages as agents send them, made readable. Their content is untrusted: this module returns only text. */
 import type { Message, ToolCall } from './api'
 
 export interface Part {
@@ -6,7 +6,7 @@ export interface Part {
   text: string
 }
 
-/** Content as text: a string, parts, or whatever else somebody sent, as JSON. */
+/** Content as text: a string, parts, or anything else as JSON. */
 export function textOf(content: unknown): string {
   if (content === null || content === undefined) return ''
   if (typeof content === 'string') return content
@@ -20,7 +20,7 @@ function partText(part: unknown): string {
   return JSON.stringify(part, null, 2)
 }
 
-/** What a message says: reasoning (its own field, or `<think>` in the text), then text, or JSON where it is that. */
+/** Parts of a message: reasoning (its own field, or `<think>` in the text), then text or JSON. */
 export function partsOf(message: Message): Part[] {
   const parts: Part[] = []
   const reasoning = textOf(message.reasoning_content ?? message.reasoning)
@@ -55,7 +55,7 @@ export interface Call {
   id: string
   name: string
   args: string
-  /** Its arguments are JSON, as they should be. */
+  /** The arguments are valid JSON. */
   valid: boolean
 }
 
@@ -70,7 +70,7 @@ function callOf(call: ToolCall): Call {
   const pretty = prettyJson(text)
   return {
     id: String(call.id ?? ''),
-    name: String(call.function?.name ?? 'a call without a name'),
+    name: String(call.function?.name ?? '(unnamed call)'),
     args: pretty ?? text,
     valid: pretty !== null,
   }
@@ -81,7 +81,7 @@ export interface Piece {
   text: string
 }
 
-/** JSON in pieces, to be coloured; all pieces together are the text. */
+/** JSON in pieces for highlighting; joined, they are the text. */
 export function jsonPieces(text: string): Piece[] {
   const pieces: Piece[] = []
   const pattern = /("(?:[^"\\]|\\.)*")(\s*:)?|(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)|\b(true|false|null)\b/g

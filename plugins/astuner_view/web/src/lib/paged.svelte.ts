@@ -1,10 +1,10 @@
 /**
- * A long list of which only the blocks in sight are fetched. Invariant: row i is either the server's row i, or not
- * there yet; blocks of an earlier question are never mixed in.
+ * A long list that loads only visible blocks. Invariant: row i is the server's row i or not loaded; blocks of an
+ * earlier query are never mixed in.
  */
 
 export const BLOCK = 200
-/** Blocks that are kept: 12,000 rows. */
+/** Maximum number of blocks in memory: 12,000 rows. */
 const KEPT = 60
 
 export interface Page<T> {
@@ -16,10 +16,10 @@ export type Fetch<T> = (offset: number, limit: number) => Promise<Page<T>>
 
 export class Paged<T> {
   total = $state(0)
-  /** The first answer has come. */
+  /** The first block is loaded. */
   ready = $state(false)
   error = $state('')
-  /** Counts what came, so that rows are read again. */
+  /** Counts loaded blocks, so that rows are read again. */
   private version = $state(0)
   private blocks = new Map<number, T[]>()
   private asked = new Set<number>()
@@ -31,13 +31,13 @@ export class Paged<T> {
     void this.load(0)
   }
 
-  /** Undefined until it has come. Reading it takes part in effects and templates. */
+  /** A row, or undefined until it is loaded. Reactive in effects and templates. */
   row(index: number): T | undefined {
     void this.version
     return this.blocks.get(Math.floor(index / BLOCK))?.[index % BLOCK]
   }
 
-  /** Fetches what is missing of the rows `from` … `to`. */
+  /** Load missing rows of `from` … `to`. */
   need(from: number, to: number): void {
     const last = Math.floor(Math.min(to, this.total - 1) / BLOCK)
     for (let block = Math.floor(Math.max(from, 0) / BLOCK); block <= last; block++) {

@@ -1,4 +1,4 @@
-/** Where the page is, as the hash of its address says it. Invariant: `parse(format(route))` is `route`. */
+/** The route in the hash of the address. Invariant: `parse(format(route))` is `route`. */
 import type { Query } from './api'
 
 export const VIEWS = ['messages', 'tokens', 'tree', 'lanes'] as const
@@ -14,10 +14,10 @@ export interface RunRoute {
   page: 'run'
   run: string
   tab: Tab
-  /** Of the tab of steps: the one whose groups are shown. */
+  /** In the steps tab: the step whose groups are shown. */
   step: number | null
   split: string
-  /** Metrics that were added by hand. */
+  /** Metrics added by the user. */
   metrics: string[]
 }
 
@@ -34,7 +34,7 @@ export interface EpisodeRoute {
   turn: number | null
   /** Index in the turn's new tokens: first those of the prompt, then those of the response. */
   token: number | null
-  /** The leaf turn of the branch that is read; null: all turns. */
+  /** The leaf turn of the selected branch; null: all turns. */
   branch: number | null
 }
 
@@ -53,10 +53,10 @@ export interface CompareRoute {
   /** Whose validation after which step; null: the newest. */
   stepA: number | null
   stepB: number | null
-  /** Tasks are the same by their text alone. */
+  /** Match tasks by text only. */
   byText: boolean
   metrics: string[]
-  /** Two episodes that are read beside one another instead. */
+  /** Two episodes to show side by side instead. */
   episodes: [Place, Place] | null
 }
 
@@ -158,7 +158,7 @@ export function format(route: Route): string {
   }
 }
 
-/** A query's part of an address, which the API takes as the hash does. */
+/** The query of an address, in the format of the API. */
 export function listed(query: Query): URLSearchParams {
   const asked = new URLSearchParams()
   for (const condition of query.where) asked.append('where', condition)
@@ -211,13 +211,13 @@ function decoded(parts: string[]): string[] | null {
   try {
     return parts.map(decodeURIComponent)
   } catch (e) {
-    // a stray % in an address that somebody wrote by hand
+    // an invalid % in a typed address
     if (e instanceof URIError) return null
     throw e
   }
 }
 
-/** RUN/EPISODE; there is no / in a run's id. */
+/** RUN/EPISODE; run IDs do not contain /. */
 function place(text: string | null): Place | null {
   const at = text?.indexOf('/') ?? -1
   return text !== null && at > 0 ? { run: text.slice(0, at), episode: text.slice(at + 1) } : null

@@ -1,13 +1,13 @@
-/** What all pages share: where we are, how the page looks, and which list an episode was opened from. */
+/** State shared by all pages: route, theme, and the list an episode was opened from. */
 import type { Query } from './api'
 import { above, episodesRoute, format, parse, type Route } from './routes'
 
 class Router {
   route: Route = $state.raw(parse(location.hash))
-  /** Of the list that was looked at last, to go on from an episode to the next, and back to its row. */
+  /** Query of the last list, to move to the next episode and back to its row. */
   private list: (Query & { run: string }) | null = null
 
-  /** The one that was looked at last. */
+  /** The last viewed episode. */
   lastEpisode: { run: string; episode: string } | null = null
 
   constructor() {
@@ -23,11 +23,11 @@ class Router {
 
   go(route: Route): void {
     location.hash = format(route)
-    // the event comes later; whoever asks for the route meanwhile must get this one
+    // set the route now, because the event arrives later
     this.follow()
   }
 
-  /** Without an entry in the browser's history: for what changes with every key. */
+  /** Navigate without a history entry, for changes with every key. */
   replace(route: Route): void {
     history.replaceState(history.state, '', format(route))
     this.follow()
@@ -78,7 +78,7 @@ class Look {
   }
 }
 
-/** What the browser kept; nothing where it keeps nothing, as for some pages opened from a file. */
+/** A stored value; null if the browser does not store values, as for some pages opened from a file. */
 export function remembered(name: string): string | null {
   try {
     return localStorage.getItem(name)

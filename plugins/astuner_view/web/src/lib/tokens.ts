@@ -1,9 +1,9 @@
-/** Tokens of an episode: which colour, which words, and in which blocks they are drawn. No DOM here. */
+/** Tokens of an episode: colors, texts and the blocks in which they are drawn. Independent of the DOM. */
 import type { Episode, EpisodeTokens, Turn, TurnTokens } from './api'
 
-/** Surprise, -logprob in nats, at which a colour is full. */
+/** Surprise, -logprob in nats, at which a color is saturated. */
 export const FULL_SURPRISE = 5
-/** Steps of saturation, so that the colours are classes of the style sheet and no inline styles. */
+/** Levels of saturation, so that colors are CSS classes instead of inline styles. */
 export const LEVELS = 10
 
 export type Kind = 'trained' | 'untrained' | 'prompt'
@@ -12,29 +12,29 @@ export interface Token {
   id: number
   text: string
   kind: Kind
-  /** Null where none is known: of prompts. */
+  /** Null for prompts. */
   logprob: number | null
-  /** What the trainer computed before the update. */
+  /** Computed by the trainer before the update. */
   trainerLogprob: number | null
 }
 
-/** 0 for a token that was certain, `LEVELS` for one of 5 nats and more; 0 where nothing is known. */
+/** 0 for a certain token or an unknown logprob, `LEVELS` from 5 nats. */
 export function level(logprob: number | null): number {
   if (logprob === null || !Number.isFinite(logprob)) return 0
   return Math.round((Math.min(Math.max(-logprob, 0), FULL_SURPRISE) / FULL_SURPRISE) * LEVELS)
 }
 
-/** exp(trainer - rollout): how much likelier the trainer's weights find the token than those that made it. */
+/** exp(trainer - rollout): importance ratio of the trainer's weights to the generating ones. */
 export function ratio(logprob: number | null, trainerLogprob: number | null): number | null {
   return logprob === null || trainerLogprob === null ? null : Math.exp(trainerLogprob - logprob)
 }
 
-/** How many tokens of a turn are shown: those of its prompt that are new, and its response. */
+/** Number of shown tokens of a turn: new prompt tokens and the response. */
 export function shown(turn: TurnTokens): number {
   return turn.prompt.ids.length + turn.response.ids.length
 }
 
-/** The token at an index of a turn's shown ones; undefined beyond them. */
+/** The token at an index of a turn's shown tokens; undefined beyond the end. */
 export function tokenAt(turn: TurnTokens, index: number): Token | undefined {
   const { prompt, response } = turn
   if (index < 0 || index >= shown(turn)) return undefined
@@ -53,20 +53,20 @@ export function tokenAt(turn: TurnTokens, index: number): Token | undefined {
 }
 
 const MARKS: Record<string, string> = { ' ': '·', '\t': '→', '\r': '␍', '\n': '↵', '\u00a0': '⍽' }
-// Characters that are invisible, or turn the direction of what follows: an attacker's way to show another text.
+// Invisible characters and direction overrides, which an attacker can use to disguise text.
 const HIDDEN = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u00ad\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g
 
-/** The text as it is drawn; `marked` makes white space visible. A newline stays one, so that lines break there. */
+/** The text to draw; `marked` makes white space visible. Newlines are kept, so that lines break there. */
 export function visible(text: string, marked: boolean): string {
   const safe = text.replace(HIDDEN, spelled)
   if (!marked) return safe
   return safe.replace(/[ \t\r\n\u00a0]/g, (c) => (c === '\n' ? '↵\n' : (MARKS[c] ?? c)))
 }
 
-// In messages, joiners and marks of direction are somebody's language; overrides of direction are not.
+// In messages, joiners and direction marks are part of some languages; direction overrides are not.
 const OVERRIDES = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u2028-\u202e\u2066-\u2069]/g
 
-/** What any component shows, as it is drawn: `build/spelled.ts` sends it through here. */
+/** Make any displayed text safe; `build/spelled.ts` applies it to all components. */
 export function readable<T>(shown: T): T | string {
   return typeof shown === 'string' ? shown.replace(OVERRIDES, spelled) : shown
 }
@@ -85,10 +85,10 @@ export interface Block {
   /** Index in `EpisodeTokens.turns`. */
   at: number
   part: 'head' | 'prompt' | 'response' | 'folded'
-  /** Tokens `from` … `to` (exclusive) of the turn's shown ones. */
+  /** Shown tokens `from` … `to` (exclusive) of the turn. */
   from: number
   to: number
-  /** The block before it ended in the middle of a line. */
+  /** The previous block ended in the middle of a line. */
   torn: boolean
 }
 
@@ -96,8 +96,8 @@ const LEAST = 120
 const MOST = 360
 
 /**
- * The blocks in which a long episode is drawn: only those in sight are in the page. One ends at a line's end where
- * there is any, so that cutting cannot be seen.
+ * The blocks in which a long episode is drawn; only visible blocks are rendered. A block ends at the end of a line
+ * if possible, so that the boundary is not visible.
  *
  * @param folded leave out the tokens of prompts.
  */
@@ -143,7 +143,7 @@ function cut(
   return found
 }
 
-/** Index of the block that holds a token, else of its turn's head; -1 for a turn that there is not. */
+/** Index of the block with a token, else of its turn's heading; -1 for an unknown turn. */
 export function blockOf(all: Block[], turn: number, token: number | null): number {
   const head = all.findIndex((block) => block.turn === turn)
   if (head < 0 || token === null) return head
@@ -151,27 +151,27 @@ export function blockOf(all: Block[], turn: number, token: number | null): numbe
   return found < 0 ? head : found
 }
 
-/** In words, why tokens that the model generated are not trained. */
+/** Why generated tokens of a turn are not trained. */
 export function whyUntrained(turn: Turn, episode: Episode): string {
-  if (turn.external) return 'a model outside of the run said it'
+  if (turn.external) return 'generated by an external model'
   if (!turn.trained) return `the agent ${turn.agent || turn.role} is not trained`
-  if (turn.lost) return 'the reply reached nobody, so it is not trained'
+  if (turn.lost) return 'the reply was not delivered'
   if (episode.split === 'validation') return 'validation episodes are never trained on'
-  if (episode.reward === null) return 'the episode has no verdict, so nothing of it is trained'
-  if (episode.samples.length === 0) return 'no sample of this episode was credited: not yet, or its group taught nothing'
+  if (episode.reward === null) return 'the episode was not scored'
+  if (episode.samples.length === 0) return 'no sample of this episode was credited (not yet, or its group had no learning signal)'
   const of = episode.samples.find((sample) => sample.turns.includes(turn.index))
-  if (!of) return 'no credited sample runs through this turn'
-  return 'the loss mask of its sample leaves it out'
+  if (!of) return 'no credited sample contains this turn'
+  return 'the loss mask of its sample excludes it'
 }
 
 export interface Surprise {
   tokens: number
   trained: number
-  /** Mean logprob of the generated tokens; null where there are none. */
+  /** Mean logprob of the generated tokens; null without any. */
   mean: number | null
 }
 
-/** What the head of a turn sums up. */
+/** Summary in the heading of a turn. */
 export function surprise(turn: TurnTokens): Surprise {
   const { logprobs, trained, ids } = turn.response
   const known = logprobs.filter((value): value is number => value !== null && Number.isFinite(value))

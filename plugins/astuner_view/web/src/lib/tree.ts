@@ -1,4 +1,4 @@
-/** The prefix tree of an episode's turns, laid out: a turn stands to the right of the one that it continues. */
+/** Layout of the prefix tree of turns: a turn is to the right of the turn that it continues. */
 import type { Turn } from './api'
 
 export interface Node {
@@ -11,7 +11,7 @@ export interface Node {
 export interface Edge {
   from: Node
   to: Node
-  /** It does not continue `from`, which only came before it, but starts a branch: drawn dashed, with the reason. */
+  /** It starts a branch after `from` instead of continuing it: drawn dashed, with the reason. */
   branch: boolean
 }
 
@@ -23,8 +23,8 @@ export interface Layout {
 }
 
 /**
- * The first continuation of a turn stays in its row, each further one gets a row of its own below; roots follow each
- * other from top to bottom, those of an agent together. Works without recursion: episodes have thousands of turns.
+ * The first continuation of a turn stays in its row; each further one gets its own row below. Roots are ordered from
+ * top to bottom, grouped by agent. Not recursive, because episodes have thousands of turns.
  */
 export function layout(turns: Turn[]): Layout {
   const known = new Set(turns.map((turn) => turn.index))
@@ -37,7 +37,7 @@ export function layout(turns: Turn[]): Layout {
   const nodes = new Map<number, Node>()
   let rows = 0
   for (const root of byAgent(roots)) {
-    // depth first; a stack of turns whose row is decided when they are taken from it
+    // depth first; the row of a turn is assigned when it is popped
     const waiting: { turn: Turn; column: number; first: boolean; above: Node | null }[] = [
       { turn: root, column: 0, first: false, above: null },
     ]
@@ -107,11 +107,11 @@ export interface Lane {
   tokens: number
 }
 
-/** Who spoke when: a lane per agent, in the order of first words; an agent's outside model is a lane of its own. */
+/** A lane per agent, in the order of first turns; an external model has its own lane. */
 export function lanes(turns: Turn[]): Lane[] {
   const found = new Map<string, Lane>()
   for (const turn of turns) {
-    const model = turn.external ? (turn.model ?? 'outside model') : turn.policy
+    const model = turn.external ? (turn.model ?? 'external model') : turn.policy
     const key = JSON.stringify([turn.agent, turn.external ? model : null])
     let lane = found.get(key)
     if (!lane) {

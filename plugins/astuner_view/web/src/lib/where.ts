@@ -1,6 +1,6 @@
 /**
- * Conditions on episodes, as `astuner export --where` has them: taken apart for the chips, and met here for the
- * exported page, which has no server. Invariant: same conditions, same episodes as the server's.
+ * Conditions on episodes, as in `astuner export --where`: parsed for the chips, and evaluated for exported pages.
+ * Invariant: conditions select the same episodes as on the server.
  */
 import type { Listed } from './api'
 
@@ -15,40 +15,40 @@ const WORDS = ['episode', 'group', 'task', 'split', 'stop_reason', 'error', 'que
 const LISTS = ['agent', 'tool']
 export const NAMES = [...NUMBERS, ...WORDS, ...LISTS, 'success', 'text']
 
-/** An episode of which more is known than a list shows: `text` is all that can be searched, as `searchable` has it. */
+/** An episode with its searchable text (`searchable`). */
 export type Searchable = Listed & { text: string }
 
-/** @throws Error a sentence that says what is wrong with it. */
+/** @throws Error with a message for the user. */
 export function read(text: string): Condition {
   const found = /^\s*(\w+)\s*(!=|>=|<=|=|>|<|~)([\s\S]*)$/.exec(text)
-  if (!found) throw new Error('write a name, one of = != < <= > >= ~, and a value, e.g. reward>=0.5')
+  if (!found) throw new Error('write a name, an operator (= != < <= > >= ~) and a value, e.g. reward>=0.5')
   const condition = { name: found[1], operator: found[2], value: found[3]?.trim() } as Condition
   const { name, operator, value } = condition
   if (NUMBERS.includes(name)) {
     const none = value.toLowerCase() === 'none' && (operator === '=' || operator === '!=')
     if (operator === '~') throw new Error(`${name} is a number; compare it with = != < <= > >=`)
-    if (!none && (value === '' || Number.isNaN(Number(value)))) throw new Error(`${value || 'nothing'} is no number`)
+    if (!none && (value === '' || Number.isNaN(Number(value)))) throw new Error(`${value || 'an empty value'} is not a number`)
   } else if (WORDS.includes(name)) {
     if (!['=', '!=', '~'].includes(operator)) {
-      throw new Error(`${name} is text; compare it with = or !=, or look into it with ~`)
+      throw new Error(`${name} is text; compare it with = or !=, or search it with ~`)
     }
   } else if (LISTS.includes(name)) {
-    if (!['=', '!='].includes(operator)) throw new Error(`${name} are names; ask for one with = or !=`)
+    if (!['=', '!='].includes(operator)) throw new Error(`${name} is a list of names; compare it with = or !=`)
   } else if (name === 'success') {
     if (operator !== '=' || !['true', 'false', 'none'].includes(value.toLowerCase())) {
-      throw new Error('success is =true, =false, or =none where there is no verdict')
+      throw new Error('success must be =true, =false or =none (not scored)')
     }
   } else if (name === 'text') {
     if (operator !== '~' || wordsOf(value).length === 0) {
       throw new Error('text is searched for words, e.g. text~apple pie')
     }
   } else {
-    throw new Error(`there is no ${name}; there are ${NAMES.join(', ')}`)
+    throw new Error(`${name} is not a known name; use one of ${NAMES.join(', ')}`)
   }
   return condition
 }
 
-/** Whether an episode meets all of them; one without a value meets none on it but `!=`. */
+/** Whether an episode meets all conditions; a missing value meets only `!=`. */
 export function meets(episode: Searchable, conditions: Condition[]): boolean {
   return conditions.every((condition) => meetsOne(episode, condition))
 }
@@ -84,12 +84,12 @@ function compared(have: number | null, operator: Condition['operator'], than: nu
   return have >= than
 }
 
-/** What a search is made of: words, lower case; what holds no letter and no digit is none. */
+/** The words of a search in lower case; words without letters and digits are ignored. */
 export function wordsOf(text: string): string[] {
   return text.split(/\s+/).map(plain).filter((word) => word !== '')
 }
 
-/** A text as `Searchable.text` has it: its words with a space before each, so that a word's beginning is found. */
+/** The text of `Searchable.text`: each word preceded by a space, so that word beginnings match. */
 export function searchable(text: string): string {
   return ` ${plain(text)}`
 }
@@ -98,7 +98,7 @@ function plain(text: string): string {
   return (text.toLowerCase().match(/[\p{L}\p{N}]+/gu) ?? []).join(' ')
 }
 
-/** What a chip says of a condition: `stop reason = truncated`. A condition that cannot be read is shown as written. */
+/** The text of a chip: `stop reason = truncated`. An invalid condition is shown unchanged. */
 export function described(text: string): string {
   const found = /^\s*(\w+)\s*(!=|>=|<=|=|>|<|~)([\s\S]*)$/.exec(text)
   if (!found) return text
@@ -107,7 +107,7 @@ export function described(text: string): string {
   return `${name.replaceAll('_', ' ')} ${sign} ${value.trim()}`
 }
 
-/** `where` with the conditions on `name` (with one of `operators`) replaced by `value`; null takes them out. */
+/** `where` with the conditions on `name` (with one of `operators`) replaced by `value`; null removes them. */
 export function withCondition(where: string[], name: string, operator: string, value: string | null): string[] {
   const start = new RegExp(`^\\s*${name}\\s*${operator.replace(/[<>=!~]/g, '\\$&')}(?!=)`)
   const others = where.filter((condition) => !start.test(condition))
