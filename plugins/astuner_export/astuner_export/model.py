@@ -187,7 +187,7 @@ def _sources(config: Config, checkpoint: Path | None) -> dict[str, Path]:
             name = config.locate_model(policy=policy)
             if not Path(name).is_dir():
                 raise CheckpointError(
-                    f"The base model is {name} on the Hugging Face Hub and is unchanged. Load it by this name instead of "
+                    f"The base model is {name} on the Hugging Face Hub and is unchanged. Load it by name instead of "
                     "exporting it."
                 )
             folder: Path | None = Path(name)

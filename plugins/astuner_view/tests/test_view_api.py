@@ -237,14 +237,14 @@ def test_a_run_without_a_log_shows_its_metrics_and_says_why(odd) -> None:
     make_run(root / "bare")
     run = client.of("bare").ok
     assert (run["episodes"], run["state"]) == (0, "stopped")
-    assert "there is no episode log" in run["problems"][0]
+    assert "has no episode log" in run["problems"][0]
     assert run["facets"]["stop_reason"] == []
     assert [row["step"] for row in client.of("bare", "metrics").ok["rows"]] == [0, 1]
     assert client.of("bare", "episodes").ok == {"total": 0, "offset": 0, "episodes": []}
     assert client.of("bare", "groups").ok == {"total": 0, "groups": []}
     assert client.of("bare", "steps").ok == {"steps": []}
     answer = client.of("bare", "episodes/g0-0")
-    assert (answer.status, "there is no episode log" in answer.error) == (404, True)
+    assert (answer.status, "has no episode log" in answer.error) == (404, True)
 
 
 def test_a_log_that_comes_later_is_seen(odd) -> None:

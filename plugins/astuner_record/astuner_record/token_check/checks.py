@@ -340,9 +340,9 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as e:
-            raise DataError(f"{place} is not JSON: {e}") from e
+            raise DataError(f"{place}: the line is not JSON: {e}") from e
         if not isinstance(value, dict):
-            raise DataError(f"{place} is a JSON {type(value).__name__}. Each line must be a JSON object.")
+            raise DataError(f"{place}: the line is a JSON {type(value).__name__}. Write a JSON object in each line.")
         yield place, value
 
 
@@ -381,7 +381,7 @@ def _request(line: Mapping[str, Any], place: str) -> Recorded:
         message, finish = response, response.get("finish_reason")
     else:
         raise DataError(
-            f'{place} has no response. Record the reply as "response": an OpenAI chat completion (with streamed chunks '
+            f'{place}: the response is missing. Record it as "response": an OpenAI chat completion (with streamed chunks '
             "merged) or its message."
         )
     return Recorded(
