@@ -108,7 +108,7 @@ def test_a_task_that_one_side_has_no_score_of_is_in_neither() -> None:
     worse = groups([None], [None], *[[1.0]] * 9)
     assert "candidate (2) than with the serving model (1)" in compared(a, worse).reason
     nearly = groups(*[[1.0]] * 5, *[[None]] * 6)
-    assert "only 5 tasks have scored episodes of both models, and 6 are needed" in compared(nearly, nearly).reason
+    assert "only 5 tasks have scored episodes of both models; 6 are required" in compared(nearly, nearly).reason
 
 
 def test_episodes_of_a_task_are_one_number() -> None:

@@ -517,7 +517,7 @@ def test_a_bad_line_is_an_error_with_its_place(tmp_path: Path, line: str, says: 
 def test_an_empty_or_missing_trace_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="contains no conversation"):
         read_trace(write(tmp_path / "t.jsonl"))
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="Cannot read"):
         read_trace(tmp_path / "none.jsonl")
 
 

@@ -724,7 +724,7 @@ def test_what_is_torn_or_damaged_in_an_older_log_is_said_and_costs_nothing_else(
         said = log.problems
     assert "not a complete batch" in said[0]
     assert "was not written by ASTuner" in said[1]
-    assert "the bytes are not those that were written" in said[2]
+    assert "checksum mismatch" in said[2]
 
 
 def test_a_log_of_format_2_is_read_and_gone_on_with(tmp_path: Path) -> None:

@@ -293,7 +293,7 @@ def test_another_policy_or_prompt_never_gets_a_recorded_reply(recorded: Any) -> 
     prompt = episode.turns[0].generation.prompt_ids
     with pytest.raises(Diverged, match="policy 'default' in the recording, and 'b' now"):
         Recording(episode=episode, plan=Plan(from_turn=3)).take("default", "b", prompt)
-    with pytest.raises(Diverged, match=rf"differs from token {len(prompt)} on \({len(prompt)} tokens then"):
+    with pytest.raises(Diverged, match=rf"differs from token {len(prompt)} on \(recorded {len(prompt)} tokens"):
         Recording(episode=episode, plan=Plan(from_turn=3)).take("default", "default", [*prompt, 1])
     once = Recording(episode=episode, plan=Plan(from_turn=1))
     assert once.take("default", "default", prompt) is not None

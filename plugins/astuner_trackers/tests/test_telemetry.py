@@ -419,7 +419,7 @@ def test_a_collector_that_hangs_costs_the_end_of_a_run_one_timeout(
         one.books.publish(EpisodeEnded(step=1, episode=episode(f"t{number}-0")))  # never waits
     one.books.close()
     assert "56 of 56 spans did not reach" in one.notes[-1]
-    assert re.search(r" \(\d+ of them may have: its answer was late\): ", one.notes[-1])  # it was sent them, after all
+    assert re.search(r" \(\d+ of them may have arrived: the response was late\): ", one.notes[-1])  # it was sent them, after all
     assert "it did not answer in time" in one.notes[-1]
     assert len(collector.requests) < 20  # of 28 batches: the first that fails while closing is the last
 
@@ -528,7 +528,7 @@ def test_the_end_does_not_wait_for_one_that_refuses(tmp_path: Path, monkeypatch:
     one.books.close()
     (lost,) = one.notes
     assert "7 of 7 spans did not reach" in lost
-    assert ": nothing takes connections there; check that it runs" in lost
+    assert ": connection refused; check that it is running" in lost
 
 
 @table(("batches", "then"), [(["taken"], 10.0), ([], 10.0), (["refused"], LAST_CHANCE)])
@@ -584,7 +584,7 @@ def test_what_is_still_under_way_when_nobody_waits_any_more_may_have_arrived() -
     ended.set()
     thread.join(60)
     assert "3 of 3 spans did not reach the collector" in remarks[0]
-    assert "(2 of them may have: its answer was late): it does not answer in time" in remarks[0]
+    assert "(2 of them may have arrived: the response was late): it did not answer in time" in remarks[0]
 
 
 def test_the_end_breaks_off_the_tries_of_a_batch_and_gives_it_one_last_chance() -> None:
