@@ -173,12 +173,12 @@ def test_what_is_there_is_replaced_on_request_only_and_only_if_it_is_a_model(run
     Path("empty/notes.md").write_text("mine")
     source = run / "checkpoints" / "step-000002"
     for target, why in (
-        ("empty", "holds other things than a model"),
-        ("e.yaml", "holds other things than a model"),
-        (".", "where the model comes from"),
-        (str(source), "where the model comes from"),
-        (str(source / "below"), "where the model comes from"),
-        (str(run.parent / "e" / "checkpoints"), "where the model comes from"),
+        ("empty", "contains more than a model"),
+        ("e.yaml", "contains more than a model"),
+        (".", "source of the export"),
+        (str(source), "source of the export"),
+        (str(source / "below"), "source of the export"),
+        (str(run.parent / "e" / "checkpoints"), "source of the export"),
     ):
         with pytest.raises(CheckpointError, match=why):
             export("e.yaml", to=target, force=True)

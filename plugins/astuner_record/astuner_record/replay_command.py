@@ -88,7 +88,7 @@ def replay(
     allow_divergence: Annotated[
         bool, typer.Option("--allow-divergence", help="Let the model answer requests that differ from the recording.")
     ] = False,
-    step: Annotated[bool, typer.Option("--step", help="Show each model call and prompt before it.")] = False,
+    step: Annotated[bool, typer.Option("--step", help="Show each model call, and wait for Enter before it.")] = False,
     pdb: Annotated[bool, typer.Option("--pdb", help="Set a breakpoint before turn K.")] = False,
     debug_tags: DebugTagsOption = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write forks here. Default: RUN/replays/.")] = None,
