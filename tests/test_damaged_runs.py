@@ -225,8 +225,8 @@ DAMAGES: Sequence[tuple[Callable[[Path], None], Sequence[str], Sequence[str], st
     (other_row, ["g4-4"], [], "1 of 40 episodes are lost: 'g4-4' of step 4"),
     (name_of_bytes, ["g4-4"], [], "1 of 40 episodes are lost: 'g4-4' of step 4"),
     (listed_otherwise, [], [], "the row of g1-1 or its entry in the list is damaged"),
-    (no_wal, OF_STEPS_4_AND_5, ["unnamed"], "has 24 of 40 training episodes"),
-    (flip_in_wal, OF_STEPS_4_AND_5, ["unnamed"], "has 24 of 40 training episodes"),
+    (no_wal, OF_STEPS_4_AND_5, ["unnamed"], "24 of 40 training episodes"),
+    (flip_in_wal, OF_STEPS_4_AND_5, ["unnamed"], "24 of 40 training episodes"),
 ]
 """What is damaged, which episodes that costs, those of them that nothing names, and what is said."""
 
