@@ -38,7 +38,12 @@ BY_DESIGN = "by design: each summary starts a new training sample"
     [
         ("compression", "tools_changed", "a structured answer, such as a context summary", BY_DESIGN),
         ("compression_tool", "history_rewritten", "replaces the messages before it", BY_DESIGN),
-        ("structured_and_plain", "tools_changed", "only while the agent requests a structured reply", "from another agent"),
+        (
+            "structured_and_plain",
+            "tools_changed",
+            "only while the agent requests a structured reply",
+            "from another agent",
+        ),
         ("one_model_for_two", "history_retold", "as another role's text", "as_agentscope_model('critic')"),
         ("hints", "messages_removed", "such as a one-shot hint", "keep the message in the agent's memory"),
     ],

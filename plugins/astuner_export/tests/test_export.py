@@ -296,7 +296,10 @@ def test_the_command_says_how_to_load_it(run: Path, capsys: pytest.CaptureFixtur
             "'gguff' is not a known format (hf, gguf, parquet, jsonl, sft, tokens, dpo, labels, tasks)",
         ),
         (("--to", "onnx", "--out", "x"), "'onnx' is not a known format"),
-        (("--to", "hf", "--out", "x", "--dtype", "int8"), "'int8' is not supported. Use one of auto, float32, bfloat16, float16"),
+        (
+            ("--to", "hf", "--out", "x", "--dtype", "int8"),
+            "'int8' is not supported. Use one of auto, float32, bfloat16, float16",
+        ),
         (("--to", "hf", "--out", "x", "--where", "reward>=1"), "apply to --to"),
         (("--to", "sft", "--out", "x", "--no-check"), "--dtype and --no-check apply to --to hf|gguf"),
         (("--to", "sft"), "Add --out FILE"),
@@ -403,7 +406,9 @@ def test_merged_adapters_say_what_the_trainers_say_beside_their_base(
 def test_what_does_not_say_the_same_leaves_what_was_there(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     export("e.yaml", to="out")
     _scale(run / "checkpoints" / "step-000002", float("nan"))
-    with pytest.raises(CheckpointError, match=r"logits differ by nan .* Choose another --checkpoint, or skip the check"):
+    with pytest.raises(
+        CheckpointError, match=r"logits differ by nan .* Choose another --checkpoint, or skip the check"
+    ):
         export("e.yaml", to="out", force=True)
     assert same_weights(Path("out"))
     assert [p.name for p in Path().iterdir() if "out" in p.name] == ["out"]

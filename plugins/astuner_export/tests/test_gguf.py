@@ -155,7 +155,7 @@ def test_what_is_there_is_replaced_on_request_only_and_only_if_it_is_gguf() -> N
             export("e.yaml", to=target, form="gguf", checkpoint="saved")
     export("e.yaml", to="m.gguf", form="gguf", checkpoint="saved", force=True)
     assert len(GGUFReader("m.gguf").tensors) == 26
-    with pytest.raises(ConfigError, match="'safetensors' is not supported. Use one of hf, gguf"):
+    with pytest.raises(ConfigError, match=r"'safetensors' is not supported\. Use one of hf, gguf"):
         export("e.yaml", to="x", form="safetensors")
 
 

@@ -137,7 +137,7 @@ def test_checks_see_what_was_offered_and_how_a_reply_ended(tmp_path: Path) -> No
     later = replace(both, turns=(replace(first, tools=()), cut))
     assert not checked_by("m", find_check(config, "mine.py->offered"), [later], 0.0).complaints
     assert checked_by("m", find_check(config, "mine.py->offered"), [both, episode(2, 1.0)], 0.5).reason == ""
-    with pytest.raises(PluginError, match="--check m raised ValueError .*: no"):
+    with pytest.raises(PluginError, match=r"--check m raised ValueError .*: no"):
         checked_by("m", find_check(config, "mine.py->broken"), [both], 0.0)
 
 

@@ -594,7 +594,7 @@ def test_the_scenarios_are_listed_and_an_unknown_one_is_refused(
     code, out, _ = run(capsys, "--list")
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()] == list(SCENARIOS)
-    with pytest.raises(ConfigError, match="--scenario .* Available: text, "):
+    with pytest.raises(ConfigError, match=r"--scenario .* Available: text, "):
         check_config(experiment("Agent"), scenarios=["nonsense"])
 
 

@@ -267,7 +267,8 @@ def test_a_turn_that_is_never_asked_for_is_a_divergence(recorded: Any, tmp_path:
     (tmp_path / "turns").write_text("fewer")
     (fork,) = run.fork(from_turn=2)
     (where,) = fork.divergences
-    assert "turn 1 of agent 'default' was not requested" in where.said and "(completed)" in where.said
+    assert "turn 1 of agent 'default' was not requested" in where.said
+    assert "(completed)" in where.said
     assert fork.differs_from == 1
 
 

@@ -419,7 +419,9 @@ def test_a_collector_that_hangs_costs_the_end_of_a_run_one_timeout(
         one.books.publish(EpisodeEnded(step=1, episode=episode(f"t{number}-0")))  # never waits
     one.books.close()
     assert "56 of 56 spans did not reach" in one.notes[-1]
-    assert re.search(r" \(\d+ of them may have arrived: the response was late\): ", one.notes[-1])  # it was sent them, after all
+    assert re.search(
+        r" \(\d+ of them may have arrived: the response was late\): ", one.notes[-1]
+    )  # it was sent them, after all
     assert "it did not answer in time" in one.notes[-1]
     assert len(collector.requests) < 20  # of 28 batches: the first that fails while closing is the last
 
@@ -461,7 +463,10 @@ def test_a_collector_that_comes_back_gets_what_comes_then(
         ("Failed to export: code: 404, reason: Not Found", "it accepts no spans at this path (status 404); check "),
         ("Pool: ('Connection aborted.', RemoteDisconnected('end'))", "it closed the connection"),
         ("Pool(host='x', port=9): Read timed out. (read timeout=10)", "it did not answer in time; check "),
-        ("Pool: SSLError(CERTIFICATE_VERIFY_FAILED)", "its certificate is not trusted, or it does not support TLS; check "),
+        (
+            "Pool: SSLError(CERTIFICATE_VERIFY_FAILED)",
+            "its certificate is not trusted, or it does not support TLS; check ",
+        ),
         (f"something new with {SECRET} {'x' * 500}", "something new with ***"),
     ],
 )

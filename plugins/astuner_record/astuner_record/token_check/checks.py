@@ -381,7 +381,7 @@ def _request(line: Mapping[str, Any], place: str) -> Recorded:
         message, finish = response, response.get("finish_reason")
     else:
         raise DataError(
-            f'{place}: the response is missing. Record it as "response": an OpenAI chat completion (with streamed chunks '
+            f'{place}: response is missing. Record it as "response": an OpenAI chat completion (with streamed chunks '
             "merged) or its message."
         )
     return Recorded(
