@@ -221,12 +221,12 @@ DAMAGES: Sequence[tuple[Callable[[Path], None], Sequence[str], Sequence[str], st
     (flip_in_rows, ["g2-3", "g5-0"], [], "2 of 40 episodes are lost: 'g2-3' of step 2, 'g5-0' of step 5"),
     (cut_in_half, NAMES[NAMES.index("g3-2") :], ["g3-2 and later"], "episodes are lost: 'g3-2' of step 3"),
     (page_of_zeros, ["g3-7"], [], "1 of 40 episodes are lost: 'g3-7' of step 3"),
-    (first_page_of_noise, [], [], "no episode is known to be lost"),
+    (first_page_of_noise, [], [], "no known episode is lost"),
     (other_row, ["g4-4"], [], "1 of 40 episodes are lost: 'g4-4' of step 4"),
     (name_of_bytes, ["g4-4"], [], "1 of 40 episodes are lost: 'g4-4' of step 4"),
-    (listed_otherwise, [], [], "the row of g1-1 is damaged, or its row in the list"),
-    (no_wal, OF_STEPS_4_AND_5, ["unnamed"], "has 24 of 40 training episodes"),
-    (flip_in_wal, OF_STEPS_4_AND_5, ["unnamed"], "has 24 of 40 training episodes"),
+    (listed_otherwise, [], [], "the row of g1-1 or its entry in the list is damaged"),
+    (no_wal, OF_STEPS_4_AND_5, ["unnamed"], "24 of 40 training episodes"),
+    (flip_in_wal, OF_STEPS_4_AND_5, ["unnamed"], "24 of 40 training episodes"),
 ]
 """What is damaged, which episodes that costs, those of them that nothing names, and what is said."""
 
@@ -289,7 +289,7 @@ def test_a_run_with_a_damaged_log_goes_on_with_what_is_whole(run: Path) -> None:
     flip_in_rows(run)
     done = mend(run)
     assert "2 of 40 episodes are lost: 'g2-3' of step 2, 'g5-0' of step 5" in done[0]
-    assert "the damaged one is episodes.sqlite.damaged" in done[1]
+    assert "the damaged log is now episodes.sqlite.damaged" in done[1]
     assert mend(run) == []
     assert rewind(run / "episodes", 4) == (done[0],)
     writer = EpisodeLogWriter(run / "episodes")
@@ -371,9 +371,9 @@ def test_a_run_goes_on_with_a_damaged_origin_which_is_kept(run: Path) -> None:
 @table(
     "file, start, says, many",
     [
-        ("tokens-000003.arrows", 0.45, "bytes are not a whole batch", 4),
-        ("tokens-000003.arrows", 0.9, "bytes are not a whole batch", 5),
-        ("credit-000002.arrows", 0.6, "bytes are not a whole batch", 5),
+        ("tokens-000003.arrows", 0.45, "bytes are not a complete batch", 4),
+        ("tokens-000003.arrows", 0.9, "bytes are not a complete batch", 5),
+        ("credit-000002.arrows", 0.6, "bytes are not a complete batch", 5),
     ],
 )
 def test_an_older_log_has_the_batches_that_are_whole(

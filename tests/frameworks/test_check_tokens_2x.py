@@ -36,18 +36,23 @@ BY_DESIGN = "by design: each summary starts a new training sample"
 @table(
     ("name", "reason", "why", "cure"),
     [
-        ("compression", "tools_changed", "a structured answer, such as a summary", BY_DESIGN),
+        ("compression", "tools_changed", "a structured answer, such as a context summary", BY_DESIGN),
         ("compression_tool", "history_rewritten", "replaces the messages before it", BY_DESIGN),
-        ("structured_and_plain", "tools_changed", "only while the agent is asked for a structured reply", "by another"),
-        ("one_model_for_two", "history_retold", "as another's words", "as_agentscope_model('critic')"),
-        ("hints", "messages_removed", "such as a one-time hint", "keep the message in the agent's memory"),
+        (
+            "structured_and_plain",
+            "tools_changed",
+            "only while the agent requests a structured reply",
+            "from another agent",
+        ),
+        ("one_model_for_two", "history_retold", "as another role's text", "as_agentscope_model('critic')"),
+        ("hints", "messages_removed", "such as a one-shot hint", "keep the message in the agent's memory"),
     ],
 )
 def test_a_branch_has_its_cause_and_its_cure(name: str, reason: str, why: str, cure: str) -> None:
     branches = [turn for turn in turns(name) if turn["what"] == reason and why in turn["why"]]
     assert branches, turns(name)
     assert cure in branches[0]["cure"]
-    assert f"    to do: {branches[0]['cure']}" in report(name)["text"]
+    assert f"    fix: {branches[0]['cure']}" in report(name)["text"]
 
 
 def test_a_turn_after_a_summary_says_so() -> None:

@@ -1,1 +1,1 @@
-"""What a run made, for others to use: a trained model as a folder, its episodes as data."""
+"""Export the results of a run: a trained model as a folder or file, or its episodes as data."""

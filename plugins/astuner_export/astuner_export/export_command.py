@@ -1,4 +1,4 @@
-"""``astuner export FILE --to FORM --out PATH``: a trained model for others, or a run's episodes as data."""
+"""Command ``astuner export FILE --to FORM --out PATH``: export a trained model, or a run's episodes as data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from astuner_record.episode_log.convert import Choice, Written, write_episodes
 from astuner_record.episode_log.salvage import end_partly
 
 DATA = ("parquet", "jsonl", "sft", "tokens", "dpo", "labels", "tasks")
-"""Forms of episodes; `astuner_record.episode_log.convert` writes them."""
+"""Formats of episodes, written by `astuner_record.episode_log.convert`."""
 ALL = (*FORMS, *DATA)
 
 
@@ -35,15 +35,15 @@ def export(
     ctx: typer.Context,
     file: Annotated[
         Path,
-        typer.Argument(metavar="FILE", help="The experiment file; for data also a run folder.", show_default=False),
+        typer.Argument(metavar="FILE", help="Experiment file; for episodes also a run folder.", show_default=False),
     ],
     to: Annotated[
         str,
         typer.Option(
             "--to",
             metavar="|".join(ALL),
-            help="hf: the model as a folder for transformers and vLLM; gguf: as a file for llama.cpp and Ollama; the "
-            "others: the episodes. A folder without --out is that of --to hf.",
+            help="Output format. hf: model folder for transformers and vLLM; gguf: file for llama.cpp and Ollama; "
+            "others: episodes. A folder without --out means --to hf.",
             show_default=False,
         ),
     ],
@@ -52,41 +52,41 @@ def export(
     checkpoint: CheckpointOption = "best",
     run_dir: RunDirOption = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="PATH", help="The new folder, or the new file.", show_default=False)
+        Path | None, typer.Option("--out", metavar="PATH", help="New folder or file.", show_default=False)
     ] = None,
     where: Annotated[
         list[str] | None,
         typer.Option(
             metavar="CONDITION",
-            help="Only such episodes, e.g. 'reward>=0.5', agent=NAME, text~word (repeatable). For sft, tokens and "
-            "dpo split=train holds, unless one is about split.",
+            help="Select episodes, e.g. 'reward>=0.5', agent=NAME, text~word (repeatable). sft, tokens and dpo add "
+            "split=train unless a condition is on split.",
             show_default=False,
         ),
     ] = None,
     min_reward: Annotated[
         float | None,
-        typer.Option(help="Episodes for sft and tokens have this reward. Default: they succeeded."),
+        typer.Option(help="Minimum reward of episodes for sft and tokens. Default: successful episodes."),
     ] = None,
-    min_gap: Annotated[float, typer.Option(help="Rewards of a pair for dpo differ by this.")] = 0.0,
+    min_gap: Annotated[float, typer.Option(help="Minimum reward difference of a pair for dpo.")] = 0.0,
     dtype: Annotated[
-        str, typer.Option(metavar="|".join(DTYPES), help="Of the model's weights; auto: as they are.")
+        str, typer.Option(metavar="|".join(DTYPES), help="Data type of the weights. auto: unchanged.")
     ] = "auto",
     check: Annotated[
         bool,
-        typer.Option("--check/--no-check", help="Load what was written, and compare its logits with the trainer's."),
+        typer.Option("--check/--no-check", help="Load the export and compare its logits with the trainer's model."),
     ] = True,
-    force: Annotated[bool, typer.Option("--force", help="Replace the model, or the file, that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing model or file.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a trained model for transformers, vLLM, llama.cpp or Ollama, or a run's episodes to a file.
+    """Export a trained model for transformers, vLLM, llama.cpp or Ollama, or a run's episodes to a file.
 
-    Of a model that does not say what the trainer's says nothing is left, and the exit code is 1. Of a damaged log what
-    is whole is written, with exit code 3, and what is not is named.
+    If the logits of an exported model differ from the trainer's, the export is removed and the exit code is 1. For a
+    damaged log, intact episodes are exported, damaged parts are listed, and the exit code is 3.
     """
     line, given = command_line(ctx), all_overrides(overrides, run_dir)
     if to not in DATA:
         if where or min_reward is not None or min_gap:
-            raise ConfigError(f"--where, --min-reward and --min-gap are for episodes: --to {'|'.join(DATA)}, not {to}")
+            raise ConfigError(f"--where, --min-reward and --min-gap apply to --to {'|'.join(DATA)}, not to {to}.")
         form, place = _model_place(to, out)
         with only_data_on_stdout(as_json):
             model = export_model(
@@ -104,9 +104,9 @@ def export(
         _show_model(model, form, as_json)
         return
     if dtype != "auto" or not check:
-        raise ConfigError(f"--dtype and --no-check are for models: --to {'|'.join(FORMS)}, not {to}")
+        raise ConfigError(f"--dtype and --no-check apply to --to {'|'.join(FORMS)}, not to {to}.")
     if out is None:
-        raise ConfigError(f"--to {to} writes episodes to a file: add --out FILE")
+        raise ConfigError(f"--to {to} writes a file. Add --out FILE.")
     run = file if file.is_dir() else load_config(file, given, backbone=backbone, plugins=line.plugins).run_dir
     target = out.expanduser().resolve()
     choice = Choice(where=where or (), min_reward=min_reward, min_gap=min_gap)
@@ -124,31 +124,31 @@ def _show_episodes(run: Path, target: Path, written: Written, as_json: bool) -> 
         return
     typer.echo(f"{written.rows:,} rows, {size / 2**20:,.1f} MiB: {target}")
     if written.chat_template:
-        typer.echo(f"render them with the run's chat template, {written.chat_template}, and not with the tokenizer's")
+        typer.echo(f"render the rows with the run's chat template, {written.chat_template}, not with the tokenizer's")
     if written.differing:
         typer.echo(
-            f"{written.differing:,} rows do not render to the recorded text (column `difference`); the first: "
-            f"{written.first_difference}. --to tokens writes the recorded ids"
+            f"{written.differing:,} rows do not render to the recorded text (column `difference`), first: "
+            f"{written.first_difference}. Use --to tokens for the recorded IDs."
         )
     if written.other_tokens:
         typer.echo(
-            f"{written.other_tokens:,} rows render to the recorded text, but a tokenizer splits it into other tokens "
-            "than the model sampled (column `same_tokens`)"
+            f"{written.other_tokens:,} rows render to the recorded text, but tokenize differently than the model "
+            "sampled (column `same_tokens`)"
         )
 
 
 def _model_place(to: str, out: Path | None) -> tuple[str, Path]:
-    """Which form a model is to have, and where.
+    """Return the format of a model export, and its target.
 
-    :raises ConfigError: ``--to`` names no form, or ``--out`` is missing.
+    :raises ConfigError: ``--to`` is not a known format, or ``--out`` is missing.
     """
     if to in FORMS:
         if out is None:
-            raise ConfigError(f"--to {to} writes a model: add --out {'FILE.gguf' if to == 'gguf' else 'DIR'}")
+            raise ConfigError(f"--to {to} writes a model. Add --out {'FILE.gguf' if to == 'gguf' else 'DIR'}.")
         return to, out
     hint = did_you_mean(to.lower(), ALL)
     if out is not None or (hint and not Path(to).is_dir()):
-        raise ConfigError(f"--to: there is no form {to!r} ({', '.join(ALL)}; a folder of that name: ./{to}){hint}")
+        raise ConfigError(f"--to {to!r} is not a known format ({', '.join(ALL)}). For a folder, use ./{to}{hint}")
     return "hf", Path(to)
 
 

@@ -1,9 +1,9 @@
-"""A model folder as one GGUF file, which llama.cpp and what is built on it load: weights, tokenizer, chat template.
+"""Write a model folder as a GGUF file for llama.cpp and tools based on it: weights, tokenizer, chat template.
 
-Written for what was tried with llama.cpp, and refused by name otherwise: the architectures of `ARCHITECTURES`, a
-byte-level BPE whose pre-tokenizer is one of `PRE_TOKENIZERS`, rotary embeddings of `ROPES`.
+Supports the configurations tested with llama.cpp and rejects others by name: the architectures of `ARCHITECTURES`, a
+byte-level BPE tokenizer with a pre-tokenizer of `PRE_TOKENIZERS`, and the rotary embeddings of `ROPES`.
 
-Invariant: what llama.cpp would silently read otherwise than transformers is refused.
+Invariant: a model that llama.cpp would silently interpret differently than transformers is rejected.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 MAGIC = b"GGUF"
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-"""transformers' `model_type` -> llama.cpp's architecture."""
+"""transformers' `model_type` -> architecture name in llama.cpp."""
 ROPES = ("default", "linear", "llama3", "yarn")
 _YARN = {"rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings"}
-_INSTEAD = "export with --to hf, and convert that folder with convert_hf_to_gguf.py of the llama.cpp you use"
+_INSTEAD = "Export with --to hf, and convert that folder with convert_hf_to_gguf.py of your llama.cpp version."
 
 _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -38,18 +38,18 @@ PRE_TOKENIZERS: Mapping[str, tuple[tuple[Any, ...], bool]] = {
     "qwen2": ((("Split", _QWEN2), ("ByteLevel", False)), False),
     "llama-bpe": ((("Split", _LLAMA3), ("ByteLevel", False)), True),
 }
-"""llama.cpp's name of a pre-tokenizer -> its steps as the tokenizers library has them, and `ignore_merges`."""
+"""Pre-tokenizer name in llama.cpp -> its steps in the tokenizers library, and `ignore_merges`."""
 
 
 def write_gguf(folder: Path, target: Path, *, dtype: str, name: str, chat_template: str | None = None) -> None:
     """Write the model in ``folder`` to the file ``target``.
 
-    Matrices are stored in ``dtype``, and vectors (norms, biases) in float32, as llama.cpp computes with them.
+    Matrices are stored in ``dtype``, vectors (norms, biases) in float32, as llama.cpp computes with them.
 
     :param dtype: float32, float16 or bfloat16.
-    :param name: what the file says it is called.
-    :param chat_template: instead of the tokenizer's own.
-    :raises CheckpointError: llama.cpp would not read it as transformers does; the message says what to do instead.
+    :param name: Model name in the file.
+    :param chat_template: Chat template to use instead of the tokenizer's.
+    :raises CheckpointError: llama.cpp would interpret the model differently; the message suggests an alternative.
     :raises MissingDependency: gguf, transformers or torch is not installed.
     """
     try:
@@ -57,15 +57,15 @@ def write_gguf(folder: Path, target: Path, *, dtype: str, name: str, chat_templa
         from transformers import AutoConfig
     except ImportError as e:
         raise MissingDependency(
-            f"GGUF is written with gguf and transformers, and {e.name} is not installed: "
+            f"GGUF export requires gguf and transformers, and {e.name} is not installed. Run: "
             "pip install 'astuner-export[check,gguf]'"
         ) from e
     try:
         config = load_pretrained(AutoConfig, folder)
     except (OSError, ValueError) as e:
-        raise CheckpointError(f"the configuration of {folder} cannot be read: {e}; {_INSTEAD}") from e
+        raise CheckpointError(f"Cannot read the configuration of {folder}: {e}. {_INSTEAD}") from e
     if why := _unsupported(config):
-        raise CheckpointError(f"{folder} cannot be written as GGUF here: {why}; {_INSTEAD}")
+        raise CheckpointError(f"Cannot write {folder} as GGUF: {why}. {_INSTEAD}")
     tokenizer = load_tokenizer(folder)
     if chat_template is not None:
         tokenizer.chat_template = chat_template
@@ -83,9 +83,9 @@ def write_gguf(folder: Path, target: Path, *, dtype: str, name: str, chat_templa
 
 
 def load_gguf(file: Path, folder: Path) -> Any:
-    """The model in a file that was written of ``folder``, as transformers reads it, in float32.
+    """Load a file written from ``folder`` with transformers, in float32.
 
-    transformers reads weights out of GGUF, but not every setting that llama.cpp reads there: those are the folder's.
+    transformers reads the weights from GGUF, but not every setting that llama.cpp reads; settings come from the folder.
     """
     from transformers import AutoConfig
 
@@ -102,15 +102,15 @@ def _file_types() -> Mapping[str, Any]:
 
 def _unsupported(config: Any) -> str:
     if config.model_type not in ARCHITECTURES:
-        return f"the architecture {config.model_type!r} is none of {', '.join(ARCHITECTURES)}"
+        return f"architecture {config.model_type!r} is not supported ({', '.join(ARCHITECTURES)})"
     rope = config.rope_parameters or {}
     kind = rope.get("rope_type", "default")
     if kind not in ROPES or (kind == "llama3" and ARCHITECTURES[config.model_type] != "llama"):
-        return f"llama.cpp was not tried with its rope type {kind!r}"
+        return f"rope type {kind!r} has not been tested with llama.cpp"
     if kind == "yarn" and (more := sorted(k for k, v in rope.items() if k not in _YARN and v is not None)):
-        return f"llama.cpp was not tried with {', '.join(more)} of its rope type 'yarn'"
+        return f"{', '.join(more)} of rope type 'yarn' has not been tested with llama.cpp"
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        return "it rotates only a part of each head (partial_rotary_factor)"
+        return "it rotates only part of each head (partial_rotary_factor)"
     layers = getattr(config, "layer_types", None) or ()
     if "sliding_attention" in layers or (not layers and getattr(config, "sliding_window", None)):
         return f"it uses sliding-window attention (sliding_window: {config.sliding_window})"
@@ -119,7 +119,7 @@ def _unsupported(config: Any) -> str:
     if getattr(config, "mlp_bias", False):
         return "its feed-forward layers have biases (mlp_bias)"
     if getattr(config, "quantization_config", None) is not None:
-        return "its weights are quantised"
+        return "its weights are quantized"
     return ""
 
 
@@ -157,25 +157,25 @@ def _add_tokenizer(writer: GGUFWriter, tokenizer: Any, folder: Path, vocab_size:
 
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        raise CheckpointError(f"the tokenizer of {folder} has no tokenizer.json (it is a slow one); {_INSTEAD}")
+        raise CheckpointError(f"The tokenizer of {folder} has no tokenizer.json (it is a slow tokenizer). {_INSTEAD}")
     spec = json.loads(backend.to_str())
     pre = pre_tokenizer(spec)
     if not pre:
         raise CheckpointError(
-            f"the tokenizer of {folder} splits text in a way that has none of the names known here "
-            f"({', '.join(PRE_TOKENIZERS)}), so llama.cpp would read other tokens: {_INSTEAD}"
+            f"The tokenizer of {folder} uses a pre-tokenizer other than {', '.join(PRE_TOKENIZERS)}, so llama.cpp "
+            f"would read different tokens. {_INSTEAD}"
         )
     added = {one["id"]: one for one in spec["added_tokens"]}
     for one in added.values():
         if one["lstrip"] or one["rstrip"] or one["single_word"]:
             raise CheckpointError(
-                f"the token {one['content']!r} of {folder} takes the white space beside it, which GGUF cannot say; "
+                f"Token {one['content']!r} of {folder} strips adjacent white space, which GGUF cannot express. "
                 f"{_INSTEAD}"
             )
     texts = {number: text for text, number in spec["model"]["vocab"].items()}
     texts |= {number: one["content"] for number, one in added.items()}
     if texts and max(texts) >= vocab_size:
-        raise CheckpointError(f"the tokenizer of {folder} has more tokens than its model ({vocab_size}); {_INSTEAD}")
+        raise CheckpointError(f"The tokenizer of {folder} has more tokens than its model ({vocab_size}). {_INSTEAD}")
     kinds = [
         TokenType.UNUSED
         if number not in texts
@@ -191,7 +191,7 @@ def _add_tokenizer(writer: GGUFWriter, tokenizer: Any, folder: Path, vocab_size:
     writer.add_tokenizer_pre(pre)
     writer.add_token_list([texts.get(number, f"[PAD{number}]") for number in range(vocab_size)])
     writer.add_token_types(kinds)
-    # read as such a list by llama.cpp, also where it is empty
+    # llama.cpp expects a list, even if it is empty
     writer.add_token_merges([pair if isinstance(pair, str) else " ".join(pair) for pair in merges])
     ends = _ends(folder, tokenizer)
     for add, number in (
@@ -210,9 +210,9 @@ def _add_tokenizer(writer: GGUFWriter, tokenizer: Any, folder: Path, vocab_size:
 
 
 def pre_tokenizer(spec: Mapping[str, Any]) -> str:
-    """llama.cpp's name of how a tokenizer splits text; empty where none of `PRE_TOKENIZERS` is the same.
+    """Return the name in llama.cpp of a tokenizer's pre-tokenizer, or an empty string if it is not supported.
 
-    :param spec: tokenizer.json.
+    :param spec: Content of tokenizer.json.
     """
     model, normalizer = spec["model"], spec["normalizer"]
     if model["type"] != "BPE" or model.get("byte_fallback") or (normalizer or {"type": "NFC"})["type"] != "NFC":
@@ -234,7 +234,7 @@ def _step(one: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _ends(folder: Path, tokenizer: Any) -> list[int]:
-    """Tokens that end an answer beside the tokenizer's own end, by generation_config.json."""
+    """Return the additional end tokens of generation_config.json."""
     file = folder / "generation_config.json"
     told = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
     numbers = told if isinstance(told, list) else [told]
@@ -245,7 +245,7 @@ def _ends(folder: Path, tokenizer: Any) -> list[int]:
 
 
 def _write_tensors(writer: GGUFWriter, config: Any, folder: Path, target: Path, dtype: str) -> None:
-    """One tensor after the other, so that no more than one is in memory."""
+    """Write tensors one at a time, to keep only one in memory."""
     import numpy as np
     from gguf import GGMLQuantizationType as Type
 
@@ -273,7 +273,7 @@ def _write_tensors(writer: GGUFWriter, config: Any, folder: Path, target: Path, 
 
 
 def _names(config: Any, stored: Iterable[str]) -> dict[str, str]:
-    """transformers' name of a tensor -> llama.cpp's, of those that it stores."""
+    """Return transformers' tensor name -> llama.cpp's, for the tensors that llama.cpp stores."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     arch = next(key for key, text in MODEL_ARCH_NAMES.items() if text == ARCHITECTURES[config.model_type])
@@ -282,14 +282,17 @@ def _names(config: Any, stored: Iterable[str]) -> dict[str, str]:
         if name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_word_embeddings):
             continue
         if (found := known.get_name(name, try_suffixes=(".weight", ".bias"))) is None:
-            raise CheckpointError(f"llama.cpp has no name for the tensor {name}; {_INSTEAD}")
+            raise CheckpointError(f"llama.cpp has no name for tensor {name}. {_INSTEAD}")
         names[name] = found
     return names
 
 
 def _permuted(config: Any, name: str, tensor: Any) -> Any:
-    """Rows of the query and key projections in the order in which llama.cpp rotates them for ``llama``: pairs of a
-    head side by side, where transformers has the first halves of all pairs before the second ones."""
+    """Reorder query and key projections for ``llama``.
+
+    llama.cpp stores the two rows of a rotated pair next to each other; transformers stores all first halves of a head
+    before all second halves.
+    """
     kind = name.split(".")[-2]
     if ARCHITECTURES[config.model_type] != "llama" or kind not in ("attn_q", "attn_k"):
         return tensor
@@ -299,7 +302,7 @@ def _permuted(config: Any, name: str, tensor: Any) -> Any:
 
 
 def _rope_factors(config: Any) -> Any:
-    """Llama 3's scaling: what each frequency is divided by, float32 [head_dim / 2]; None without it."""
+    """Return Llama 3's rope scaling divisors per frequency, float32 [head_dim / 2], or None without scaling."""
     if config.rope_parameters.get("rope_type") != "llama3":
         return None
     import torch

@@ -1,8 +1,7 @@
-"""A trained model for others: a folder that transformers and vLLM load, or a GGUF file that llama.cpp loads.
+"""Export a trained model: a folder that transformers and vLLM load, or a GGUF file that llama.cpp loads.
 
-Checkpoints are Hugging Face folders on every backbone, with what the run goes on from (optimizer, adapters, random
-states) beside the model.  Invariant: what is exported is complete and says what the trainer's model says (`parity`), or
-it is not there.
+Checkpoints of all backbones are Hugging Face folders, with the training state (optimizer, adapters, random state) next
+to the model. Invariant: an export is complete and matches the trainer's model (`parity`), or does not exist.
 """
 
 from __future__ import annotations
@@ -28,30 +27,30 @@ if TYPE_CHECKING:
     from astuner import Config
 
 FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt", "*.py")
-"""What a model folder consists of: weights, configuration, chat template, tokenizer, code of the model's own."""
+"""Files of a model folder: weights, configuration, chat template, tokenizer, and custom model code."""
 TOKENIZERS = ("tokenizer.json", "*.model", "vocab.*", "*.tiktoken")
-"""What holds a tokenizer's vocabulary."""
+"""Files that contain a tokenizer's vocabulary."""
 LEFT_OUT = ("manifest.json",)
-"""The local backbone's list of all files of a checkpoint, which would not be true of the copy."""
+"""File list of a checkpoint of the local backbone, which would be wrong for the copy."""
 FORMS = ("hf", "gguf")
-"""A folder of Hugging Face's kind, or a file of llama.cpp's."""
+"""A Hugging Face folder, or a file for llama.cpp."""
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-"""``auto``: as it is in the checkpoint."""
+"""``auto``: the data type of the checkpoint."""
 _TEMPLATE = "chat_template.jinja"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What was exported."""
+    """Result of an export."""
 
     checkpoint: Path | None
-    """None: the configured model, before training."""
+    """Exported checkpoint. None: the base model."""
     models: Mapping[str, Path]
-    """Policy -> its folder, or its file."""
+    """Policy -> its folder or file."""
     dtypes: Mapping[str, str]
-    """Policy -> what its weights are stored in."""
+    """Policy -> data type of its weights."""
     parity: Mapping[str, Parity]
-    """Policy -> how far it is from the trainer's model; empty where that was not checked."""
+    """Policy -> difference from the trainer's model; empty if it was not checked."""
     bytes: int
 
 
@@ -68,21 +67,21 @@ def export(
     backbone: str | None = None,
     disabled_plugins: Sequence[str] = (),
 ) -> Exported:
-    """Write the model of a checkpoint to ``to``; where several policies train, each under its name in that folder.
+    """Export the model of a checkpoint to ``to``. If several policies are trained, each goes to a subfolder.
 
-    :param form: one of `FORMS`.
-    :param dtype: one of `DTYPES`.
-    :param check: load what was written and compare its logits with those of the trainer's model.
+    :param form: One of `FORMS`.
+    :param dtype: One of `DTYPES`.
+    :param check: Load the export, and compare its logits with the trainer's model.
     :param checkpoint: ``best`` (validated) or ``latest`` of the run, ``base`` (the configured model), or a folder.
-    :param force: replace what was exported to ``to`` before.
-    :raises ConfigError: there is no such form or dtype.
-    :raises CheckpointError: there is no such checkpoint, it is not complete, what was written does not say the same, or
-        it cannot be written there. Nothing is left then, and what was there before stays.
-    :raises MissingDependency: a package that writes or checks it is not installed.
+    :param force: Replace an earlier export in ``to``.
+    :raises ConfigError: The form or data type is unknown.
+    :raises CheckpointError: The checkpoint does not exist or is incomplete, the export differs from the trainer's
+        model, or the target cannot be written. The target is then unchanged.
+    :raises MissingDependency: A package for the export or the check is not installed.
     """
     for asked, known in ((form, FORMS), (dtype, DTYPES)):
         if asked not in known:
-            raise ConfigError(f"a model is exported as one of {', '.join(known)}, not as {asked!r}")
+            raise ConfigError(f"Export format {asked!r} is not supported. Use one of {', '.join(known)}.")
     config = load_config(path, overrides, backbone=backbone, disabled_plugins=disabled_plugins)
     found = find_checkpoint(config, checkpoint)
     sources = _sources(config, found)
@@ -99,7 +98,7 @@ def export(
             done: dict[Path, str] = {}
             for policy, folder in sources.items():
                 new = temporary / places[policy]
-                if new in done:  # policies that share the folder of an older run
+                if new in done:  # policies of an older run may share a folder
                     dtypes[policy], parity[policy] = dtypes[done[new]], parity[done[new]]
                     continue
                 done[new] = policy
@@ -107,7 +106,7 @@ def export(
                 dtypes[policy] = stored if dtype == "auto" else dtype
                 if dtypes[policy] not in BOUNDS:
                     raise CheckpointError(
-                        f"{folder} holds weights in {stored}: choose --dtype {' or '.join(sorted(BOUNDS))}"
+                        f"{folder} contains weights in {stored}. Use --dtype {' or '.join(sorted(BOUNDS))}."
                     )
                 reference = _reference(config, policy, folder) if check else None
                 write = _write_gguf if gguf else _write_folder
@@ -116,8 +115,8 @@ def export(
                     parity[policy] = _compared(reference, reload, folder, dtypes[policy], stored)
     except OSError as e:
         raise CheckpointError(
-            f"cannot export to {target}: {e}; free space or choose another place; a run that goes on may also have "
-            "deleted the checkpoint meanwhile, then type the command again"
+            f"Cannot export to {target}: {e}. Free disk space or choose another target; if an active run deleted the "
+            "checkpoint meanwhile, run the command again."
         ) from e
     files = [target] if target.is_file() else [file for file in target.rglob("*") if file.is_file()]
     return Exported(
@@ -137,25 +136,27 @@ def _reference(config: Config, policy: str, folder: Path) -> Reference:
 
 
 def _compared(reference: Reference, reload: Callable[[], Any], folder: Path, dtype: str, stored: str) -> Parity:
-    """:raises CheckpointError: what was written says something else."""
+    """Compare an export with the trainer's model.
+
+    :raises CheckpointError: They differ.
+    """
     rounded = [stored] * reference.merged + [dtype] * (dtype not in ("float32", stored))
     found = reference.compare(reload, folder, rounded=max(rounded, key=lambda name: BOUNDS[name], default=""))
     if not found.holds:
-        how = "choose --dtype float32" if rounded else "choose another --checkpoint"
+        how = "Use --dtype float32" if rounded else "Choose another --checkpoint"
         raise CheckpointError(
-            f"what was exported of {folder} does not say what the trainer's model says, and was removed: {found}; "
-            f"{how}, {UNCHECKED}"
+            f"The export of {folder} differs from the trainer's model and was removed: {found}. {how}, {UNCHECKED}."
         )
     return found
 
 
 def problem(folder: Path) -> str:
-    """Why a folder is not a complete model; empty when it is."""
+    """Return why a folder is not a complete model, or an empty string if it is."""
     for name in ("config.json", "tokenizer_config.json"):
         if not (folder / name).is_file():
             return f"{name} is missing"
     if not any(fnmatch.fnmatch(file.name, one) for file in folder.iterdir() for one in TOKENIZERS):
-        return f"its tokenizer is missing ({', '.join(TOKENIZERS)}); copy it there from the model that was trained"
+        return f"its tokenizer is missing ({', '.join(TOKENIZERS)}); copy it from the base model"
     try:
         where, files = weight_map(folder), shards(folder)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
@@ -170,57 +171,59 @@ def problem(folder: Path) -> str:
             return f"{shard.name} is damaged: {e}"
     for name, file_name in where.items():
         if held.get(name) != file_name:
-            return f"{file_name} lacks {name}, which {INDEX} says is there"
+            return f"{file_name} lacks {name}, which {INDEX} lists"
     if adapters := [name for name in held if ".lora_" in name]:
-        return f"it holds adapters beside their base ({adapters[0]}), which nobody loads as one model"
+        return f"it contains separate adapters ({adapters[0]}), which cannot be loaded as one model"
     if contradicts_tie(folder):
         return "config.json sets tie_word_embeddings, but lm_head.weight differs from the embedding; set it to false"
     return ""
 
 
 def _sources(config: Config, checkpoint: Path | None) -> dict[str, Path]:
-    """Policy -> the complete model folder to copy, for those that train."""
+    """Return policy -> model folder to copy, for the trained policies."""
     sources = {}
     for policy in AgentRegistry.of(config.astuner).trained_policies:
         if checkpoint is None:
             name = config.locate_model(policy=policy)
             if not Path(name).is_dir():
                 raise CheckpointError(
-                    f"the model before training is {name} of Hugging Face, and nothing has changed it: give that name "
-                    "to whatever loads it"
+                    f"The base model is {name} on the Hugging Face Hub and is unchanged. Load it by name instead of "
+                    "exporting it."
                 )
             folder: Path | None = Path(name)
         else:
             folder = policy_folder(checkpoint, policy)
         if folder is None:
-            raise CheckpointError(f"{checkpoint} holds no model of the policy {policy!r}, which trains")
+            raise CheckpointError(f"{checkpoint} contains no model of the trained policy {policy!r}.")
         require_whole(folder)
         if why := problem(folder):
-            raise CheckpointError(f"{folder} cannot be exported: {why}")
-        home = folder.resolve().parents[1]  # in Hugging Face's cache, files are links to the blobs there
+            raise CheckpointError(f"Cannot export {folder}: {why}.")
+        home = folder.resolve().parents[1]  # files in Hugging Face's cache are links to blobs there
         if checkpoint and (strays := [f.name for f in folder.iterdir() if not f.resolve().is_relative_to(home)]):
-            raise CheckpointError(f"{folder} cannot be exported: {strays[0]} is a link out of it; put the file there")
+            raise CheckpointError(f"Cannot export {folder}: {strays[0]} links to a file outside. Copy the file there.")
         sources[policy] = folder.resolve()
     return sources
 
 
 def _check_target(target: Path, sources: set[Path], force: bool, kind: str) -> None:
-    """:param kind: what is to be there: a ``folder`` of a model, a GGUF ``file``, or a folder of ``files``.
-    :raises CheckpointError: something would be lost.
+    """Check that an export would not overwrite other files.
+
+    :param kind: Kind of the export: a model ``folder``, a GGUF ``file``, or a folder of ``files``.
+    :raises CheckpointError: Files would be lost.
     """
     for source in sources:
         if target == source or source.is_relative_to(target) or target.is_relative_to(source):
-            raise CheckpointError(f"{target}: that is where the model comes from ({source}); choose another place")
+            raise CheckpointError(f"{target} is the source of the export ({source}). Choose another target.")
     if kind == "file" and target.is_dir():
-        raise CheckpointError(f"{target} is a folder, and GGUF is one file; write --out {target}/model.gguf")
+        raise CheckpointError(f"{target} is a folder, but GGUF is a single file. Use --out {target}/model.gguf")
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     ours = {"file": _is_gguf, "files": _are_gguf, "folder": _is_export}[kind]
     if not ours(target):
-        what = "is there already and holds other things than a model"
-        raise CheckpointError(f"{target} {what}; choose a new {'file' if kind == 'file' else 'folder'}")
+        what = "exists and contains more than a model"
+        raise CheckpointError(f"{target} {what}. Choose a new {'file' if kind == 'file' else 'folder'}.")
     if not force:
-        raise CheckpointError(f"{target} is there already; choose a new place, or replace the model there: --force")
+        raise CheckpointError(f"{target} exists. Choose a new target, or replace the model with --force.")
 
 
 def _is_gguf(file: Path) -> bool:
@@ -235,7 +238,7 @@ def _are_gguf(folder: Path) -> bool:
 
 
 def _is_export(folder: Path) -> bool:
-    """Whether nothing but models is in a folder: one, or one in each folder below it."""
+    """Return whether a folder contains only models: one, or one in each subfolder."""
     if not folder.is_dir():
         return False
     if (folder / "config.json").is_file():
@@ -254,7 +257,7 @@ def _write_folder(
     if dtype != stored:
         convert(source, target, dtype)
     if why := problem(target):
-        raise CheckpointError(f"the copy of {source} is not complete, and was removed: {why}; type the command again")
+        raise CheckpointError(f"The copy of {source} is incomplete and was removed: {why}. Run the command again.")
     return partial(load, target)
 
 
@@ -275,6 +278,6 @@ def _copy(config: Config, policy: str, source: Path, target: Path, *, skip_weigh
 
 
 def _template(config: Config, policy: str) -> str | None:
-    """The chat template that the policy was trained with, where it is not its model's own."""
+    """Return the chat template that the policy was trained with, if it is not the model's default."""
     own = config.model_of(policy).path == config.astuner.model.path
     return chat_template(config) if own else None

@@ -1,8 +1,8 @@
-"""Whether what was exported says what the trainer's own model says: logits of both on the same tokens.
+"""Compare the logits of an export with the trainer's logits on the same tokens.
 
-Both are computed in float32 by transformers, from weights as they are stored, so a difference comes of the weights: of
-rounding where they were converted or adapters were merged, and of a defect otherwise.  The trainer's model is the
-checkpoint's; where it kept adapters beside their base, that base with the adapters on top of it, not merged.
+transformers computes both in float32 from the stored weights. A difference therefore comes from the weights: rounding
+in conversions and adapter merges, or a defect. The trainer's model is the checkpoint; if it stores adapters separately,
+it is the base model with unmerged adapters.
 """
 
 from __future__ import annotations
@@ -24,66 +24,67 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SAME = 1e-4
-"""The bound where no weight was rounded."""
+"""Bound without rounded weights."""
 BOUNDS = {"float32": SAME, "float16": 2**-7, "bfloat16": 2**-4}
-"""By the dtype that weights were rounded to: the largest difference of a logit by the largest logit of that position,
-16 times the dtype's precision (2^-11 and 2^-8)."""
+"""Data type of rounded weights -> maximum difference of a logit relative to the largest logit of the position:
+16 times the precision of the data type (2^-11 and 2^-8)."""
 MOST_KL = 0.01
-"""Nats per token, on average, by which the two distributions may differ; 1e-4 where no weight was rounded."""
+"""Mean KL divergence per token, in nats, allowed for rounded weights; 1e-4 without rounding."""
 PROMPTS = 4
 TOKENS = 128
-"""Of each prompt, from its beginning."""
+"""Tokens of each prompt, from its beginning."""
 QUESTIONS = ("What is 12 + 30?", "Name three colours.", "Why is the sky blue? Answer in one sentence.", "Hello!")
-"""What is asked where a run has no episodes."""
-UNCHECKED = "or leave the check out: --no-check"
+"""Prompts for runs without episodes."""
+UNCHECKED = "or skip the check with --no-check"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parity:
-    """How far what was exported is from the trainer's model."""
+    """Difference between an export and the trainer's model."""
 
     prompts: int
     tokens: int
     source: str
-    """Where the prompts are from."""
+    """Source of the prompts."""
     difference: float
-    """The largest |difference of a logit| / largest |logit| of that position."""
+    """Maximum of |difference of a logit| / largest |logit| of the position."""
     bound: float
     kl: float
-    """KL(trainer || exported) in nats, averaged over tokens."""
+    """KL(trainer || exported) in nats, mean over tokens."""
     kl_bound: float
     agreement: float
-    """Share of positions with the same most probable token."""
+    """Share of positions with the same most likely token."""
 
     @property
     def holds(self) -> bool:
-        return self.difference <= self.bound and self.kl <= self.kl_bound  # not so for NaN
+        return self.difference <= self.bound and self.kl <= self.kl_bound  # False for NaN
 
     def __str__(self) -> str:
         return (
             f"logits differ by {self.difference:.2g} of the largest (bound {self.bound:.2g}), KL {self.kl:.2g} "
-            f"(bound {self.kl_bound:.2g}), the same most probable token at {self.agreement:.2%} of {self.tokens:,} "
+            f"(bound {self.kl_bound:.2g}), same most likely token at {self.agreement:.2%} of {self.tokens:,} "
             f"positions of {self.prompts} prompts ({self.source})"
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prompts:
-    """Token ids to compare on."""
+    """Token IDs of the prompts for a comparison."""
 
     ids: Sequence[Sequence[int]]
     source: str
 
 
 class Reference:
-    """The trainer's model, asked once."""
+    """Logits of the trainer's model, computed once."""
 
     def __init__(self, folder: Path, base: Callable[[], tuple[str, str | None]], prompts: Prompts) -> None:
-        """
-        :param folder: the policy's model in the checkpoint.
-        :param base: the model before training, which adapters are for: a folder, or a name on the hub and its revision.
-        :raises MissingDependency: torch, transformers or peft are not here.
-        :raises CheckpointError: transformers does not load it.
+        """Load the model, and compute its logits.
+
+        :param folder: Folder of the policy's model in the checkpoint.
+        :param base: Returns the base model of adapters: a folder, or a model name and its revision.
+        :raises MissingDependency: torch, transformers or peft is not installed.
+        :raises CheckpointError: transformers cannot load the model.
         """
         self.prompts = prompts
         self.merged = (folder / "adapter" / "adapter_config.json").is_file()
@@ -91,11 +92,11 @@ class Reference:
             self._logits = logits(_with_adapters(folder, *base()) if self.merged else load(folder), prompts.ids)
 
     def compare(self, model: Callable[[], Any], what: Path, *, rounded: str) -> Parity:
-        """What the exported model has of it.
+        """Compare an exported model with the trainer's model.
 
-        :param model: loads it, in float32.
-        :param rounded: the dtype that weights were rounded to; empty where they were not.
-        :raises CheckpointError: it cannot be loaded.
+        :param model: Loads the exported model in float32.
+        :param rounded: Data type of rounded weights; empty without rounding.
+        :raises CheckpointError: The exported model cannot be loaded.
         """
         import torch
 
@@ -105,7 +106,7 @@ class Reference:
         for mine, other in zip(self._logits, theirs, strict=True):
             scale = mine.abs().amax(-1).clamp_min(1e-12)
             worst = ((mine - other).abs().amax(-1) / scale).max()
-            difference = float(torch.maximum(worst, torch.tensor(difference)))  # NaN stays
+            difference = float(torch.maximum(worst, torch.tensor(difference)))  # propagates NaN
             p, q = mine.log_softmax(-1), other.log_softmax(-1)
             kl += float((p.exp() * (p - q)).sum())
             same += int((mine.argmax(-1) == other.argmax(-1)).sum())
@@ -123,9 +124,9 @@ class Reference:
 
 
 def find_prompts(run_dir: Path, policy: str, folder: Path) -> Prompts:
-    """What the policy read and said in the run's newest episodes; without any, questions in its chat template.
+    """Return prompts and replies of the policy in the run's latest episodes, or questions without episodes.
 
-    :raises CheckpointError: its tokenizer cannot be read.
+    :raises CheckpointError: The tokenizer cannot be loaded.
     """
     try:
         with EpisodeLog(run_dir, check=False) as log:
@@ -134,17 +135,17 @@ def find_prompts(run_dir: Path, policy: str, folder: Path) -> Prompts:
     except DataError:
         found = []
     if found:
-        return Prompts(ids=[ids[:TOKENS] for ids in found[:PROMPTS]], source="of the run's newest episodes")
+        return Prompts(ids=[ids[:TOKENS] for ids in found[:PROMPTS]], source="from the run's latest episodes")
     tokenizer = load_tokenizer(folder)
     if tokenizer.chat_template is None:
         asked = [tokenizer(text)["input_ids"] for text in QUESTIONS]
-        return Prompts(ids=asked, source="questions of our own, as there are no episodes")
+        return Prompts(ids=asked, source="built-in questions, because the run has no episodes")
     messages = [[{"role": "user", "content": text}] for text in QUESTIONS]
     asked = [
         tokenizer.apply_chat_template(one, add_generation_prompt=True, return_dict=True)["input_ids"]
         for one in messages
     ]
-    return Prompts(ids=asked, source="questions of our own, as there are no episodes")
+    return Prompts(ids=asked, source="built-in questions, because the run has no episodes")
 
 
 def _longest(turns: Sequence[Any], policy: str) -> list[int]:
@@ -153,21 +154,21 @@ def _longest(turns: Sequence[Any], policy: str) -> list[int]:
 
 
 def load(folder: str | Path, *, dtype: str = "float32", **options: Any) -> Any:
-    """A model as anybody loads it, on the CPU.
+    """Load a model on the CPU without ASTuner code.
 
-    :param options: more for transformers' ``from_pretrained``: a file in the folder, a revision.
-    :raises ValueError: weights are missing.
+    :param options: Options of transformers' ``from_pretrained``, such as a file in the folder or a revision.
+    :raises ValueError: Weights are missing.
     """
     import torch
     from transformers import AutoModelForCausalLM
 
-    draws = "gguf_file" in options  # a bar, whatever it was told
+    draws = "gguf_file" in options  # shows a progress bar regardless of the setting
     with redirect_stderr(StringIO()) if draws else nullcontext():
         loaded: Any = load_pretrained(
             AutoModelForCausalLM,
             folder,
             dtype=getattr(torch, dtype),
-            attn_implementation="eager",  # a config may name a kernel of the hub, which is code
+            attn_implementation="eager",  # a config may name a kernel on the Hub, which would run remote code
             local_files_only=True,
             output_loading_info=True,
             **options,
@@ -179,18 +180,21 @@ def load(folder: str | Path, *, dtype: str = "float32", **options: Any) -> Any:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """:raises CheckpointError: it cannot be read, or its files are missing."""
+    """Load the tokenizer of a model folder.
+
+    :raises CheckpointError: The tokenizer is unreadable, or its files are missing.
+    """
     with _loading(folder):
         from transformers import AutoTokenizer
 
         tokenizer = load_pretrained(AutoTokenizer, folder, local_files_only=True)
-        if len(tokenizer) <= len(tokenizer.all_special_tokens):  # made up by transformers, of none of its files
-            raise ValueError("its tokenizer.json is missing; copy it and tokenizer_config.json from the original model")
+        if len(tokenizer) <= len(tokenizer.all_special_tokens):  # transformers created an empty one
+            raise ValueError("tokenizer.json is missing; copy it and tokenizer_config.json from the original model")
     return tokenizer
 
 
 def logits(model: Any, prompts: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Of each prompt, float32 [tokens, vocabulary]."""
+    """Return the logits of each prompt, float32 [tokens, vocabulary]."""
     import torch
 
     with torch.inference_mode():
@@ -198,19 +202,19 @@ def logits(model: Any, prompts: Sequence[Sequence[int]]) -> list[Tensor]:
 
 
 def _with_adapters(folder: Path, base: str, revision: str | None) -> Any:
-    """The base in the checkpoint's dtype, as it was trained, then in float32, with adapters that are not merged."""
+    """Load the base model in the checkpoint's data type, convert it to float32, and add unmerged adapters."""
     from peft import PeftModel
 
     stored = stored_dtype(folder)
     model = load(base, dtype=stored, **({} if revision is None else {"revision": revision})).float()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # peft 0.21 reads a name that transformers 5 renamed
+        warnings.simplefilter("ignore", FutureWarning)  # peft 0.21 uses a name that transformers 5 renamed
         return PeftModel.from_pretrained(model, str(folder / "adapter")).float().eval()
 
 
 @contextmanager
 def _loading(what: Path) -> Iterator[None]:
-    """Say in our own words why a model cannot be asked."""
+    """Convert errors while loading a model to ASTuner errors."""
     try:
         from transformers.utils import logging as transformers_logging
 
@@ -226,14 +230,14 @@ def _loading(what: Path) -> Iterator[None]:
                 logging.enable_progress_bar()
     except ImportError as e:
         raise MissingDependency(
-            f"an export is checked by transformers, and {e.name or e} is not installed: pip install "
+            f"The check of an export requires transformers, and {e.name or e} is not installed. Run: pip install "
             f"'astuner-export[check]', {UNCHECKED}"
         ) from e
     except MemoryError as e:
-        raise CheckpointError(f"{what} does not fit in memory in float32: take a larger machine, {UNCHECKED}") from e
+        raise CheckpointError(f"{what} does not fit in memory in float32. Use a larger machine, {UNCHECKED}.") from e
     except (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError) as e:
         reason = " ".join(str(e).split())
         raise CheckpointError(
-            f"{what} cannot be checked, for transformers does not load it: {reason}; mend it, choose another "
-            f"--checkpoint, {UNCHECKED}"
+            f"Cannot check {what}, because transformers cannot load it: {reason}. Fix it, choose another "
+            f"--checkpoint, {UNCHECKED}."
         ) from e

@@ -1,4 +1,4 @@
-"""The weights of a model folder, as they lie in its files of safetensors, and in another dtype."""
+"""Read the weights of a model folder from its safetensors files, and convert them to another data type."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from astuner.contracts.errors import CheckpointError
 
 INDEX = "model.safetensors.index.json"
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-"""As files of safetensors name them."""
+"""Data type names in safetensors files."""
 
 
 def weight_map(folder: Path) -> dict[str, str]:
-    """Which tensor is in which file, where there are several; otherwise empty.
+    """Return tensor name -> file if the weights are in several files, otherwise an empty mapping.
 
-    :raises ValueError, OSError, KeyError, TypeError: the index cannot be read.
+    :raises ValueError, OSError, KeyError, TypeError: The index is unreadable.
     """
     if not (folder / INDEX).is_file():
         return {}
@@ -26,21 +26,21 @@ def weight_map(folder: Path) -> dict[str, str]:
 
 
 def shards(folder: Path) -> list[Path]:
-    """The files of weights; raises as `weight_map`, or AttributeError."""
+    """Return the weight files. Raises as `weight_map`, or AttributeError."""
     return [folder / name for name in sorted(set(weight_map(folder).values()) or {"model.safetensors"})]
 
 
 def header(file: Path) -> dict[str, Any]:
-    """The tensors in a file of safetensors: the length of its header in 8 bytes, the header as JSON, the numbers.
+    """Return the header of a safetensors file, which starts with the header length in 8 bytes.
 
-    :returns: name -> dtype, shape, data_offsets.
-    :raises ValueError: it is no such file, or is not as long as its header says.
+    :returns: Tensor name -> dtype, shape, data_offsets.
+    :raises ValueError: The file is not in this format, or its length differs from the header.
     """
     size = file.stat().st_size
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         if length > size - 8:
-            raise ValueError("it was cut off")
+            raise ValueError("it is truncated")
         found: dict[str, Any] = json.loads(opened.read(length))
     found.pop("__metadata__", None)
     expected = 8 + length + max((tensor["data_offsets"][1] for tensor in found.values()), default=0)
@@ -50,12 +50,12 @@ def header(file: Path) -> dict[str, Any]:
 
 
 def stored_tensors(folder: Path) -> list[tuple[str, tuple[int, ...], Path]]:
-    """Name, shape and file of every tensor of a complete folder."""
+    """Return name, shape and file of every tensor of a complete folder."""
     return [(name, tuple(one["shape"]), file) for file in shards(folder) for name, one in header(file).items()]
 
 
 def contradicts_tie(folder: Path) -> bool:
-    """Whether ``config.json`` of a complete folder ties embedding and head while its files hold two that differ."""
+    """Return whether ``config.json`` ties embedding and head, while the files contain two different tensors."""
     if not json.loads((folder / "config.json").read_text(encoding="utf-8")).get("tie_word_embeddings", False):
         return False
     files = {name: file for name, _, file in stored_tensors(folder)}
@@ -73,7 +73,7 @@ def contradicts_tie(folder: Path) -> bool:
 
 
 def stored_dtype(folder: Path) -> str:
-    """The dtype of most numbers of a complete folder: float32, float16 or bfloat16; another as safetensors names it."""
+    """Return the data type of most weights of a complete folder: float32, float16, bfloat16, or a safetensors name."""
     sizes: Counter[str] = Counter()
     for file in shards(folder):
         for one in header(file).values():
@@ -83,9 +83,9 @@ def stored_dtype(folder: Path) -> str:
 
 
 def converted(tensor: Any, dtype: str, name: str) -> Any:
-    """A tensor of floating point in ``dtype``; another kind as it is.
+    """Return a floating-point tensor in ``dtype``, and other tensors unchanged.
 
-    :raises CheckpointError: a number is too large for it.
+    :raises CheckpointError: A value is too large for the data type.
     """
     import torch
 
@@ -93,15 +93,15 @@ def converted(tensor: Any, dtype: str, name: str) -> Any:
         return tensor
     new = tensor.to(getattr(torch, dtype))
     if not new.isfinite().all() and tensor.isfinite().all():
-        raise CheckpointError(f"{name} holds numbers that are too large for {dtype}; take --dtype bfloat16 or float32")
+        raise CheckpointError(f"{name} contains values too large for {dtype}. Use --dtype bfloat16 or float32.")
     return new
 
 
 def convert(source: Path, target: Path, dtype: str) -> None:
-    """Write the weights of ``source`` to the folder ``target`` in ``dtype``, and say so in its config.json.
+    """Write the weights of ``source`` to ``target`` in ``dtype``, and update its config.json.
 
-    :raises CheckpointError: as `converted`.
-    :raises OSError: it cannot be written.
+    :raises CheckpointError: As `converted`.
+    :raises OSError: The folder cannot be written.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file, save_file
@@ -110,10 +110,10 @@ def convert(source: Path, target: Path, dtype: str) -> None:
         tensors = {name: converted(tensor, dtype, name) for name, tensor in load_file(file).items()}
         try:
             save_file(tensors, target / file.name, metadata={"format": "pt"})
-        except SafetensorError as e:  # a full disk among them
+        except SafetensorError as e:  # includes a full disk
             raise OSError(str(e)) from e
     config = json.loads((target / "config.json").read_text(encoding="utf-8"))
-    config.pop("torch_dtype", None)  # as it was called before transformers 5
+    config.pop("torch_dtype", None)  # name before transformers 5
     config["dtype"] = dtype
     (target / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     if (target / INDEX).is_file():

@@ -121,7 +121,7 @@ def test_a_checkpoint_brings_no_file_from_elsewhere(run: Path, tmp_path: Path) -
     """Somebody else's may link to a file of the person's, who then publishes the copy."""
     (tmp_path / "id_rsa").write_text("a key")
     (run / "checkpoints" / "step-000002" / "vocab.txt").symlink_to(tmp_path / "id_rsa")
-    with pytest.raises(CheckpointError, match=r"vocab\.txt is a link out of it"):
+    with pytest.raises(CheckpointError, match=r"vocab\.txt links to a file outside"):
         export("e.yaml", to="models/mine")
     assert not Path("models").exists()
 
@@ -130,7 +130,7 @@ def test_base_is_the_model_before_training_unless_it_has_a_name_only(run: Path) 
     result = export("e.yaml", to="out", checkpoint="base")
     assert result.checkpoint is None
     assert names(Path("out")) == MODEL
-    with pytest.raises(CheckpointError, match="nobody/nothing of Hugging Face, and nothing has changed it"):
+    with pytest.raises(CheckpointError, match="nobody/nothing on the Hugging Face Hub"):
         export("e.yaml", ["astuner.model.path=nobody/nothing"], to="out2", checkpoint="base")
 
 
@@ -144,7 +144,7 @@ def test_each_policy_that_trains_gets_a_folder(run: Path) -> None:
     assert {p.name: names(p) for p in Path("out").iterdir()} == {"writer": MODEL, "critic": MODEL}
     export("e.yaml", to="out", force=True)
     shutil.rmtree(saved / "critic")
-    with pytest.raises(CheckpointError, match="step-000009 holds no model of the policy 'critic', which trains"):
+    with pytest.raises(CheckpointError, match="step-000009 contains no model of the trained policy 'critic'"):
         export("e.yaml", to="out3")
     assert not Path("out3").exists()
 
@@ -166,19 +166,19 @@ def test_what_is_there_is_replaced_on_request_only_and_only_if_it_is_a_model(run
     Path("empty").mkdir()
     export("e.yaml", to="empty")
     Path("empty/config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"there already; .* --force"):
+    with pytest.raises(CheckpointError, match=r"exists.* --force"):
         export("e.yaml", to="empty")
     export("e.yaml", to="empty", force=True)
     assert same_weights(Path("empty"))
     Path("empty/notes.md").write_text("mine")
     source = run / "checkpoints" / "step-000002"
     for target, why in (
-        ("empty", "holds other things than a model"),
-        ("e.yaml", "holds other things than a model"),
-        (".", "where the model comes from"),
-        (str(source), "where the model comes from"),
-        (str(source / "below"), "where the model comes from"),
-        (str(run.parent / "e" / "checkpoints"), "where the model comes from"),
+        ("empty", "contains more than a model"),
+        ("e.yaml", "contains more than a model"),
+        (".", "source of the export"),
+        (str(source), "source of the export"),
+        (str(source / "below"), "source of the export"),
+        (str(run.parent / "e" / "checkpoints"), "source of the export"),
     ):
         with pytest.raises(CheckpointError, match=why):
             export("e.yaml", to=target, force=True)
@@ -230,12 +230,12 @@ def _adapters(folder: Path) -> None:
         (_remove("tokenizer_config.json"), "tokenizer_config.json is missing"),
         (_remove("model.safetensors"), "model.safetensors is missing"),
         (_cut, "model.safetensors is damaged: it has "),
-        (_empty, "model.safetensors is damaged: it was cut off"),
+        (_empty, "model.safetensors is damaged: it is truncated"),
         (_shard_gone, "model-00002-of-00002.safetensors is missing"),
-        (_shard_swapped, "which model.safetensors.index.json says is there"),
+        (_shard_swapped, "which model.safetensors.index.json lists"),
         (_index_broken, "model.safetensors.index.json cannot be read: TypeError"),
         (_remove("tokenizer.json"), "its tokenizer is missing (tokenizer.json, "),
-        (_adapters, "it holds adapters beside their base (base_model.model.model.layers.0"),
+        (_adapters, "it contains separate adapters (base_model.model.model.layers.0"),
     ],
 )
 def test_an_incomplete_model_is_seen(tmp_path: Path, damage: Any, why: str) -> None:
@@ -249,7 +249,7 @@ def test_an_incomplete_model_is_seen(tmp_path: Path, damage: Any, why: str) -> N
 def test_an_incomplete_checkpoint_is_refused_and_nothing_is_left(run: Path) -> None:
     _cut(run / "checkpoints" / "step-000002")
     (run / "checkpoints" / "step-000002" / "manifest.json").unlink()  # an engine's has none
-    with pytest.raises(CheckpointError, match=r"step-000002 cannot be exported: model\.safetensors is damaged"):
+    with pytest.raises(CheckpointError, match=r"Cannot export .*step-000002: model\.safetensors is damaged"):
         export("e.yaml", to="out")
     assert not any("out" in p.name for p in Path().iterdir())
 
@@ -263,7 +263,7 @@ def test_a_copy_that_fails_leaves_what_was_there(run: Path, monkeypatch: pytest.
         Path(target).write_bytes(source.read_bytes())
 
     monkeypatch.setattr("shutil.copyfile", full)
-    with pytest.raises(CheckpointError, match=r"cannot export to .*No space left on device.*free space"):
+    with pytest.raises(CheckpointError, match=r"Cannot export to .*No space left on device.*disk space"):
         export("e.yaml", to="out", force=True)
     assert [p.name for p in Path().iterdir() if "out" in p.name] == ["out"]
     assert same_weights(Path("out"))
@@ -289,17 +289,20 @@ def test_the_command_says_how_to_load_it(run: Path, capsys: pytest.CaptureFixtur
 @table(
     ("arguments", "said"),
     [
-        (("--to", "hf"), "--to hf writes a model: add --out DIR"),
-        (("--to", "gguf"), "add --out FILE.gguf"),
+        (("--to", "hf"), "--to hf writes a model. Add --out DIR"),
+        (("--to", "gguf"), "Add --out FILE.gguf"),
         (
             ("--to", "gguff"),
-            "there is no form 'gguff' (hf, gguf, parquet, jsonl, sft, tokens, dpo, labels, tasks; a folder of that",
+            "'gguff' is not a known format (hf, gguf, parquet, jsonl, sft, tokens, dpo, labels, tasks)",
         ),
-        (("--to", "onnx", "--out", "x"), "there is no form 'onnx'"),
-        (("--to", "hf", "--out", "x", "--dtype", "int8"), "auto, float32, bfloat16, float16, not as 'int8'"),
-        (("--to", "hf", "--out", "x", "--where", "reward>=1"), "are for episodes"),
-        (("--to", "sft", "--out", "x", "--no-check"), "--dtype and --no-check are for models: --to hf|gguf, not sft"),
-        (("--to", "sft"), "add --out FILE"),
+        (("--to", "onnx", "--out", "x"), "'onnx' is not a known format"),
+        (
+            ("--to", "hf", "--out", "x", "--dtype", "int8"),
+            "'int8' is not supported. Use one of auto, float32, bfloat16, float16",
+        ),
+        (("--to", "hf", "--out", "x", "--where", "reward>=1"), "apply to --to"),
+        (("--to", "sft", "--out", "x", "--no-check"), "--dtype and --no-check apply to --to hf|gguf"),
+        (("--to", "sft"), "Add --out FILE"),
     ],
 )
 def test_what_cannot_be_exported_is_said(
@@ -312,7 +315,7 @@ def test_what_cannot_be_exported_is_said(
 
 def test_where_nothing_can_be_written_is_said(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main_exits(1, "export", "e.yaml", "--to", "hf", "--out", "/proc/x/y")
-    assert "cannot export to /proc/x/y" in capsys.readouterr().err
+    assert "Cannot export to /proc/x/y" in capsys.readouterr().err
 
 
 def test_the_command_checks_what_it_wrote(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -345,7 +348,7 @@ def test_weights_are_stored_in_the_dtype_that_is_asked_for(
 
 def test_numbers_that_a_dtype_does_not_hold_are_refused(run: Path) -> None:
     _scale(run / "checkpoints" / "step-000002", 1e6)
-    with pytest.raises(CheckpointError, match=r"too large for float16; take --dtype bfloat16 or float32"):
+    with pytest.raises(CheckpointError, match=r"too large for float16.*--dtype bfloat16 or float32"):
         export("e.yaml", to="out", dtype="float16", check=False)
     assert not any("out" in p.name for p in Path().iterdir())
 
@@ -394,7 +397,7 @@ def test_merged_adapters_say_what_the_trainers_say_beside_their_base(
     unmerged = Path("unmerged")
     checkpoint(unmerged)
     adapted(unmerged, dtype, merge=False)
-    with pytest.raises(CheckpointError, match=r"does not say what the trainer's model says, and was removed: logits d"):
+    with pytest.raises(CheckpointError, match=r"differs from the trainer's model and was removed: logits d"):
         export("e.yaml", to="out2", checkpoint=str(unmerged))
     assert not any("out2" in p.name for p in Path().iterdir())
     assert export("e.yaml", to="out2", checkpoint=str(unmerged), check=False).parity == {}
@@ -403,7 +406,9 @@ def test_merged_adapters_say_what_the_trainers_say_beside_their_base(
 def test_what_does_not_say_the_same_leaves_what_was_there(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     export("e.yaml", to="out")
     _scale(run / "checkpoints" / "step-000002", float("nan"))
-    with pytest.raises(CheckpointError, match=r"logits differ by nan .* choose another --checkpoint, or leave the che"):
+    with pytest.raises(
+        CheckpointError, match=r"logits differ by nan .* Choose another --checkpoint, or skip the check"
+    ):
         export("e.yaml", to="out", force=True)
     assert same_weights(Path("out"))
     assert [p.name for p in Path().iterdir() if "out" in p.name] == ["out"]
@@ -438,12 +443,12 @@ def test_prompts_are_of_the_runs_newest_episodes(run: Path) -> None:
     log.close()
     found = export("e.yaml", to="out", force=True).parity["default"]
     assert (found.prompts, found.tokens) == (4, 4 * 128)
-    assert found.source == "of the run's newest episodes"
+    assert found.source == "from the run's latest episodes"
 
 
 @table(
     ("module", "to_type"),
-    [("transformers", "pip install 'astuner-export[check]', or leave the check out: --no-check")],
+    [("transformers", "pip install 'astuner-export[check]', or skip the check with --no-check")],
 )
 def test_without_what_checks_it_the_way_out_is_said(
     run: Path, monkeypatch: pytest.MonkeyPatch, module: str, to_type: str
@@ -461,7 +466,7 @@ def test_what_a_killed_export_left_is_removed_and_what_it_was_replacing_comes_ba
     export("e.yaml", to="out")
     Path("out").rename(f".out.{gone.pid}.old")  # killed between the two renames
     (Path(f".out.{gone.pid}.tmp") / "half").mkdir(parents=True)
-    with pytest.raises(CheckpointError, match="there already"):
+    with pytest.raises(CheckpointError, match="exists"):
         export("e.yaml", to="out")
     export("e.yaml", to="out", force=True)
     assert [p.name for p in Path().iterdir() if "out" in p.name] == ["out"]

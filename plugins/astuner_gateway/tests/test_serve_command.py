@@ -122,8 +122,8 @@ def test_a_person_reads_where_it_is_and_the_agent_answers(tmp_path: Path) -> Non
     [
         (["--host", "0.0.0.0"], "--key-env"),
         (["--key-env", "NO_SUCH_KEY"], "NO_SUCH_KEY is not set"),
-        (["--trace", "collector:4318"], "write a URL like"),
-        (["--trace", "http://me:secret@host"], "leave user and password out"),
+        (["--trace", "collector:4318"], "use a URL like"),
+        (["--trace", "http://me:secret@host"], "remove user and password"),
         (["--trace-headers-env", "X"], "--trace URL"),
         (["--port", "70000"], "valid ports are 0 to 65535"),
         (["temperature=1", "nonsense"], "nonsense"),

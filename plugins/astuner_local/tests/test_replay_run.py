@@ -198,7 +198,7 @@ def test_a_workflow_that_hears_something_else_has_left_the_record(
     options = ("replay", two_agents, "d0000000-0", "--checkpoint", "base", "--from-turn", 3)
     assert astuner(*options) == 1
     shown = capsys.readouterr()
-    assert "fork 1 left the record: turn 1 of agent 'villager': the prompt differs from token" in shown.out
+    assert "fork 1 diverged: turn 1 of agent 'villager': the prompt differs from token" in shown.out
     assert "--allow-divergence" in shown.err
     found = answer(capsys, *options, "--allow-divergence")
     (fork,) = found["forks"]

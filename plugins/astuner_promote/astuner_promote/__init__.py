@@ -1,1 +1,1 @@
-"""The gate before a model is used: what is measured (`gate`), what is kept of it (`keeping`), what is said (`card`)."""
+"""Promotion gate: measure a candidate (`gate`), keep promoted models (`keeping`), and write model cards (`card`)."""

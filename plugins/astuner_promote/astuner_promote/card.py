@@ -1,7 +1,7 @@
-"""The card of a promoted model: what it is, how it was made, what was measured, what is known of its licence.
+"""Model card of a promoted model: training recipe, measurements, versions, and license.
 
-A model card as the Hugging Face hub reads it (README.md with YAML at its head).  Invariant: it holds settings as a run
-writes them down, without secrets, and no folder of the machine but the model's name as it was configured.
+The card is a README.md with a YAML header, as on the Hugging Face Hub. Invariant: it contains settings as the run saved
+them, without secrets, and no local paths except the configured model name.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _HEAD = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)
 
 
 def write_card(gate: Gate, candidate: Candidate, judged: Judgement, serving: str, at: str) -> str:
-    """
-    :param serving: what it was compared with.
-    :param at: when.
+    """Return the text of the card.
+
+    :param serving: Name of the model it was compared with.
+    :param at: Time of the promotion.
     """
     config = gate.config
     policies = AgentRegistry.of(config.astuner).trained_policies
@@ -47,13 +48,13 @@ def write_card(gate: Gate, candidate: Candidate, judged: Judgement, serving: str
     parts = [
         f"---\n{yaml.safe_dump(head, sort_keys=False)}---",
         f"# {config.experiment_name}, {candidate.folder.name}",
-        f"{', '.join(bases)}, trained with ASTuner on the experiment `{config.path.name}`; let through on {at} by "
+        f"{', '.join(bases)}, trained with ASTuner on the experiment `{config.path.name}`. Promoted on {at} by "
         f"`astuner promote`. SHA-256 of the weights: `{candidate.weights}`.",
-        "## What was measured",
+        "## Evaluation",
         *_figures(gate, judged, serving),
-        "## How it was made",
+        "## Training",
         _table(("", ""), _made(config, candidate, run, recipe, origin)),
-        "The recipe, every key with its value:",
+        "The complete recipe:",
         f"```yaml\n{yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=100)}```",
         "## Versions",
         _table(("package", "when trained", "when measured"), _versions(origin)),
@@ -69,22 +70,22 @@ def _figures(gate: Gate, judged: Judgement, serving: str) -> list[str]:
     rows: list[Sequence[str]] = [_row(judged.held_out, f"above {gate.margin:g}")]
     rows += [_row(one, f"above {-gate.tolerance:g}") for one in judged.also]
     found = [
-        f"Mean {judged.held_out.by} on {judged.tasks} tasks, compared with {serving}: the same tasks and seeds, "
-        f"{repeat} episode{'s' * (repeat > 1)} a task, temperature {temperature:g}; 95 % intervals of the mean "
-        "difference.",
+        f"Mean {judged.held_out.by} on {judged.tasks} tasks, compared with {serving}: same tasks and seeds, "
+        f"{repeat} episode{'s' * (repeat > 1)} per task, temperature {temperature:g}. Intervals are 95 % intervals of "
+        "the mean difference.",
         _table(("experiment", "tasks", "before", "this model", "difference", "interval", "must be", "p"), rows),
     ]
     for one in (judged.held_out, *judged.also):
         if one.success is not None:
             found.append(
-                f"{one.experiment}: rewards are compared; success on the same {one.tasks} tasks went from "
+                f"{one.experiment}: rewards are compared. Success on the same {one.tasks} tasks went from "
                 f"{one.success.before:.1%} to {one.success.after:.1%}."
             )
     if judged.trained_on:
-        found.append(f"Of the experiment's own tasks: {judged.trained_on}.")
+        found.append(f"Overlap with training tasks: {judged.trained_on}.")
     if judged.checks:
         checks = [(one.check, f"{one.complaints} of {one.episodes}", f"{one.most:g}") for one in judged.checks]
-        found.append(_table(("check", "episodes complained of", "share allowed"), checks))
+        found.append(_table(("check", "failed episodes", "allowed share"), checks))
     return found
 
 
@@ -118,32 +119,32 @@ def _made(
         ("objective", f"{common.get('algorithm', {}).get('adv_estimator')}, {common.get('algorithm', {}).get('loss')}"),
         (
             "steps",
-            f"{int(step[1])} of {common.get('total_steps') or 'as many as the epochs take'}" if step else "unknown",
+            f"{int(step[1])} of {common.get('total_steps') or 'the configured epochs'}" if step else "unknown",
         ),
         (
-            "tasks a step, episodes a task",
+            "tasks per step, episodes per task",
             f"{settings.get('data', {}).get('train_batch_size')}, {rollout.get('num_repeat')}",
         ),
         ("backbone", str(settings.get("backbone"))),
         ("seed", str(settings.get("seed"))),
     ]
     if run is not None and step and (seen := _validated(run, int(step[1]))):
-        rows.append(("success in the run's own validation", seen))
+        rows.append(("success in the run's validation", seen))
     if origin.get("project"):
-        changed = ", with changes that were not committed" if origin["project"].get("changed") else ""
+        changed = ", with uncommitted changes" if origin["project"].get("changed") else ""
         rows.append(("commit of the experiment", f"{origin['project'].get('commit')}{changed}"))
     if run is None:
         rows.append(
             (
                 "recipe",
-                "of the experiment file as it was when this was measured: no run beside the checkpoint says more",
+                "from the experiment file at the time of the evaluation: the checkpoint is not in a run folder",
             )
         )
     return rows
 
 
 def _validated(run: Path, step: int) -> str:
-    """The success of the run's own validation at this step; empty where there was none, or it cannot be read."""
+    """Return the success of the run's validation at this step, or an empty string if it is missing or unreadable."""
     try:
         row = next(
             r for r in read_jsonl(RunDir(run).metrics) if r.get("step") == step and r.get("val/success") is not None
@@ -154,7 +155,7 @@ def _validated(run: Path, step: int) -> str:
 
 
 def _recipe(config: Config, candidate: Candidate) -> tuple[Path | None, dict[str, Any]]:
-    """The candidate's run, and its settings as it wrote them down, without secrets; else the experiment's now."""
+    """Return the candidate's run and its saved settings without secrets, or the experiment's current settings."""
     run = candidate.folder.parents[1] if candidate.folder.parent.name == "checkpoints" else None
     try:
         written = yaml.safe_load(RunDir(run).resolved.read_text(encoding="utf-8")) if run else {}
@@ -162,7 +163,7 @@ def _recipe(config: Config, candidate: Candidate) -> tuple[Path | None, dict[str
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
         known = False
     settings: dict[str, Any] = dict(written) if known else yaml.safe_load(config.dump_yaml())
-    settings.pop("resolved", None)  # where the file was
+    settings.pop("resolved", None)  # a local path
     settings["astuner"].pop("experiment_dir", None)
     return run if known else None, {key: _without_folders(value) for key, value in settings.items()}
 
@@ -176,7 +177,7 @@ def _without_folders(value: Any) -> Any:
 
 
 def _public(text: str) -> str:
-    """Of a folder or file of this machine, the name."""
+    """Return only the name of a local file or folder."""
     return f"…/{_name(text)}" if text.startswith(("/", "~")) and "\n" not in text else text
 
 
@@ -185,7 +186,7 @@ def _name(path: str) -> str:
 
 
 def _origin(run: Path | None) -> Mapping[str, Any]:
-    """The run's newest start, as `astuner_report` wrote it down; nothing where it did not, or it is damaged."""
+    """Return the run's latest start as recorded by `astuner_report`, or an empty mapping."""
     try:
         start = json.loads(RunDir(run).origin.read_text(encoding="utf-8"))["starts"][-1] if run else {}
     except (OSError, ValueError, KeyError, TypeError, IndexError):
@@ -205,7 +206,7 @@ def _versions(origin: Mapping[str, Any]) -> list[Sequence[str]]:
 
 
 def _licence(config: Config, policy: str) -> tuple[str, str]:
-    """What the hub would call the licence, or nothing; and what to say."""
+    """Return the license identifier of the Hub, if known, and a text for the card."""
     base = Path(config.locate_model(policy=policy))
     files = [file.name for file in licences(config, policy)]
     said = ""
@@ -217,13 +218,11 @@ def _licence(config: Config, policy: str) -> tuple[str, str]:
             said = ""
     if not said and not files:
         return "", (
-            "Not found: beside the model before training there is no LICENSE, no NOTICE, and no README.md that names "
-            "one. Look it up before this model is passed on."
+            "Unknown: the base model has no LICENSE, no NOTICE, and no README.md that names a license. Check the "
+            "license before you distribute this model."
         )
-    beside = (
-        f" {', '.join(files)} of the model before training {'lies' if len(files) == 1 else 'lie'} beside this file."
-    )
-    return said, f"{said or 'As the files say.'}{'.' if said else ''}{beside if files else ''}"
+    beside = f" The base model's {', '.join(files)} {'is' if len(files) == 1 else 'are'} in this folder."
+    return said, f"{said or 'See the license files.'}{'.' if said else ''}{beside if files else ''}"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,20 +1,20 @@
-"""What the gate measures, and when it lets a candidate through.
+"""Promotion gate: compare a candidate with the serving model, and decide whether to promote it.
 
-Both models play the validation tasks of an experiment, the same tasks with the same seeds, one model after the other.
-The rules, all of which must hold:
+Both models run the validation tasks of an experiment, with the same tasks and seeds, one model after the other. All of
+these rules must pass:
 
-- **better**: the low end of the 95 % interval of the mean paired difference is above ``margin``, and the paired test
-  gives p <= 0.05;
-- **success**: where rewards are compared, success on the same tasks is not lower by more than ``tolerance``, unless
-  that is allowed;
-- **no regression**: on each other experiment the low end of that interval is above ``-tolerance``;
-- **checks**: each complains of no more than its share of the candidate's episodes;
-- **failures**: nowhere do more of the candidate's episodes fail than of what serves;
-- **held out**: the experiment trains on none of its tasks, as far as the part ``task_check`` finds, or it allows that;
-  this is looked at before anything is played.
+- **better**: the lower bound of the 95 % interval of the mean paired difference is above ``margin``, and the paired
+  test gives p <= 0.05;
+- **success**: if rewards are compared, success on the same tasks is not lower by more than ``tolerance``, unless this
+  is allowed;
+- **no regression**: on each other experiment, the lower bound of the interval is above ``-tolerance``;
+- **checks**: each check fails at most its allowed share of the candidate's episodes;
+- **failures**: on no experiment do more episodes of the candidate fail than of the serving model;
+- **held out**: the part ``task_check`` finds no validation task among the training tasks, or the experiment allows it.
+  This rule is checked before any episode runs.
 
-`astuner_record.paired` decides which measure is compared, and how, as in the verdict on a run.  A task that one of the
-two has no scored episode of is in neither.
+`astuner_record.paired` chooses the measure and the test, as in the verdict of a run. A task is left out if either model
+has no scored episode of it.
 """
 
 from __future__ import annotations
@@ -61,35 +61,35 @@ from astuner_record.statistics import Interval
 
 _ROUNDING = 1e-9
 OVERLAP = "train_validation_overlap"
-"""What the part ``task_check`` calls tasks that are not held out."""
+"""Rule of the part ``task_check`` for tasks that are not held out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A candidate beside what serves, on the tasks of one experiment."""
+    """Comparison of a candidate and the serving model on the tasks of one experiment."""
 
     experiment: str
     tasks: int
-    """Compared."""
+    """Compared tasks."""
     left_out: int
-    """Tasks without a scored episode of one of the two."""
+    """Tasks without a scored episode of one of the models."""
     serving: float
-    """The mean over tasks."""
+    """Mean over tasks."""
     candidate: float
     interval: Interval
-    """95 %, of the mean difference."""
+    """95 % interval of the mean difference."""
     p: float
     failed_serving: int
-    """Episodes that were not scored."""
+    """Episodes without a score."""
     failed_candidate: int
     by: Measure = "success"
-    """What is compared."""
+    """Measure that is compared."""
     note: str = ""
-    """Why that is the reward although nobody asked for it; empty otherwise."""
+    """Why the reward was chosen automatically; empty otherwise."""
     success: PairedDifference | None = None
-    """Success on the same tasks, where rewards are compared."""
+    """Success on the same tasks, if rewards are compared."""
     reason: str = ""
-    """Why this refuses the candidate; empty when it does not."""
+    """Why the comparison rejects the candidate; empty if it passes."""
 
     @property
     def difference(self) -> float:
@@ -97,7 +97,7 @@ class Comparison:
 
     @property
     def success_fell(self) -> bool:
-        """Whether success is lower, where rewards are compared."""
+        """Whether success is lower, if rewards are compared."""
         return self.success is not None and self.success.mean < 0
 
     def __str__(self) -> str:
@@ -118,15 +118,15 @@ def _success(found: PairedDifference) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """What one check or judge has to say of the candidate."""
+    """Result of one check or judge on the candidate's episodes."""
 
     check: str
     most: float
-    """The share of episodes that it may complain of."""
+    """Allowed share of failed episodes."""
     complaints: int
     episodes: int
     first: str
-    """Its first complaint; empty if it has none."""
+    """First failure; empty without failures."""
 
     @property
     def share(self) -> float:
@@ -134,48 +134,48 @@ class Checked:
 
     @property
     def reason(self) -> str:
-        """Why this refuses the candidate; empty when it does not."""
+        """Why the check rejects the candidate; empty if it passes."""
         if self.share <= self.most:
             return ""
-        allowed = f"{self.most:g} of them" if self.most else "none"
-        return f"--check {self.check}: {self}, and {allowed} may be; the first: {self.first}"
+        allowed = f"{self.most:g} of the episodes" if self.most else "0"
+        return f"--check {self.check}: {self}, allowed: {allowed}. First failure: {self.first}"
 
     def __str__(self) -> str:
-        return f"complains of {self.complaints} of {self.episodes} episodes"
+        return f"failed {self.complaints} of {self.episodes} episodes"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What the gate says."""
+    """Result of the gate."""
 
     held_out: Comparison
     also: Sequence[Comparison]
     checks: Sequence[Checked]
     trained_on: str = ""
-    """Which of the tasks are trained on, too, as the experiment allows; empty: none was found."""
+    """Overlap of validation and training tasks that the experiment allows; empty if there is none."""
 
     @property
     def tasks(self) -> str:
-        """What the tasks of the first comparison are."""
+        """Kind of the tasks of the first comparison."""
         return "validation" if self.trained_on else "held out"
 
     @property
     def reasons(self) -> list[str]:
-        """Why the candidate is refused; none: it is let through."""
+        """Why the candidate is rejected; empty if it is promoted."""
         found = (self.held_out.reason, *(one.reason for one in self.also), *(one.reason for one in self.checks))
         return [reason for reason in found if reason]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gate:
-    """The experiment, and what a candidate must be.
+    """Experiment with the requirements for a candidate.
 
-    :param others: experiments on whose tasks it must be no worse.
-    :param checks: name of an output check or a judge -> the share of episodes that it may complain of.
-    :param tasks: only the first so many of each.
-    :param by: what is compared; None: success, or the reward if success is constant.
-    :param allow_lower_success: whether rewards may rise while success falls by more than ``tolerance``.
-    :param repeat: episodes of a task; None: as in a validation.
+    :param others: Experiments on which the candidate must not be worse.
+    :param checks: Name of an output check or judge -> allowed share of failed episodes.
+    :param tasks: Maximum number of tasks per experiment.
+    :param by: Measure to compare. None: success, or the reward if success is constant.
+    :param allow_lower_success: Accept a success that is lower by more than ``tolerance`` if rewards are compared.
+    :param repeat: Episodes per task. None: as in a validation.
     """
 
     config: Config
@@ -191,11 +191,11 @@ class Gate:
     progress: Callable[[str], None] = lambda text: None
 
     def judge(self, serving: Path | None, candidate: Path) -> Judgement:
-        """Measure both.
+        """Measure and compare both models.
 
-        :param serving: what serves now; None: the model before training.
-        :raises ConfigError: tasks are too few, or not held out; a check is missing; an experiment is of another model.
-        :raises RunError: the experiment itself fails, so there is nothing to compare.
+        :param serving: Serving model. None: the base model.
+        :raises ConfigError: Too few tasks, tasks are not held out, a check is missing, or experiments use other models.
+        :raises RunError: The experiment fails, so there is nothing to compare.
         """
         experiments = [self.config, *self.others]
         _same_model(self.config, self.others)
@@ -222,33 +222,33 @@ class Gate:
         return Judgement(held_out=held_out, also=also, checks=checked, trained_on=trained_on)
 
     def _trained_on(self, train: Sequence[Task], tasks: Sequence[Task]) -> str:
-        """Which of ``tasks`` are trained on, too, where that is allowed; empty: none was found."""
+        """Return which ``tasks`` are also trained on, if the experiment allows this. Empty: none."""
         part = find_optional_part(self.config.plugins, "task_check")
         found = part().look(self.config, train, tasks) if part else {}
         alarm = next((alarm for alarm in found.get("alarms", ()) if alarm["rule"] == OVERLAP), None)
         if alarm and found.get("leakage") != "allow":
             raise ConfigError(
-                f"{self.config.path}: {alarm['message']}; {alarm['advice']}, or write astuner.data.leakage=allow"
+                f"{self.config.path}: {alarm['message']}; {alarm['advice']}, or set astuner.data.leakage=allow"
             )
         return alarm["message"] if alarm else ""
 
     def _enough(self, config: Config, validation: Sequence[Task]) -> Sequence[Task]:
-        """Those that are compared on."""
+        """Return the tasks for the comparison."""
         tasks = validation[: self.tasks]
         if not tasks:
             raise ConfigError(
-                f"{config.path}: the task reader yields no validation tasks, so there is nothing held out to compare "
-                "the models on; name some (of a jsonl file: astuner.task_reader.jsonl.validation.file_path)"
+                f"{config.path}: the task reader returns no validation tasks, so the models cannot be compared. "
+                "Configure some, e.g. astuner.task_reader.jsonl.validation.file_path"
             )
         if len(tasks) < FEWEST:
             raise ConfigError(
-                f"{config.path}: there are {len(tasks)} validation tasks to compare on, and a paired test can say "
-                f"nothing with fewer than {FEWEST}: have more, or leave out --tasks (most comparisons take hundreds)"
+                f"{config.path}: {len(tasks)} validation tasks are too few; a paired test needs {FEWEST} or more, "
+                "usually hundreds. Add tasks, or remove --tasks."
             )
         return tasks
 
     def _play(self, config: Config, tasks: Sequence[Task], folder: Path | None) -> list[Group]:
-        """One model's episodes on one experiment's tasks."""
+        """Run one model's episodes on the tasks of one experiment."""
         repeat = self.repeat or config.astuner.rollout.val_kwargs.num_repeat
         what, total, done = f"{_name(config)}, {folder.name if folder else 'base'}", len(tasks) * repeat, 0
 
@@ -265,8 +265,8 @@ class Gate:
         if not any(group.scored for group in groups):
             first = next(e for group in groups for e in group.episodes)
             raise RunError(
-                f"{what}: none of {total} episodes could be scored, so there is nothing to compare; the first one: "
-                f"{first.stop_reason.value}: {first.error}; try the experiment: astuner eval {config.path}"
+                f"{what}: none of {total} episodes has a score, so there is nothing to compare. First failure: "
+                f"{first.stop_reason.value}: {first.error}. Test the experiment with: astuner eval {config.path}"
             )
         return groups
 
@@ -280,7 +280,7 @@ def _models(config: Config, folder: Path | None) -> Iterator[Models]:
 
 
 class Seeded(InferenceEngine):
-    """An engine that draws the n-th answer of an episode's agent with a seed of its own, whatever else runs."""
+    """Engine that samples the n-th answer of an episode's agent with a fixed seed, independent of other requests."""
 
     def __init__(self, engine: InferenceEngine, seed: int) -> None:
         self._engine, self._seed = engine, seed
@@ -304,12 +304,13 @@ def compare(
     proven: bool,
     may_fall: float = 0.05,
 ) -> Comparison:
-    """
-    :param serving: a group for each task; ``candidate`` has the same tasks.
-    :param by: as of `Gate`.
-    :param bound: what the interval of the difference must be above.
-    :param proven: the paired test must say so, too.
-    :param may_fall: by how much success may be lower where rewards are compared.
+    """Compare two models on one experiment.
+
+    :param serving: One group per task. ``candidate`` has the same tasks.
+    :param by: As in `Gate`.
+    :param bound: Lower bound that the interval of the difference must exceed.
+    :param proven: Whether the paired test must be significant too.
+    :param may_fall: Allowed decrease of success if rewards are compared.
     """
     results = [(TaskResult.of(a.episodes), TaskResult.of(b.episodes)) for a, b in zip(serving, candidate, strict=True)]
     pairs = [(a, b) for a, b in results if a is not None and b is not None]
@@ -333,24 +334,24 @@ def compare(
     )
     reason = _reason(found, bound, proven, may_fall)
     if reason and by == "success" and choice.measure == "reward":
-        reason += f"; {choice.reason}, or write --by reward"
+        reason += f"; {choice.reason}, or use --by reward"
     return replace(found, reason=reason)
 
 
 def _reason(found: Comparison, bound: float, proven: bool, may_fall: float) -> str:
     what = f"{found.experiment}: {found}"
     if found.tasks < FEWEST:
-        return f"{what}: only {found.tasks} tasks have scored episodes of both models, and {FEWEST} are needed"
+        return f"{what}: only {found.tasks} tasks have scored episodes of both models; {FEWEST} are required"
     if found.failed_candidate > found.failed_serving:
         return (
-            f"{what}: {found.failed_candidate} episodes of the candidate failed, and {found.failed_serving} of what "
-            "serves"
+            f"{what}: more episodes failed with the candidate ({found.failed_candidate}) than with the serving model "
+            f"({found.failed_serving})"
         )
     if found.note and proven and bound:
-        return f"{what}: {found.note}; --margin {bound:g} is one of success: write --by reward with one of the reward"
+        return f"{what}: {found.note}; --margin {bound:g} was meant for success: pass --by reward and a reward margin"
     if found.success is not None and -found.success.mean > may_fall + _ROUNDING:
         return (
-            f"{what}: success fell by more than {may_fall:g} (--tolerance); if that is meant, add --allow-lower-success"
+            f"{what}: success fell by more than {may_fall:g} (--tolerance); to accept this, add --allow-lower-success"
         )
     if found.interval.low <= bound:
         if proven:
@@ -364,12 +365,12 @@ def _reason(found: Comparison, bound: float, proven: bool, may_fall: float) -> s
 
 
 def _more(found: Comparison, bound: float) -> str:
-    """How many tasks would tell, if the difference stayed what it is."""
+    """Return a hint on how many tasks would be enough if the difference stayed the same."""
     ahead, width = found.difference - bound, found.difference - found.interval.low
     if ahead <= 0 or not width:
         return ""
     needed = max(found.tasks + 1, math.ceil(found.tasks * (width / ahead) ** 2))
-    return f"; if it stays like this, about {needed:,} tasks would tell"
+    return f"; with this difference, about {needed:,} tasks would be enough"
 
 
 # ---- checks ----------------------------------------------------------------------------------------------------------
@@ -377,15 +378,15 @@ def _more(found: Comparison, bound: float) -> str:
 
 @dataclass(frozen=True)
 class AskedJudge:
-    """A judge that complains of an episode which is no success to it."""
+    """Judge used as a check: an episode fails if the judge does not rate it a success."""
 
     rejudge: Rejudge
 
 
 def find_check(config: Config, name: str) -> Check | AskedJudge:
-    """The output check, or else the judge, that ``name`` stands for.
+    """Return the output check or the judge called ``name``.
 
-    :raises ConfigError: there is neither.
+    :raises ConfigError: Neither exists.
     """
     try:
         if is_code(name):
@@ -399,17 +400,17 @@ def find_check(config: Config, name: str) -> Check | AskedJudge:
             find_offer(config.plugins, "judge", name)
     except UnknownName as e:
         raise ConfigError(
-            f"--check {name}: there is no such output check and no such judge ({e}); `astuner plugins` lists both, or "
-            "name code of yours: --check checks.py->function"
+            f"--check {name} is neither an output check nor a judge ({e}). To list both, run `astuner plugins`, or "
+            "pass your own code: --check checks.py->function"
         ) from e
     judge = config.astuner.task_judge.model_copy(update={"judge": name})
     return AskedJudge(Rejudge(replace(config, astuner=config.astuner.model_copy(update={"task_judge": judge}))))
 
 
 def checked_by(name: str, check: Check | AskedJudge, episodes: Sequence[Episode], most: float) -> Checked:
-    """Ask about every episode.
+    """Check every episode.
 
-    :raises PluginError: a check raised.
+    :raises PluginError: The check raised an exception.
     """
     if isinstance(check, AskedJudge):
         said = [_unjudged(one) for one in _ask(check.rejudge, episodes)]
@@ -438,13 +439,13 @@ def _complaint(name: str, check: Check, episode: Episode) -> str:
     turns: Mapping[int, Turn] = {turn.index: turn for turn in episode.turns}
     for turn in episode.turns:
         at = turn
-        while not at.tools and at.continues is not None:  # they stand where they changed
+        while not at.tools and at.continues is not None:  # a turn records its tools only if they changed
             at = turns[at.continues]
         cut_off = turn.generation.finish_reason is FinishReason.LENGTH
         try:
             complaint = check(OutputView(turn.message, at.tools, cut_off))
-        except Exception as e:  # a stranger's check may raise anything
-            raise PluginError(f"--check {name} raised on a reply of the candidate: {type(e).__name__}: {e}") from e
+        except Exception as e:  # third-party checks may raise anything
+            raise PluginError(f"--check {name} raised {type(e).__name__} on a reply of the candidate: {e}") from e
         if complaint:
             return f"{episode.workflow_task.episode_id}, turn {turn.index}: {complaint}"
     return ""
@@ -454,21 +455,24 @@ def _complaint(name: str, check: Check, episode: Episode) -> str:
 
 
 def _same_model(config: Config, others: Sequence[Config]) -> None:
-    """:raises ConfigError: another experiment is of another model, or of other policies."""
+    """Check that all experiments use the same models.
+
+    :raises ConfigError: Another experiment has a different model or different policies.
+    """
     mine = AgentRegistry.of(config.astuner).policies
     for other in others:
         theirs = AgentRegistry.of(other.astuner).policies
         if theirs != mine:
             raise ConfigError(
-                f"--also {other.path}: its policies are {', '.join(theirs)}, and those of {config.path} are "
-                f"{', '.join(mine)}; give its astuner.agents the same"
+                f"--also {other.path}: its policies are {', '.join(theirs)}, but {config.path} has {', '.join(mine)}. "
+                "Use the same names in its astuner.agents."
             )
         for policy in mine:
             path, wanted = other.locate_model(policy=policy), config.locate_model(policy=policy)
             if path != wanted:
                 raise ConfigError(
-                    f"--also {other.path}: its model is {other.model_of(policy).path}, and the candidate comes from "
-                    f"{config.model_of(policy).path}; write astuner.model.path: {wanted} there"
+                    f"--also {other.path}: its model is {other.model_of(policy).path}, but the candidate was trained "
+                    f"from {config.model_of(policy).path}. Set astuner.model.path: {wanted} in it."
                 )
 
 

@@ -1,10 +1,10 @@
-"""What is kept of a checkpoint that was let through, and which one serves.
+"""Keep promoted checkpoints, and record which one serves.
 
-An entry holds the model's files as further names of the same files (hard links; copies where the disk has none), so a
-run that deletes its older checkpoints does not touch it and it takes no space while they are there.  Checkpoints are
-written once; the entry's own ``manifest.json`` tells if a file was changed after all.
+An entry contains hard links to the model's files (copies if the file system has no hard links). A run that deletes its
+older checkpoints does not affect it, and it takes no space while they exist. Checkpoints are never modified after they
+are written; the entry's own ``manifest.json`` reveals files that were modified nevertheless.
 
-Invariant: an entry is complete, and only then named by ``promoted.json``.
+Invariant: ``promoted.json`` names only complete entries.
 """
 
 from __future__ import annotations
@@ -34,39 +34,40 @@ LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*")
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A checkpoint that was looked at and is whole."""
+    """Verified checkpoint."""
 
     folder: Path
     models: Mapping[str, Path]
-    """Policy that trains -> its model's folder."""
+    """Trained policy -> folder of its model."""
     weights: str
     """SHA-256 of all weights."""
 
     @classmethod
     def of(cls, config: Config, folder: Path) -> Candidate:
-        """
-        :raises CheckpointError: it is damaged, not complete, or lacks a policy.
-        :raises ConfigError: it is of another model than the experiment's.
+        """Verify a checkpoint.
+
+        :raises CheckpointError: It is damaged, incomplete, or lacks a policy.
+        :raises ConfigError: Its model differs from the experiment's model.
         """
         folder, models = folder.resolve(), {}
         if (folder / MANIFEST).is_file() and (why := damage(folder)):
             raise CheckpointError(
-                f"{folder} is damaged: {why}; choose another checkpoint: --checkpoint NAME, or remove its {MANIFEST} "
-                "if you changed it"
+                f"{folder} is damaged: {why}. Choose another checkpoint with --checkpoint NAME, or remove its "
+                f"{MANIFEST} if you modified it intentionally."
             )
         for policy in AgentRegistry.of(config.astuner).trained_policies:
             model = policy_folder(folder, policy)
             if model is None:
-                raise CheckpointError(f"{folder} holds no model of the policy {policy!r}, which trains")
+                raise CheckpointError(f"{folder} contains no model of the trained policy {policy!r}.")
             if why := problem(model):
-                raise CheckpointError(f"{model} is not complete: {why}; choose another checkpoint: --checkpoint NAME")
+                raise CheckpointError(f"{model} is incomplete: {why}. Choose another one with --checkpoint NAME.")
             _check_kind(config, policy, model)
             models[policy] = model
         return cls(folder=folder, models=models, weights=weights_of(models))
 
 
 def weights_of(models: Mapping[str, Path]) -> str:
-    """SHA-256 of the weights of these model folders."""
+    """Return the SHA-256 of the weights of these model folders."""
     digest = hashlib.sha256()
     for policy, folder in sorted(models.items()):
         for file in sorted(folder.glob("*.safetensors")):
@@ -78,80 +79,83 @@ def weights_of(models: Mapping[str, Path]) -> str:
 
 
 def _check_kind(config: Config, policy: str, model: Path) -> None:
-    """The experiment's model may have been changed since the checkpoint was trained."""
+    """Check that a checkpoint matches the experiment's model, which may have been changed after training."""
     base = config.locate_model(policy=policy)
     if not (Path(base) / "config.json").is_file():
-        return  # a name on the hub; nothing is fetched for this
+        return  # a model name on the Hub: do not download it for this check
     files = Path(base) / "config.json", model / "config.json"
     try:
         theirs, ours = ({**json.loads(file.read_text(encoding="utf-8"))} for file in files)
     except (OSError, ValueError, TypeError) as e:
-        raise CheckpointError(f"a config.json of {base} or {model} cannot be read: {e}") from e
+        raise CheckpointError(f"Cannot read config.json of {base} or {model}: {e}") from e
     for key in ("model_type", "hidden_size", "num_hidden_layers", "vocab_size"):
         if theirs.get(key) != ours.get(key):
             raise ConfigError(
-                f"{model} is of another model than the experiment's: {key} is {ours.get(key)}, and {theirs.get(key)} "
-                f"in {base}; name the model that it comes from: astuner.model.path=…"
+                f"{model} differs from the experiment's model: {key} is {ours.get(key)}, but {theirs.get(key)} "
+                f"in {base}. Set astuner.model.path to the model it was trained from."
             )
 
 
 def now_is(config: Config, now: Promotions | None, candidate: Candidate) -> None:
-    """:raises ConfigError: the candidate is what serves already."""
+    """Check that the candidate differs from the serving model.
+
+    :raises ConfigError: It already serves.
+    """
     entry = now.entries[now.serving] if now and now.serving else None
     bases = {policy: Path(config.locate_model(policy=policy)) for policy in candidate.models}
     if entry is not None and entry["weights"] == candidate.weights:
         what = f"promoted as {now.serving if now else ''}"
     elif entry is None and all(base.is_dir() for base in bases.values()) and weights_of(bases) == candidate.weights:
-        what = "the model before training"
+        what = "the base model"
     else:
         return
     raise ConfigError(
-        f"{candidate.folder} is what serves already ({what}): its weights are the same; name another checkpoint: "
-        "--checkpoint NAME"
+        f"{candidate.folder} is already serving ({what}): the weights are equal. Choose another checkpoint with "
+        "--checkpoint NAME."
     )
 
 
 @contextlib.contextmanager
 def changing(run_dir: Path, expected: Promotions | None) -> Iterator[Promotions]:
-    """What is promoted, for who changes it: one process at a time.
+    """Lock the promotions of a run, and yield them for modification.
 
-    :param expected: as it was when this one began.
-    :raises RunError: another one changes it, or has meanwhile.
+    :param expected: State when this process started.
+    :raises RunError: Another process holds the lock, or has changed the state.
     """
     folder = promoted_folder(run_dir)
-    again = "somebody else has promoted meanwhile, or gone back; nothing was changed: look at --list and type it again"
+    again = "another process promoted or rolled back meanwhile, so nothing was changed. Check --list and try again."
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with lock_file(folder / ".lock"):
-            for left in folder.glob(".promoted.*.tmp"):  # of one that was killed
+            for left in folder.glob(".promoted.*.tmp"):  # left by a killed process
                 left.unlink()
             if Promotions.read(run_dir) != expected:
                 raise RunError(f"{folder}: {again}")
             yield expected or Promotions(folder=folder)
     except LockTaken as e:
-        raise RunError(f"{folder}: another astuner promote is at it (pid {e.pid}); wait for it") from None
+        raise RunError(f"{folder}: another astuner promote is running (pid {e.pid}). Wait for it to finish.") from None
     except OSError as e:
         raise RunError(
-            f"nothing was changed in {folder}, and what served before still does: {e}; free space, or have permission "
-            "to write there; a run that goes on may also have deleted the checkpoint meanwhile"
+            f"Cannot write {folder}: {e}. Nothing changed and the previous model still serves. Check disk space and "
+            "permissions; an active run may also have deleted the checkpoint."
         ) from e
 
 
 def promote(
     config: Config, candidate: Candidate, expected: Promotions | None, card: str, told: Mapping[str, Any]
 ) -> Path:
-    """Keep a candidate, and have it serve.
+    """Keep a candidate, and make it the serving model.
 
-    :param expected: what was promoted when it was measured.
-    :param card: the text of its card.
-    :param told: what the history says of it.
-    :returns: its folder.
+    :param expected: State when the candidate was measured.
+    :param card: Text of the model card.
+    :param told: Details for the history.
+    :returns: Folder of the promoted model.
     """
     with changing(config.run_dir, expected) as now:
         number = f"{max(map(int, now.entries), default=0) + 1:04d}"
         name = candidate.folder.name
         entry, temporary = now.folder / number, now.folder / f".{number}.tmp"
-        for left in (entry, temporary):  # of one that was killed
+        for left in (entry, temporary):  # left by a killed process
             shutil.rmtree(left, ignore_errors=True)
         try:
             _link(config, candidate, temporary / name)
@@ -170,21 +174,21 @@ def promote(
 
 
 def back(config: Config, expected: Promotions | None) -> Path | None:
-    """Have what served before serve again.
+    """Make the previous model serve again.
 
-    :returns: its folder; None: the model before training.
-    :raises ConfigError: there is nothing to go back to.
-    :raises CheckpointError: that one is damaged.
+    :returns: Folder of the model. None: the base model.
+    :raises ConfigError: There is no previous model.
+    :raises CheckpointError: The previous model is damaged.
     """
     if expected is None or expected.serving is None:
         raise ConfigError(
-            f"there is nothing to go back to: {'nothing was promoted yet' if expected is None else 'the base serves'}; "
-            f"promote a checkpoint: astuner promote {config.path}"
+            f"There is no previous model: {'nothing was promoted' if expected is None else 'the base model serves'}. "
+            f"To promote a checkpoint, run: astuner promote {config.path}"
         )
     before = expected.entries[expected.serving]["before"]
     folder = expected.model(before)
     if folder is not None and (why := damage(folder)):
-        raise CheckpointError(f"{folder}, which served before, is damaged: {why}; what serves now goes on")
+        raise CheckpointError(f"The previous model {folder} is damaged: {why}. The current model keeps serving.")
     with changing(config.run_dir, expected) as now:
         _changed(now, before, "back", now.entries).write()
     return folder
@@ -196,12 +200,12 @@ def _changed(now: Promotions, to: str | None, by: str, entries: Mapping[str, Map
 
 
 def timestamp() -> str:
-    """Now, in UTC."""
+    """Return the current time in UTC."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def _link(config: Config, candidate: Candidate, target: Path) -> None:
-    """What a model consists of, and the licence of the one that it comes from."""
+    """Link the files of a model, and the license files of its base model."""
     for policy, model in candidate.models.items():
         to = target / model.relative_to(candidate.folder)
         to.mkdir(parents=True, exist_ok=True)
@@ -210,17 +214,17 @@ def _link(config: Config, candidate: Candidate, target: Path) -> None:
             if not file.is_file() or file.name in LEFT_OUT or not any(fnmatch(file.name, p) for p in FILES):
                 continue
             if not file.resolve().is_relative_to(home):
-                raise CheckpointError(f"{model}: {file.name} is a link out of it; put the file there")
+                raise CheckpointError(f"{model}: {file.name} links to a file outside. Copy the file there.")
             try:
                 os.link(file.resolve(), to / file.name)
-            except OSError:  # another disk, or one without links
+            except OSError:  # another file system, or no support for hard links
                 shutil.copyfile(file, to / file.name)
         for licence in licences(config, policy):
             shutil.copyfile(licence, to / licence.name)
 
 
 def licences(config: Config, policy: str) -> list[Path]:
-    """The files with the licence of a policy's model before training, where that is a folder."""
+    """Return the license files of a policy's base model, if that is a folder."""
     base = Path(config.locate_model(policy=policy))
     found = base.iterdir() if base.is_dir() else ()
     return sorted(file for file in found if file.is_file() and any(fnmatch(file.name.upper(), p) for p in LICENCES))

@@ -1,4 +1,4 @@
-"""``astuner promote FILE``: a checkpoint is let through to serve, or refused with every reason."""
+"""Command ``astuner promote FILE``: promote a checkpoint to serve, or reject it with all reasons."""
 
 from __future__ import annotations
 
@@ -37,66 +37,67 @@ def promote(
     overrides: OverridesArgument = None,
     backbone: BackboneOption = None,
     checkpoint: Annotated[
-        str, typer.Option(metavar="best|latest|NAME|DIR", help="The candidate, as in `astuner eval`.")
+        str, typer.Option(metavar="best|latest|NAME|DIR", help="Candidate checkpoint, as in `astuner eval`.")
     ] = "best",
     run_dir: RunDirOption = None,
     also: Annotated[
         list[Path] | None,
-        typer.Option(metavar="OTHER", help="It must be no worse on this experiment's tasks (repeatable)."),
+        typer.Option(metavar="OTHER", help="Require no regression on this experiment's tasks (repeatable)."),
     ] = None,
     margin: Annotated[
-        float, typer.Option(min=0, metavar="X", help="The interval of the difference must be above this.")
+        float, typer.Option(min=0, metavar="X", help="Minimum lower bound of the difference's interval.")
     ] = 0.0,
     tolerance: Annotated[
         float,
         typer.Option(
             min=0,
             metavar="X",
-            help="For --also, the interval must be above minus this; where rewards are compared, success may be lower "
-            "by this.",
+            help="Allowed loss on --also experiments (lower bound of the interval), and of success if rewards are "
+            "compared.",
         ),
     ] = 0.05,
     by: Annotated[
         str | None,
         typer.Option(
             metavar="success|reward",
-            help="What is compared. Default: success, or the reward if success is constant.",
+            help="Measure to compare. Default: success, or the reward if success is constant.",
         ),
     ] = None,
     allow_lower_success: Annotated[
         bool,
         typer.Option(
             "--allow-lower-success",
-            help="Where rewards are compared, success may be lower by more than --tolerance.",
+            help="Accept a success that is lower by more than --tolerance if rewards are compared.",
         ),
     ] = False,
     check: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME[=SHARE]",
-            help="An output check or a judge; it may complain of this share of the episodes. Default: none "
+            help="Run an output check or a judge, which may fail this share of the episodes. Default share: 0 "
             "(repeatable).",
         ),
     ] = None,
-    tasks: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N validation tasks.")] = None,
+    tasks: Annotated[int | None, typer.Option(min=1, metavar="N", help="Use the first N validation tasks.")] = None,
     repeat: Annotated[int | None, typer.Option(min=1, metavar="K", help="Episodes per task.")] = None,
     services: WithOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and say, and change nothing.")] = False,
-    back: Annotated[bool, typer.Option("--back", help="What served before serves again, at once.")] = False,
-    list_them: Annotated[bool, typer.Option("--list", help="What was promoted, and what serves.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Measure and report without changes.")] = False,
+    back: Annotated[bool, typer.Option("--back", help="Return to the previous model immediately.")] = False,
+    list_them: Annotated[bool, typer.Option("--list", help="List promotions and the serving model.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Let a checkpoint through to serve if it is better than what serves now, or go back.
+    """Promote a checkpoint to serve if it is better than the serving model, or roll back.
 
-    Both play the validation tasks, the same with the same seeds. A refused one is exit code 4, with every reason.
+    Both models run the same validation tasks with the same seeds. A rejected candidate gives exit code 4 and lists
+    every reason.
     """
     from astuner import load_config
     from astuner_models.promoted import Promotions
 
     if by not in (None, "success", "reward"):
-        raise ConfigError(f"--by {by}: write success or reward")
+        raise ConfigError(f"--by {by} is invalid. Use success or reward.")
     if back and (list_them or dry_run):
-        raise ConfigError("--back goes back at once; leave out --list and --dry-run")
+        raise ConfigError("--back takes effect immediately. Remove --list and --dry-run.")
     shares = dict(map(_check, check or ()))
     line, given = command_line(ctx), all_overrides(overrides, run_dir)
     line.check_services(beside := tuple(services or ()))
@@ -135,16 +136,14 @@ def promote(
 
 
 def _check(text: str) -> tuple[str, float]:
-    """A check's name, which may be code (``file.py->name``), and the share that is allowed."""
+    """Parse a check's name, which may be code (``file.py->name``), and its allowed share."""
     name, _, share = text.rpartition("=") if "=" in text else (text, "", "0")
     try:
         most = float(share)
     except ValueError:
         most = -1.0
     if not name or not 0 <= most < 1:
-        raise ConfigError(
-            f"--check {text}: write NAME, or NAME=SHARE with a share from 0 to below 1, e.g. nonsense=0.01"
-        )
+        raise ConfigError(f"--check {text} is invalid. Use NAME or NAME=SHARE, with 0 <= SHARE < 1, e.g. nonsense=0.01")
     return name, most
 
 
@@ -159,15 +158,15 @@ def _promote(
     folder = find_checkpoint(config, checkpoint)
     if folder is None:
         raise ConfigError(
-            f"--checkpoint {checkpoint}: that is the model before training, with which candidates are compared; name "
-            "another one, or go back to it: --back"
+            f"--checkpoint {checkpoint} is the base model, which candidates are compared with. Choose another "
+            "checkpoint, or return to the base model with --back."
         )
     candidate = Candidate.of(config, folder)
     serving = now.model(now.serving) if now else None
     now_is(config, now, candidate)
     gate = Gate(config=config, progress=lambda text: typer.echo(text, err=True), **options)
     judged = gate.judge(serving, candidate.folder)
-    name = f"{serving.name} ({serving.parent.name})" if serving else "the model before training"
+    name = f"{serving.name} ({serving.parent.name})" if serving else "base model"
     data = {
         "promoted": False,
         "dry_run": dry_run,
@@ -183,14 +182,15 @@ def _promote(
         "reasons": judged.reasons,
         "model": None,
     }
-    lines = [f"candidate   {candidate.folder}", f"serving     {name}", f"{judged.tasks:<11} {judged.held_out}"]
-    lines += [f"also        {one.experiment}: {one}" for one in judged.also]
-    lines += [f"by reward   {one.experiment}: {one.note}" for one in (judged.held_out, *judged.also) if one.note]
-    lines += [f"check       {one.check} {one}" for one in judged.checks]
+    kind = judged.tasks.capitalize()
+    lines = [f"Candidate   {candidate.folder}", f"Serving     {name}", f"{kind:<11} {judged.held_out}"]
+    lines += [f"Also        {one.experiment}: {one}" for one in judged.also]
+    lines += [f"By reward   {one.experiment}: {one.note}" for one in (judged.held_out, *judged.also) if one.note]
+    lines += [f"Check       {one.check} {one}" for one in judged.checks]
     if judged.reasons:
-        lines += ["refused:", *(f"  - {reason}" for reason in judged.reasons)]
+        lines += ["Rejected:", *(f"  - {reason}" for reason in judged.reasons)]
     elif dry_run:
-        lines.append("it would be promoted; without --dry-run it is")
+        lines.append("Would be promoted. To promote it, remove --dry-run.")
     else:
         from astuner_promote.keeping import timestamp
 
@@ -198,13 +198,13 @@ def _promote(
         told = {key: data[key] for key in ("by", "margin", "tolerance", "held_out", "also", "checks")}
         model = promote(config, candidate, now, write_card(gate, candidate, judged, name, at), told)
         data |= {"promoted": True, "model": str(model)}
-        lines += [f"promoted: {model}", f"its card: {model / 'README.md'}"]
-        lines.append(f"`astuner serve` takes it; to go back: astuner promote {config.path} --back")
+        lines += [f"Promoted    {model}", f"Model card  {model / 'README.md'}"]
+        lines.append(f"`astuner serve` now uses it. To roll back, run: astuner promote {config.path} --back")
     return data, "\n".join(lines)
 
 
 def _figures(judged: Judgement) -> dict[str, Any]:
-    """As plain data."""
+    """Return the measurements as plain data."""
 
     def plain(one: Any) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(json.dumps(asdict(one)))
@@ -222,7 +222,7 @@ def _back(config: Config, now: Promotions | None) -> tuple[dict[str, Any], str]:
     from astuner_promote.keeping import back
 
     folder = back(config, now)
-    told = f"{folder} serves again" if folder else "the model before training serves again"
+    told = f"{folder} serves again" if folder else "the base model serves again"
     return {"serving": str(folder or "base")}, told
 
 
@@ -235,14 +235,14 @@ def _history(now: Promotions | None) -> dict[str, Any]:
 
 def _history_text(config: Config, now: Promotions | None) -> str:
     if now is None:
-        return f"nothing was promoted yet; astuner promote {config.path}"
+        return f"No checkpoint was promoted yet. To promote one, run: astuner promote {config.path}"
     lines = []
     for change in now.changes:
         entry = now.entries.get(change["to"], {})
-        what = f"{change['to']}  {entry['name']}" if entry else "base, the model before training"
+        what = f"{change['to']}  {entry['name']}" if entry else "base model"
         line = f"{change['at']}  {change['by']:<8} {what}"
         if change["by"] == "promote" and (held := entry.get("held_out")):
             low, high = held["interval"]["low"], held["interval"]["high"]
             line += f"  {held['serving']:.3f} -> {held['candidate']:.3f} [{low:+.3f}, {high:+.3f}]"
         lines.append(line)
-    return "\n".join([*lines, f"serving: {now.model(now.serving) or 'base, the model before training'}"])
+    return "\n".join([*lines, f"Serving: {now.model(now.serving) or 'base model'}"])

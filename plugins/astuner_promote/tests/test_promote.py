@@ -118,7 +118,7 @@ def test_what_is_promoted_serves_and_the_way_back_is_step_by_step(config: Config
     assert back(config, Promotions.read(config.run_dir)) == first == find_checkpoint(config, "promoted")
     assert back(config, Promotions.read(config.run_dir)) is None
     assert find_checkpoint(config, "promoted") is None
-    with pytest.raises(ConfigError, match="nothing to go back to: the base serves"):
+    with pytest.raises(ConfigError, match="no previous model: the base model serves"):
         back(config, Promotions.read(config.run_dir))
     third = let_through(config, "step-000010")
     assert third.parent.name == "0003"
@@ -149,7 +149,7 @@ def test_it_stays_when_the_run_deletes_its_checkpoints_and_when_the_next_run_beg
 def test_going_back_to_what_is_damaged_is_refused(config: Config) -> None:
     first, second = let_through(config, "step-000010"), let_through(config, "step-000020")
     (first / "config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"0001.step-000010, which served before, is damaged: config.json has"):
+    with pytest.raises(CheckpointError, match=r"0001.step-000010 is damaged: config.json has"):
         back(config, Promotions.read(config.run_dir))
     assert find_checkpoint(config, "promoted") == second
 
@@ -234,7 +234,7 @@ def test_who_was_overtaken_while_it_measured_changes_nothing(config: Config) -> 
     assert folder is not None
     candidate, before = Candidate.of(config, folder), Promotions.read(config.run_dir)
     other = let_through(config, "step-000020")
-    with pytest.raises(RunError, match="somebody else has promoted meanwhile"):
+    with pytest.raises(RunError, match="another process promoted"):
         promote(config, candidate, before, "", {})
     assert find_checkpoint(config, "promoted") == other
 
@@ -246,24 +246,24 @@ def test_a_candidate_that_is_damaged_or_of_another_model_is_refused(config: Conf
     weights = RunDir(config.run_dir).checkpoints / "step-000010" / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-1])
-    with pytest.raises(CheckpointError, match=r"step-000010 is damaged: model.safetensors has .* choose another"):
+    with pytest.raises(CheckpointError, match=r"step-000010 is damaged: model.safetensors has .*--checkpoint NAME"):
         Candidate.of(config, weights.parent)
     (weights.parent / "manifest.json").unlink()
-    with pytest.raises(CheckpointError, match=r"step-000010 is not complete: model.safetensors is damaged"):
+    with pytest.raises(CheckpointError, match=r"step-000010 is incomplete: model.safetensors is damaged"):
         Candidate.of(config, weights.parent)
     weights.write_bytes(whole)
     settings = json.loads((weights.parent / "config.json").read_text())
     (weights.parent / "config.json").write_text(json.dumps({**settings, "hidden_size": 128}))
-    with pytest.raises(ConfigError, match=r"another model than .*: hidden_size is 128, and 64 in .*model.path="):
+    with pytest.raises(ConfigError, match=r"hidden_size is 128, but 64 in .*astuner.model.path"):
         Candidate.of(config, weights.parent)
 
 
 def test_a_candidate_that_serves_already_is_named(config: Config) -> None:
     let_through(config, "step-000010")
     copy = shutil.copytree(RunDir(config.run_dir).checkpoints / "step-000010", "copy")
-    with pytest.raises(ConfigError, match=r"copy is what serves already \(promoted as 0001\)"):
+    with pytest.raises(ConfigError, match=r"copy is already serving \(promoted as 0001\)"):
         now_is(config, Promotions.read(config.run_dir), Candidate.of(config, Path(copy)))
-    with pytest.raises(ConfigError, match=r"weak is what serves already \(the model before training\)"):
+    with pytest.raises(ConfigError, match=r"weak is already serving \(the base model\)"):
         now_is(config, None, Candidate.of(config, Path("weak")))
 
 
@@ -271,7 +271,7 @@ def test_a_link_out_of_the_checkpoint_is_not_followed(config: Config) -> None:
     folder = RunDir(config.run_dir).checkpoints / "step-000010"
     Path("id_rsa").write_text("a key")
     (folder / "vocab.txt").symlink_to(Path("id_rsa").resolve())
-    with pytest.raises(CheckpointError, match=r"vocab\.txt is a link out of it"):
+    with pytest.raises(CheckpointError, match=r"vocab\.txt links to a file outside"):
         let_through(config, "step-000010")
     assert Promotions.read(config.run_dir) is None
 
@@ -288,7 +288,7 @@ def test_a_refused_one_is_exit_code_4_with_every_reason(
     measured(Judgement(held_out=refused, also=[worse], checks=[check]))
     assert typed("promote", "e.yaml", "--backbone", "local") == 4
     said = capsys.readouterr().out
-    assert "refused:\n  - no better\n  - a regression\n  - --check nonsense: complains of 2 of 40" in said
+    assert "Rejected:\n  - no better\n  - a regression\n  - --check nonsense: failed 2 of 40" in said
     assert not config.run_dir.with_name("e.promoted").exists()
 
 
@@ -329,9 +329,9 @@ def test_a_trial_changes_nothing_and_the_real_one_has_a_card_and_a_history(
     )
     command = ("promote", "e.yaml", "--backbone", "local", "--checkpoint", "step-000010")
     assert typed(*command, "--dry-run") == 0
-    assert "it would be promoted" in capsys.readouterr().out
+    assert "Would be promoted" in capsys.readouterr().out
     assert typed("promote", "e.yaml", "--list") == 0
-    assert "nothing was promoted yet" in capsys.readouterr().out
+    assert "No checkpoint was promoted yet" in capsys.readouterr().out
     assert typed(*command, "--json") == 0
     told = json.loads(capsys.readouterr().out)
     kept = Path(told["model"])
@@ -343,9 +343,9 @@ def test_a_trial_changes_nothing_and_the_real_one_has_a_card_and_a_history(
     assert (head["base_model"], head["license"]) == ("weak", "apache-2.0")
     assert "| e.yaml | 40 | 0.100 | 0.600 | +0.500 | [+0.300, +0.700] | above 0 | 0.001 |" in card
     assert "| steps | 10 of 77 |" in card
-    assert "| success in the run's own validation | 0.250 [0.100, 0.500] |" in card
+    assert "| success in the run's validation | 0.250 [0.100, 0.500] |" in card
     assert "total_steps: 77" in card
-    assert "apache-2.0. LICENSE of the model before training lies beside this file." in card
+    assert "apache-2.0. The base model's LICENSE is in this folder." in card
     assert (kept / "LICENSE").read_text() == "Do what you like."
     assert str(Path.cwd()) not in card, "no folders of the machine"
     assert problem(kept) == ""
@@ -355,7 +355,7 @@ def test_a_trial_changes_nothing_and_the_real_one_has_a_card_and_a_history(
     assert typed(*command[:-1], "step-000020") == 0, "what it cannot read of a run, it does without"
     card = (config.run_dir.with_name("e.promoted") / "0002" / "step-000020" / "README.md").read_text()
     assert "| steps | 20 of 180 |" in card
-    assert "no run beside the checkpoint says more" in card
+    assert "the checkpoint is not in a run folder" in card
     assert typed("promote", "e.yaml", "--back") == 0
     capsys.readouterr()
     assert typed("promote", "e.yaml", "--list", "--json") == 0
@@ -363,7 +363,7 @@ def test_a_trial_changes_nothing_and_the_real_one_has_a_card_and_a_history(
     assert history["serving"] == "0001"
     assert history["entries"]["0001"]["folder"] == str(kept)
     assert typed("promote", "e.yaml", "--back") == 0
-    assert "the model before training serves again" in capsys.readouterr().out
+    assert "the base model serves again" in capsys.readouterr().out
     assert typed("promote", "e.yaml", "--list") == 0
     assert "0.100 -> 0.600 [+0.300, +0.700]" in capsys.readouterr().out
 
@@ -374,27 +374,27 @@ OTHER = "astuner: {model: {path: tiny-calculator}, task_reader: {type: jsonl, js
 @table(
     ("options", "code", "says"),
     [
-        (["--checkpoint", "base"], 2, "that is the model before training"),
+        (["--checkpoint", "base"], 2, "--checkpoint base is the base model"),
         (["--checkpoint", "step-000099"], 1, "step-000099 is not a model folder"),
         (
             ["--tasks", "5"],
             2,
-            "there are 5 validation tasks to compare on, and a paired test can say nothing",
+            "5 validation tasks are too few",
         ),
-        (["--also", "none.yaml"], 2, "none.yaml: the task reader yields no validation tasks"),
-        (["--check", "nonsens"], 2, "--check nonsens: there is no such output check and no such judge"),
-        (["--check", "nonsense=2"], 2, "write NAME, or NAME=SHARE with a share from 0 to below 1"),
-        (["--by", "luck"], 2, "--by luck: write success or reward"),
-        (["--back", "--list"], 2, "--back goes back at once"),
+        (["--also", "none.yaml"], 2, "none.yaml: the task reader returns no validation tasks"),
+        (["--check", "nonsens"], 2, "--check nonsens is neither an output check nor a judge"),
+        (["--check", "nonsense=2"], 2, "NAME=SHARE"),
+        (["--by", "luck"], 2, "--by luck is invalid. Use success or reward"),
+        (["--back", "--list"], 2, "Remove --list and --dry-run"),
         (
             ["--back"],
             2,
-            "nothing to go back to: nothing was promoted yet; promote a checkpoint: astuner promote",
+            "no previous model: nothing was promoted",
         ),
         (
             ["--also", "other.yaml"],
             2,
-            "its model is tiny-calculator, and the candidate comes from weak; write astuner",
+            "its model is tiny-calculator, but the candidate was trained from weak. Set astuner.model.path",
         ),
     ],
 )
@@ -415,7 +415,7 @@ def test_tasks_that_are_trained_on_are_no_measure(config: Config, monkeypatch: p
     same = [f"astuner.task_reader.jsonl.{split}.{file}" for split in ("training", "validation")]
     folder = find_checkpoint(config, "step-000010")
     assert folder is not None
-    with pytest.raises(ConfigError, match=r"not held out: 40 of 40 tasks .* or write astuner\.data\.leakage=allow"):
+    with pytest.raises(ConfigError, match=r"40 of 40 tasks .* or set astuner\.data\.leakage=allow"):
         gate.Gate(config=load_config("e.yaml", same, backbone="local"), checks={}, tasks=40).judge(None, folder)
     monkeypatch.setattr(gate.Gate, "_play", lambda self, config, tasks, folder: [])
     monkeypatch.setattr(gate, "compare", lambda *a, **k: GOOD)
@@ -423,7 +423,7 @@ def test_tasks_that_are_trained_on_are_no_measure(config: Config, monkeypatch: p
     judged = gate.Gate(config=allowed, checks={}, tasks=40).judge(None, folder)
     assert (judged.reasons, judged.tasks) == ([], "validation")
     figures = card._figures(gate.Gate(config=allowed, checks={}), judged, "base")
-    assert "Validation is not held out" in "\n".join(figures)
+    assert "Overlap with training tasks: Validation is not held out" in "\n".join(figures)
     apart = gate.Gate(config=config, checks={}, tasks=40).judge(None, folder)
     assert apart.tasks == "held out"
 

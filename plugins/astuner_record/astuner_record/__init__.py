@@ -1,1 +1,1 @@
-"""What happened in a run, token by token: the episode log, replay, and the check of tokens."""
+"""Record a run token by token: the episode log, replay, and the token check."""

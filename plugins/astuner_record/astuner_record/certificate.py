@@ -1,11 +1,10 @@
-"""The certificate of a run: how exactly its conversations went on, and what became of every token.
+"""Certificate of a run: how many turns continue exactly, and where every generated token went.
 
-A turn that goes on from the model's own words begins with their recorded tokens; the certificate counts those that do
-and those that do not, with the reason, and follows the generated tokens to the samples.
+A turn with a predecessor continues exactly if its prompt starts with the recorded tokens of that turn. The certificate
+counts exact and inexact turns, gives the reason for each inexact one, and follows generated tokens into the samples.
 
-Invariant: for every agent, ``generated = trained + untrained + left_out``; so a token that is trained nowhere has a
-reason here.  Only training episodes are counted, as they were when they ended: what an attempt said that was started
-over is not in it.
+Invariant: for every agent, ``generated = trained + untrained + left_out``, so every token that is not trained has a
+reason. Only training episodes count, in their final state; the certificate excludes attempts that were retried.
 """
 
 from __future__ import annotations
@@ -29,37 +28,37 @@ from astuner.contracts.events import (
 from astuner.contracts.types import APPROXIMATIONS, BRANCH_REASONS, Episode, Sample, Turn, wasted_prompt
 
 LEFT_OUT = {
-    "unreceived_replies": "the reply reached nobody, such as a client that went away",
-    "unscored_episodes": "the episode failed and has no reward (failures.jsonl says why)",
-    "agents_without_reward": "another agent's reward ended the episode, and this one has none",
-    "unused_groups": "the group was not trained on: too few of its episodes were scored, its rewards were all equal "
-    "(dynamic sampling), the batch was full, or it was cut short (oversampling; what its cancelled episodes said is "
-    "not counted anywhere)",
+    "unreceived_replies": "the client did not receive the reply, for example because it disconnected",
+    "unscored_episodes": "the episode failed and has no reward (failures.jsonl lists the cause)",
+    "agents_without_reward": "the episode ended with another agent's reward, and this agent has no reward",
+    "unused_groups": "the group was not trained: too few of its episodes have a reward, all its rewards are equal "
+    "(dynamic sampling), the batch was full, or oversampling cut the group short (tokens of cancelled episodes are "
+    "not counted)",
     "max_sample_per_task": "the episode forked into more samples than rollout.multi_turn.max_sample_per_task",
 }
-"""Why a token of an agent that trains is in no sample; the first that applies."""
+"""Reason why a token of a trained agent is in no sample -> explanation. The first reason that applies counts."""
 
 MOST_AGENTS = 64
-"""Agents that are told apart; later ones count as `OTHERS`."""
+"""Number of agents with their own entry. All further agents are counted as `OTHERS`."""
 OTHERS = "(others)"
 
 
 @dataclass
 class Tally:
-    """The turns and tokens of one agent, or of all."""
+    """Turn and token counts of one agent or of all agents."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    """``turns``, ``going_on`` (those with a predecessor), ``exact`` (of these), and tokens: ``prompt``,
-    ``wasted_prompt``, ``generated``, ``trained``, ``untrained``, ``zero_advantage`` (of the trained)."""
+    """``turns``, ``going_on`` (turns with a predecessor), ``exact`` (the exact ones among these), and tokens:
+    ``prompt``, ``wasted_prompt``, ``generated``, ``trained``, ``untrained``, ``zero_advantage`` (among the trained)."""
     branches: Counter[str] = field(default_factory=Counter)
     """Branch reason -> turns."""
     approximations: Counter[str] = field(default_factory=Counter)
-    """What was overlooked to continue a turn -> turns."""
+    """Approximation that was accepted to continue a turn -> turns."""
     left_out: Counter[str] = field(default_factory=Counter)
-    """Reason, of `LEFT_OUT` -> tokens."""
+    """Reason of `LEFT_OUT` -> tokens."""
 
     def turn(self, turn: Turn) -> None:
-        """Count one more."""
+        """Add one turn to the counts."""
         counts = self.counts
         counts["turns"] += 1
         counts["going_on"] += turn.has_predecessor
@@ -73,7 +72,7 @@ class Tally:
             self.approximations[turn.approximation] += 1
 
     def as_dict(self) -> dict[str, Any]:
-        """For `certificate.json`."""
+        """Return the JSON object for `certificate.json`."""
         c = self.counts
         return {
             "turns": c["turns"],
@@ -103,21 +102,21 @@ class Tally:
 
 
 class Certificate:
-    """Counts over the training episodes of a run; its `state` lets a resumed run count on."""
+    """Counts over the training episodes of a run. A resumed run restores them from `state`."""
 
     def __init__(self) -> None:
         self.agents: dict[tuple[str, str], Tally] = {}
-        """(role, agent) -> what it said, in order of appearance."""
+        """(role, agent) -> counts, in order of appearance."""
         self.examples: dict[str, dict[str, Any]] = {}
-        """Branch reason or approximation -> where it was met first."""
+        """Branch reason or approximation -> its first occurrence."""
         self.since = 0
-        """The step after which counting began; 0 unless the run was resumed from a state without a certificate."""
+        """Step after which counting began. 0 unless the run was resumed from a state without a certificate."""
         self._credited: tuple[int, Counter[tuple[str, str]]] = 0, Counter()
-        """The step whose samples were looked at last, and its tokens with advantage 0."""
+        """Last credited step, and its trained tokens with advantage 0."""
 
     @property
     def whole(self) -> Tally:
-        """All agents together."""
+        """Counts over all agents."""
         whole = Tally()
         for tally in self.agents.values():
             for name, counter in vars(tally).items():
@@ -125,12 +124,12 @@ class Certificate:
         return whole
 
     def rollout(self, step: int, episodes: Iterable[Episode], samples: Mapping[str, Sequence[Sample]]) -> None:
-        """Count the episodes of one step; the parameters are those of `RolledOut`."""
+        """Count the episodes of one step. Parameters as in `RolledOut`."""
         for episode in episodes:
             self._episode(step, episode, samples.get(episode.workflow_task.episode_id))
 
     def credited(self, step: int, samples: Sequence[Sample]) -> None:
-        """Count the tokens that carry no gradient of the policy loss; of one step's last call."""
+        """Count tokens without a policy-loss gradient. The last call for a step replaces earlier ones."""
         before = self._credited[1] if self._credited[0] == step else Counter()
         zero: Counter[tuple[str, str]] = Counter()
         for sample in samples:
@@ -179,7 +178,7 @@ class Certificate:
         return self.agents[key]
 
     def as_dict(self) -> dict[str, Any]:
-        """What ``certificate.json`` holds; every word in it is explained there."""
+        """Return the content of ``certificate.json``, including explanations of the reasons in it."""
         whole = self.whole
         met = [*whole.branches, *whole.approximations]
         found: dict[str, Any] = {
@@ -196,7 +195,7 @@ class Certificate:
         return found
 
     def state(self) -> dict[str, Any]:
-        """JSON-serialisable."""
+        """Return the counts as a JSON-serialisable object."""
         return {
             "agents": [[role, agent, tally.state()] for (role, agent), tally in self.agents.items()],
             "examples": {word: dict(example) for word, example in self.examples.items()},
@@ -204,7 +203,7 @@ class Certificate:
         }
 
     def restore(self, state: Mapping[str, Any] | None, step: int) -> None:
-        """Count on from ``state``; from ``step`` on if there is none (of an older ASTuner)."""
+        """Continue counting from ``state``, or from ``step`` if the checkpoint of an older ASTuner has no state."""
         fresh = Certificate()
         if state is None:
             fresh.since = step
@@ -216,7 +215,7 @@ class Certificate:
 
 
 class CertificateFile(Subscriber):
-    """Writes ``certificate.json`` of the run folder, once there is anything to say in it."""
+    """Write ``certificate.json`` of the run folder once there are counts."""
 
     essential = True
 
@@ -225,8 +224,9 @@ class CertificateFile(Subscriber):
         self._certificate = Certificate()
 
     def handle(self, event: Event) -> None:
-        """
-        :raises OSError: it cannot be written.
+        """Update the counts, and write the file after each step.
+
+        :raises OSError: The file cannot be written.
         """
         if isinstance(event, RolledOut):
             self._certificate.rollout(event.step, event.episodes, event.samples)
@@ -235,7 +235,7 @@ class CertificateFile(Subscriber):
         elif isinstance(event, Measured):
             self._write()
         elif isinstance(event, RunResumed):
-            self._certificate.restore(event.state.get("certificate"), event.step)  # an older ASTuner's state has none
+            self._certificate.restore(event.state.get("certificate"), event.step)  # None in states of older ASTuners
             self._write()
 
     def state(self) -> Mapping[str, Any]:
@@ -250,31 +250,31 @@ class CertificateFile(Subscriber):
 
 
 def summary_of(certificate: Mapping[str, Any]) -> dict[str, str]:
-    """Two lines for a person.
+    """Return two lines for the console summary.
 
-    :param certificate: `Certificate.as_dict`.
+    :param certificate: Return value of `Certificate.as_dict`.
     """
-    return {"turns continued": _turns(certificate), "tokens in loss masks": _tokens(certificate["tokens"])}
+    return {"Exact continuation": _turns(certificate), "Trained tokens": _tokens(certificate["tokens"])}
 
 
 def _turns(c: Mapping[str, Any]) -> str:
     if c["continued_exactly_share"] is None:
-        text = f"none of {c['turns']:,} had anything to go on from"
+        text = f"no earlier turn to continue in {c['turns']:,} turns"
     else:
         exact, going_on = c["continued_exactly"], c["turns_going_on"]
-        text = f"{_percent(c['continued_exactly_share'])} exactly ({exact:,} of {going_on:,})"
+        text = f"{exact:,} of {going_on:,} turns ({_percent(c['continued_exactly_share'])})"
     return text + _list({**c["branches"], **c["approximations"]})
 
 
 def _tokens(c: Mapping[str, Any]) -> str:
-    text = f"{_percent(c['trained_share'] or 0.0)} ({c['trained']:,} of {c['generated']:,} generated)"
+    text = f"{c['trained']:,} of {c['generated']:,} generated ({_percent(c['trained_share'] or 0.0)})"
     return text + _list(
         {**c["left_out"], "of untrained agents": c["of_untrained_agents"], "prompt tokens wasted": c["wasted_prompt"]}
     )
 
 
 def _percent(share: float) -> str:
-    """Never 100 % for something less."""
+    """Format a share. Only a share of exactly 1 is printed as 100 %."""
     return "100 %" if share == 1 else f"{min(100 * share, 99.9):.1f} %"
 
 

@@ -1,4 +1,4 @@
-"""``astuner check``: what can be known about an experiment before it costs anything."""
+"""Command ``astuner check``: check an experiment before training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXIT_NOT_EXACT = 1
 
 
 class Tools(str, Enum):
-    """Whether the agent's tools are offered."""
+    """Whether the check offers the agent's tools."""
 
     ON = "on"
     OFF = "off"
@@ -43,43 +43,43 @@ def tokens(
         Path | None,
         typer.Argument(
             metavar="CONFIG|TRACE",
-            help="An experiment file, or recorded conversations (.jsonl), e.g. a run's episodes/step_000001.jsonl.",
+            help="Experiment file, or recorded conversations (.jsonl) such as a run's episodes/step_000001.jsonl.",
             show_default=False,
         ),
     ] = None,
     overrides: OverridesArgument = None,
     model: Annotated[
-        str | None, typer.Option(metavar="NAME|DIR", help="For a trace: whose tokenizer. Default: the run's own.")
+        str | None, typer.Option(metavar="NAME|DIR", help="Tokenizer for recorded conversations. Default: the run's.")
     ] = None,
     templates: Annotated[
         list[Path] | None,
         typer.Option("--template", metavar="FILE", help="Also try this Jinja chat template, or hermes (repeatable)."),
     ] = None,
     tools: Annotated[
-        Tools | None, typer.Option(help="With the agent's tools, without, or both. Default: as configured.")
+        Tools | None, typer.Option(help="Check with the agent's tools, without them, or both. Default: as configured.")
     ] = None,
     scenarios: Annotated[
-        list[str] | None, typer.Option("--scenario", metavar="NAME", help="Only this scenario (repeatable).")
+        list[str] | None, typer.Option("--scenario", metavar="NAME", help="Run only this scenario (repeatable).")
     ] = None,
     tasks: Annotated[int, typer.Option(min=1, metavar="N", help="Run the first N training tasks.")] = 1,
     allow: Annotated[
-        list[str] | None, typer.Option(metavar="REASON", help="Do not count this as a failure (repeatable).")
+        list[str] | None, typer.Option(metavar="REASON", help="Do not count this reason as a failure (repeatable).")
     ] = None,
-    list_scenarios: Annotated[bool, typer.Option("--list", help="List the scenarios, and stop.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; everything else goes to stderr.")] = False,
+    list_scenarios: Annotated[bool, typer.Option("--list", help="List the scenarios and exit.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON to stdout, everything else to stderr.")] = False,
 ) -> None:
-    """Say, turn by turn, whether an agent's requests continue exactly; exits with 1 when one does not."""
+    """Check turn by turn whether an agent's requests continue exactly. Exit with code 1 if one does not."""
     if list_scenarios:
         _list(as_json)
         return
     if target is None:
-        raise ConfigError("astuner check tokens needs an experiment file or a trace; write: astuner check tokens FILE")
+        raise ConfigError("No experiment file or recording is given. Run: astuner check tokens FILE")
     from astuner_record.token_check.report import check_allowed
 
     allowed = list(allow or ())
     check_allowed(allowed)
     on_or_off = {None: (), Tools.ON: (True,), Tools.OFF: (False,), Tools.BOTH: (True, False)}[tools]
-    with only_data_on_stdout(True):  # agents print what they like
+    with only_data_on_stdout(True):  # agents may print
         from astuner import load_config
         from astuner_record.token_check.checks import check_config, check_trace
 
@@ -87,15 +87,15 @@ def tokens(
         if target.suffix in (".jsonl", ".json"):
             for name, value in {"overrides": overrides, "scenario": scenarios}.items():
                 if value:
-                    raise ConfigError(f"{target} is a recording, and {name} is for experiments; leave it out")
-            resolved = target.absolute().parent.parent / "resolved.yaml"  # beside episodes/, in a run's folder
+                    raise ConfigError(f"{target} is a recording. {name} applies to experiments only: remove it.")
+            resolved = target.absolute().parent.parent / "resolved.yaml"  # in the run folder, next to episodes/
             config = load_config(resolved, plugins=plugins) if model is None and resolved.is_file() else None
             report = check_trace(
                 target, model=model, config=config, templates=templates or [], tools=on_or_off, plugins=plugins
             )
         else:
             if model is not None:
-                raise ConfigError("--model is for traces; for an experiment write astuner.model.path=…")
+                raise ConfigError("--model applies to recordings only; for an experiment, pass astuner.model.path=NAME")
             config = load_config(target, all_overrides(overrides), plugins=plugins)
             report = check_config(
                 config, templates=templates or [], tools=on_or_off, scenarios=scenarios or [], tasks=tasks

@@ -1,7 +1,7 @@
-"""The episodes of a run as a person reads them: messages, verdict, and how each ended, as plain JSON, one a line.
+"""Write the episodes of a run as readable JSON lines: messages, verdict, and stop reason.
 
-Nothing that the policy was asked is left out, so `astuner check tokens` can play an episode again: a turn's whole
-request is that of the turn it continues, that turn's reply, and the turn's own new messages.
+The lines contain every message that the policy received, so `astuner check tokens` can replay an episode. The complete
+request of a turn is the request of the turn it continues, the reply of that turn, and the new messages of the turn.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from astuner.contracts.types import DEFAULT_POLICY, DEFAULT_ROLE, Episode, Exter
 
 
 class Conversations(Subscriber):
-    """Writes ``step_000012.jsonl`` and ``validation_000012.jsonl``, or ``debug.jsonl`` where nothing is trained.
+    """Write ``step_000012.jsonl`` and ``validation_000012.jsonl``, or ``debug.jsonl`` if nothing is trained.
 
-    Of a step as many as `trainer_common.save_episodes` says, of a validation and a try-out all.
+    A training step writes up to `trainer_common.save_episodes` episodes; a validation and a try-out write all.
     """
 
     essential = True
@@ -28,7 +28,10 @@ class Conversations(Subscriber):
         self._most: int | None = None if limit == -1 else limit
 
     def handle(self, event: Event) -> None:
-        """:raises OSError: they cannot be written."""
+        """Write the episodes that ended.
+
+        :raises OSError: The file cannot be written.
+        """
         if not isinstance(event, GroupsEnded):
             return
         if not self._trains:
@@ -41,15 +44,14 @@ class Conversations(Subscriber):
             write_jsonl(self._folder / name, map(transcript, episodes))
 
     def summary(self) -> Summary:
-        return Summary(lines={"conversations": str(self._folder)})
+        return Summary(lines={"Conversations": str(self._folder)})
 
 
 def transcript(episode: Episode) -> dict[str, Any]:
-    """The conversation as it went: for every turn only the messages that were new, then the reply.
+    """Return an episode with, for every turn, only its new messages and the reply.
 
-    ``tools`` are the lists of tools that were offered; a turn whose tools are not those of the turn it continues names
-    one by its number.  What a model outside of the run said stands between the turns, with ``model`` and all of the
-    ``messages`` it was sent.
+    ``tools`` lists each set of tools that was offered. A turn names a set by index if it differs from the set of the
+    turn it continues. Turns of external models appear in order, with ``model`` and all ``messages`` of the request.
     """
     task = episode.workflow_task
     offered: list[list[dict[str, Any]]] = []

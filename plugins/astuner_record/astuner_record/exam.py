@@ -1,7 +1,7 @@
-"""An episode read as an exam: what was answered, what was expected, why it failed, and what people say of it.
+"""Read an episode as a question with an answer, and store human labels.
 
-A label is a line of ``labels.jsonl`` in the run folder; the newest of an episode counts.  It is of one row of the log,
-so an episode that is drawn again after a rewind has none.
+A label is a line of ``labels.jsonl`` in the run folder; the newest line for an episode counts. It refers to one row of
+the log, so an episode that is generated again after a rewind has no label.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from astuner_record.foreign import is_plain_file
 FILE = "labels.jsonl"
 LABELS = ("good", "bad")
 MOST_WHY = 4000
-"""Characters of a reason."""
+"""Maximum characters of a label's reason."""
 _LARGEST = 64 << 20
-"""Bytes of a file of labels that is read."""
+"""Maximum bytes of a label file."""
 REFERENCES = (
     "answer", "reference", "reference_answer", "final_answer", "ground_truth", "expected", "target", "solution",
     "label",
 )  # fmt: skip
-"""Where a task's reference answer is looked for in its metadata, in this order."""
+"""Metadata keys that may contain a task's reference answer, in order of priority."""
 _PAYLOAD = re.compile(r"(?<!\w)'[^'\n]*[^\w'\n][^'\n]*'(?!\w)|(?<!\w)\"[^\"\n]*[^\w\"\n][^\"\n]*\"(?!\w)|\{.*\}")
-"""Quoted text, but for a name, and what is in braces."""
+"""Quoted text (except single names) and text in braces."""
 _NUMBER = re.compile(r"(?<![\w.:+/-])[\w.:+/-]*?\d(?:[\w.:+/-]*\w)?")
-"""Numbers, times, addresses, and ids and paths with a digit in them."""
+"""Numbers, times, addresses, and IDs or paths that contain a digit."""
 _ZEROS = str.maketrans("123456789", "0" * 9)
 
 
 def question_of(row: Mapping[str, Any]) -> str:
-    """What a row of the log was asked: its query, else the texts of its first messages."""
+    """Return the question of a log row: its query, or the text of its first messages."""
     return row["query"] or "\n".join(_text(m.get("content")) for m in json.loads(row["task"])["init_messages"])
 
 
 def answer_of(row: Mapping[str, Any]) -> str:
-    """What was answered in the end: the output's ``final_answer`` or ``response``, else the text of the last reply."""
+    """Return the final answer: ``final_answer`` or ``response`` of the output, or the text of the last reply."""
     output = json.loads(row["output"] or "null") or {"metadata": {}, "response": None}
     for said in (output["metadata"].get("final_answer"), output["response"]):
         if said not in (None, ""):
@@ -52,7 +52,7 @@ def answer_of(row: Mapping[str, Any]) -> str:
 
 
 def expected_of(row: Mapping[str, Any]) -> str:
-    """The reference answer of the task; empty where none is known."""
+    """Return the reference answer of the task, or an empty string if it is unknown."""
     metadata = json.loads(row["task"])["metadata"]
     return _text(next((metadata[name] for name in REFERENCES if metadata.get(name) not in (None, "")), None))
 
@@ -64,33 +64,33 @@ def _text(said: Any) -> str:
 
 
 def cause_of(error: str) -> str:
-    """The first line of an error without what tells one occurrence from the next: payload, numbers, times, ids."""
+    """Return the first line of an error without payload, numbers, times and IDs, so that equal causes compare equal."""
     return _cause(str(error)[:300].partition("\n")[0].translate(_ZEROS))
 
 
-@lru_cache(maxsize=4096)  # a reader goes through all errors of a log, and most differ in digits alone
+@lru_cache(maxsize=4096)  # most errors of a log differ in digits only
 def _cause(line: str) -> str:
     return _NUMBER.sub("#", _PAYLOAD.sub("…", line))
 
 
 def add_label(run: Path, row_id: int, episode_id: str, label: str, why: str) -> None:
-    """Say what an episode is worth.
+    """Append a label for an episode.
 
-    :param run: the run folder.
-    :param row_id: of its row in the log.
-    :param label: one of `LABELS`, or "" to take an earlier one back.
-    :raises OSError: it cannot be written, or a link or something else stands in the file's place.
+    :param run: Run folder.
+    :param row_id: ID of the episode's row in the log.
+    :param label: One of `LABELS`, or "" to remove an earlier label.
+    :raises OSError: The file cannot be written, or is not a regular file.
     """
     said = {"id": row_id, "episode_id": episode_id, "label": label, "why": why, "time": round(time.time(), 3)}
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe would wait for a reader
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK  # O_NONBLOCK: never wait on a pipe
     with open(os.open(run / FILE, flags, 0o666), "ab", buffering=0) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(f"{FILE} is no file")
-        file.write(json.dumps(said).encode() + b"\n")  # in one piece, whoever else writes
+            raise OSError(f"{FILE} is not a regular file")
+        file.write(json.dumps(said).encode() + b"\n")  # one write, so concurrent writers do not mix lines
 
 
 def labels_at(run: Path) -> object:
-    """What differs once a label was written; None where there is no file."""
+    """Return a value that changes when a label is written, or None without a label file."""
     try:
         found = os.lstat(run / FILE)
     except OSError:
@@ -99,7 +99,7 @@ def labels_at(run: Path) -> object:
 
 
 def read_labels(run: Path) -> dict[int, tuple[str, str]]:
-    """Row of the log -> label and why; lines that say something else are passed over."""
+    """Return row ID -> (label, reason), skipping malformed lines."""
     path = run / FILE
     if not is_plain_file(path) or path.stat().st_size > _LARGEST:
         return {}

@@ -1,4 +1,4 @@
-"""What is looked at may be somebody else's: a run folder from elsewhere, and texts that models wrote."""
+"""Read run folders and texts from untrusted sources."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ import yaml
 from astuner.contracts.errors import DataError
 
 _DEEPEST, _LONGEST = 50, 1 << 20
-"""Levels and bytes of a ``resolved.yaml``; ours have about ten levels, and no aliases, which multiply."""
+"""Maximum nesting and bytes of a ``resolved.yaml``. ASTuner writes about ten levels and no aliases."""
 
 
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # several times as fast, where PyYAML came with it
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # several times faster, if PyYAML includes it
 
 
 def read_resolved(path: Path) -> Any:
-    """What a run folder's ``resolved.yaml`` holds, in memory and time that its size bounds.
+    """Return the content of a run folder's ``resolved.yaml``, within bounded memory and time.
 
-    :raises FileNotFoundError: there is none.
-    :raises DataError: it is nothing that a run wrote.
+    :raises FileNotFoundError: The file does not exist.
+    :raises DataError: ASTuner did not write this file.
     """
     if path.exists() and not (path.is_file() and path.stat().st_size <= _LONGEST):
-        raise DataError(f"{path}: it is no file, or has more than {_LONGEST:,} bytes")
+        raise DataError(f"{path} is not a regular file, or is larger than {_LONGEST:,} bytes.")
     try:
         text, depth = path.read_text(encoding="utf-8"), 0
         for event in yaml.parse(text, _Loader):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth >= _DEEPEST or isinstance(event, yaml.AliasEvent):
-                raise yaml.YAMLError(f"it has aliases, or more than {_DEEPEST} levels, as no run writes it")
+                raise yaml.YAMLError(f"aliases or more than {_DEEPEST} levels: ASTuner did not write this file")
         return yaml.load(text, _Loader)
     except (UnicodeDecodeError, yaml.YAMLError) as e:
         raise DataError(f"{path}: {e}") from None
 
 
 def is_plain_file(path: Path) -> bool:
-    """Whether it is a file that stands there itself: no link to somewhere else, and nothing that never ends."""
+    """Return whether the path is a regular file: not a link, pipe or device."""
     try:
         return stat.S_ISREG(os.lstat(path).st_mode)
     except OSError:
@@ -46,6 +46,5 @@ def is_plain_file(path: Path) -> bool:
 
 
 def shown(text: str) -> str:
-    """``text`` without what nobody can see and a terminal obeys: control characters, and those that turn the direction
-    of writing."""
+    """Return ``text`` without control characters and bidirectional formatting, which a terminal would obey."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)

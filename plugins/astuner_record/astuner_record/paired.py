@@ -1,6 +1,6 @@
-"""Two policies on the same tasks: which measure tells them apart, and whether they differ beyond chance.
+"""Compare two policies on the same tasks: choose a measure and test whether the difference is significant.
 
-The verdict on a run and the gate before a model is used decide by the same functions.
+The verdict of a run and the promotion gate use the same functions.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from astuner_record.statistics import (
 )
 
 Pairs: TypeAlias = Sequence[tuple[TaskResult, TaskResult]]
-"""What each task came to before and after, or with what serves and the candidate."""
+"""Results of each task on both sides: before and after training, or serving model and candidate."""
 Measure: TypeAlias = Literal["success", "reward"]
 LEVEL = 0.05
-"""Of every test."""
+"""Significance level of every test."""
 FEWEST = 6
-"""Pairs that a paired test needs to reach that level: with 5 that differ, its p is 2 / 2^5 = 0.0625 or more."""
+"""Pairs that a paired test needs to reach `LEVEL`. With 5 differing pairs, p is at least 2 / 2^5 = 0.0625."""
 _EQUAL = 1e-9
-"""Rewards that differ by less, relative to the largest, are equal."""
+"""Rewards are equal if they differ by less than this, relative to the largest reward."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairedDifference:
-    """One measure on both sides: means over the same tasks, and what they differ by."""
+    """Means of one measure over the same tasks on both sides, and their difference."""
 
     before: float
     after: float
     mean: float
     interval: Interval
-    """95 %, of the mean difference."""
+    """95 % interval of the mean difference."""
     p: float
     test: str
     tasks: int
-    """Pairs."""
+    """Number of pairs."""
     changed: Mapping[str, int]
-    """In which direction tasks changed -> how many."""
+    """Direction of change -> number of tasks."""
 
     @property
     def significant(self) -> bool:
@@ -57,7 +57,7 @@ class PairedDifference:
         return any(self.changed.values())
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the fields as a JSON object."""
         return {
             "before": self.before,
             "after": self.after,
@@ -73,7 +73,7 @@ class PairedDifference:
 
 
 def success_test(pairs: Pairs) -> PairedDifference:
-    """Test the difference of success: McNemar's test where each task succeeds or fails, else the sign-flip test."""
+    """Test the difference in success: McNemar's test if every task succeeds or fails, otherwise the sign-flip test."""
     shares = [(before.success, after.success) for before, after in pairs]
     if not all(share in (0.0, 1.0) for pair in shares for share in pair):
         return _sign_flip(shares)
@@ -91,7 +91,7 @@ def success_test(pairs: Pairs) -> PairedDifference:
 
 
 def reward_test(pairs: Pairs) -> PairedDifference:
-    """Test the difference of the reward with the sign-flip test."""
+    """Test the difference in reward with the sign-flip test."""
     return _sign_flip([(before.reward, after.reward) for before, after in pairs])
 
 
@@ -112,23 +112,23 @@ def _sign_flip(values: Sequence[tuple[float, float]]) -> PairedDifference:
 
 @dataclass(frozen=True)
 class Choice:
-    """Which measure tells two sides apart."""
+    """Measure that separates two sides."""
 
     measure: Measure
     reason: str = ""
-    """Why it is not success; empty where it is."""
+    """Why the measure is not success; empty for success."""
     stated: bool = False
-    """Whether a judge or a workflow states success, so that it is not a reward of 1 or more."""
+    """Whether a judge or workflow defines success. Otherwise success is a reward of 1 or more."""
     constant: float | None = None
-    """The success of every task on both sides, where it is the same; else None."""
+    """Success of every task on both sides if it is the same for all tasks, otherwise None."""
 
 
 def choose_measure(pairs: Pairs) -> Choice:
-    """Return success, or the reward where success cannot tell the two sides apart and the reward holds more.
+    """Return success, or the reward if success cannot separate the two sides and the reward carries more information.
 
-    That is so where success is the same for every task; or where nobody states it, and so few tasks reach a reward of
-    1, or fail to, that no test of success can reach `LEVEL`.  It depends on what is measured and not on which side is
-    ahead, so it does not make the test more lenient.
+    The reward is chosen if success is the same for every task. It is also chosen if success is undefined and so few
+    tasks reach a reward of 1, or miss it, that no test of success can reach `LEVEL`. The choice depends on the
+    measured values and not on which side is better, so it does not make the test more lenient.
     """
     results = [result for pair in pairs for result in pair]
     stated = any(result.stated for result in results)
@@ -137,7 +137,7 @@ def choose_measure(pairs: Pairs) -> Choice:
     if not _reward_says_more(results):
         return Choice("success", "", stated, constant)
     if constant is not None:
-        what = "as it is stated with the reward" if stated else "a reward of 1 or more"
+        what = "set together with the reward" if stated else "a reward of 1 or more"
         hint = "" if stated else f"; to define it, {HOW_TO_DEFINE}"
         reason = f"success ({what}) is {constant:.1%} on both sides and does not separate them{hint}"
         return Choice("reward", reason, stated, constant)
@@ -145,7 +145,7 @@ def choose_measure(pairs: Pairs) -> Choice:
     if stated or min(reached, missed) >= FEWEST or len(pairs) < FEWEST:
         return Choice("success", "", stated)
     reason = (
-        f"success (a reward of 1 or more) says little here: {reached} of {len(pairs)} tasks ever reach it and {missed} "
+        f"success (a reward of 1 or more) separates little: {reached} of {len(pairs)} tasks ever reach it and {missed} "
         f"ever miss it; to define it, {HOW_TO_DEFINE}"
     )
     return Choice("reward", reason, stated)
@@ -160,7 +160,7 @@ def _fails(result: TaskResult) -> bool:
 
 
 def _reward_says_more(results: Sequence[TaskResult]) -> bool:
-    """Whether rewards are more than success on another scale, such as 0 and 1, or -1 and 1."""
+    """Return whether rewards are more than a rescaled success, such as 0 and 1, or -1 and 1."""
     low, high = (choose(results, key=lambda r: r.success) for choose in (min, max))
     slope = (high.reward - low.reward) / (high.success - low.success) if high.success > low.success else 0.0
     error = _EQUAL * max(1.0, *(abs(result.reward) for result in results))

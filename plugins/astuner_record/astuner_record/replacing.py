@@ -16,11 +16,11 @@ from astuner.contracts.interrupt import handled
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """Yield where to write a file or a folder, and move it to ``target`` after the block, in place of what is there.
+    """Yield a temporary path, and move it to ``target`` after the block, replacing what is there.
 
-    SIGTERM and SIGHUP end the block as Ctrl-C does. An exception in it leaves ``target`` unchanged.
+    SIGTERM and SIGHUP end the block like Ctrl-C. An exception in the block leaves ``target`` unchanged.
 
-    :raises OSError: it cannot be written.
+    :raises OSError: The target cannot be written.
     """
     temporary, aside = (target.with_name(f".{target.name}.{os.getpid()}.{end}") for end in ("tmp", "old"))
     try:
@@ -49,9 +49,9 @@ def _remove(path: Path) -> None:
 
 
 def remove_leftovers(target: Path) -> None:
-    """Remove temporary files of killed processes, and restore a target that was being replaced.
+    """Remove temporary files of killed processes, and restore a target whose replacement was interrupted.
 
-    Call it before `replacing`, and before checking what ``target`` is.
+    Call this function before `replacing`, and before checking what ``target`` is.
     """
     for path in target.parent.iterdir() if target.parent.is_dir() else ():
         pid, _, end = path.name.removeprefix(f".{target.name}.").partition(".")

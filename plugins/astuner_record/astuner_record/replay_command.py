@@ -1,4 +1,4 @@
-"""``astuner replay RUN EPISODE``: judge a recorded episode again, or run it again from some turn on."""
+"""Command ``astuner replay RUN EPISODE``: judge a recorded episode again, or rerun its workflow from a turn."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ app = new_app()
 
 EXIT_FAILED = 1
 _DIVERGED = (
-    "the workflow left the record, so its tools, environment or code answer differently than then; to go on with the "
-    "model there, add --allow-divergence"
+    "The workflow diverged from the recording: its tools, environment or code now answer differently. To let the model "
+    "answer from the divergence on, add --allow-divergence."
 )
 EXAMPLES = """\
 \b
@@ -56,49 +56,51 @@ Examples:
 @app.command(epilog=EXAMPLES)
 def replay(
     ctx: typer.Context,
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.", show_default=False)],
     episode: Annotated[
-        str | None, typer.Argument(metavar="[EPISODE]", help="An episode's id, as --list shows.", show_default=False)
+        str | None, typer.Argument(metavar="[EPISODE]", help="Episode ID, as printed by --list.", show_default=False)
     ] = None,
     overrides: OverridesArgument = None,
-    list_them: Annotated[bool, typer.Option("--list", help="List the run's episodes, and stop.")] = False,
+    list_them: Annotated[bool, typer.Option("--list", help="List the run's episodes and exit.")] = False,
     where: Annotated[
         list[str] | None,
-        typer.Option(metavar="CONDITION", help="Many episodes, e.g. step=180 or 'reward<1' (repeatable)."),
+        typer.Option(metavar="CONDITION", help="Select episodes, e.g. step=180 or 'reward<1' (repeatable)."),
     ] = None,
     judge: Annotated[
         str | None,
-        typer.Option(metavar="NAME|FILE.py->CLASS", help="Ask this judge. Default: the run's own."),
+        typer.Option(metavar="NAME|FILE.py->CLASS", help="Judge with this judge. Default: the run's judge."),
     ] = None,
     from_turn: Annotated[
         int | None,
-        typer.Option(min=0, metavar="K", help="Run the workflow again; from this turn on the model answers."),
+        typer.Option(min=0, metavar="K", help="Rerun the workflow; the model answers from this turn on."),
     ] = None,
-    to_turn: Annotated[int | None, typer.Option(min=1, metavar="M", help="End it before this turn.")] = None,
-    times: Annotated[int, typer.Option(min=1, metavar="N", help="Run it so many times.")] = 1,
+    to_turn: Annotated[int | None, typer.Option(min=1, metavar="M", help="Stop before this turn.")] = None,
+    times: Annotated[int, typer.Option(min=1, metavar="N", help="Rerun the workflow this many times.")] = 1,
     checkpoint: Annotated[
-        str, typer.Option(metavar="newest|base|step-000050|DIR", help="The model that answers.")
+        str, typer.Option(metavar="newest|base|step-000050|DIR", help="Checkpoint of the model that answers.")
     ] = "newest",
     backbone: Annotated[
         str | None,
-        typer.Option(metavar="debug|local", help="What runs the model. Default: local for a run of local, else debug."),
+        typer.Option(
+            metavar="debug|local", help="Backbone that serves the model. Default: local for local runs, else debug."
+        ),
     ] = None,
     allow_divergence: Annotated[
-        bool, typer.Option("--allow-divergence", help="Where the agent asks for something else, the model answers.")
+        bool, typer.Option("--allow-divergence", help="Let the model answer requests that differ from the recording.")
     ] = False,
-    step: Annotated[bool, typer.Option("--step", help="Show each model call, and ask before it.")] = False,
-    pdb: Annotated[bool, typer.Option("--pdb", help="A breakpoint just before turn K.")] = False,
+    step: Annotated[bool, typer.Option("--step", help="Show each model call, and wait for Enter before it.")] = False,
+    pdb: Annotated[bool, typer.Option("--pdb", help="Set a breakpoint before turn K.")] = False,
     debug_tags: DebugTagsOption = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write forks here. Default: RUN/replays/.")] = None,
     services: WithOption = None,
-    parallel: Annotated[int, typer.Option(min=1, metavar="N", help="Ask a judge about so many at once.")] = 8,
-    show: Annotated[int, typer.Option(min=0, metavar="N", help="List at most this many episodes.")] = 20,
+    parallel: Annotated[int, typer.Option(min=1, metavar="N", help="Judge up to this many episodes concurrently.")] = 8,
+    show: Annotated[int, typer.Option(min=0, metavar="N", help="List up to this many episodes.")] = 20,
     as_json: JsonOption = False,
 ) -> None:
-    """Judge a recorded episode again, or run it again from some turn on.
+    """Judge a recorded episode again, or rerun its workflow from a turn.
 
-    Without --from-turn, --step and --pdb a judge is asked about what was recorded; nothing is run. Of a damaged log
-    what is whole is taken; the exit code is then 3 where many episodes were asked for.
+    Without --from-turn, --step and --pdb, a judge scores the recording and nothing runs. For a damaged log, the
+    command uses the intact episodes; with several episodes selected, it then exits with code 3.
     """
     from astuner_record.episode_log.salvage import end_partly
     from astuner_record.replay import RecordedRun
@@ -112,12 +114,12 @@ def replay(
     again = from_turn is not None or step or pdb
     if not list_them and (episode is None) == (not where):
         raise ConfigError(
-            "say which episode: astuner replay RUN EPISODE; or many, for a judge: --where CONDITION; --list shows them"
+            "Pass an episode: astuner replay RUN EPISODE. To judge several, pass --where CONDITION; --list prints IDs."
         )
     if again and (where or list_them):
-        raise ConfigError("--from-turn, --step and --pdb are for one episode; leave out --where and --list")
+        raise ConfigError("--from-turn, --step and --pdb need a single episode. Remove --where and --list.")
     if not again and (to_turn is not None or times > 1 or out is not None or allow_divergence):
-        raise ConfigError("--to-turn, --times, --out and --allow-divergence are for running again: add --from-turn K")
+        raise ConfigError("--to-turn, --times, --out and --allow-divergence need a rerun. Add --from-turn K.")
     if step or pdb:
         _check_by_hand(from_turn if pdb else 0, times)
     debug: DebuggerPart | None = None
@@ -162,7 +164,7 @@ def replay(
 
 @dataclass(frozen=True)
 class _How:
-    """What all ways to replay need."""
+    """Arguments common to all replay modes."""
 
     ctx: typer.Context
     recorded: RecordedRun
@@ -173,7 +175,7 @@ class _How:
 
 @dataclass(frozen=True, kw_only=True)
 class _Answer:
-    """What is printed when everything is done."""
+    """Output of a replay."""
 
     data: Any
     text: str
@@ -183,18 +185,18 @@ class _Answer:
 
 def _check_by_hand(stop_at: int | None, times: int) -> None:
     if stop_at is None:
-        raise ConfigError("--pdb stops just before a turn; say which: --from-turn K")
+        raise ConfigError("--pdb stops before a turn. Choose it with --from-turn K.")
     if times > 1:
-        raise ConfigError("--step and --pdb are for one run at a time; leave out --times")
+        raise ConfigError("--step and --pdb work with a single rerun. Remove --times.")
     if not sys.stdin.isatty():
         raise ConfigError(
-            "--step and --pdb ask at the terminal, and the standard input is none; type the command in a terminal, or "
-            "leave them out"
+            "--step and --pdb prompt on the terminal, but standard input is not a terminal. Run the command in a "
+            "terminal, or remove these options."
         )
 
 
 def found_here(judge: str) -> str:
-    """A file of the person's is looked for where the person is; the run's own files, where its experiment is."""
+    """Return the judge with a file path resolved against the working directory, unless the file is part of the run."""
     file, arrow, name = judge.partition("->")
     path = Path(file).expanduser()
     return f"{path.resolve()}{arrow}{name}" if arrow and path.is_file() else judge
@@ -216,9 +218,9 @@ def _list(how: _How, where: list[str]) -> _Answer:
         for one in found
     ]
     if total > len(found):
-        lines.append(f"and {total - len(found)} more: --show N, or fewer with --where CONDITION")
+        lines.append(f"{total - len(found)} more: use --show N, or select fewer with --where CONDITION")
     rows = [{name: getattr(one, name) for name in fields} for one in found]
-    return _Answer(data={"total": total, "episodes": rows}, text="\n".join(lines) or "no episode meets every --where")
+    return _Answer(data={"total": total, "episodes": rows}, text="\n".join(lines) or "no episode matches every --where")
 
 
 def _judge_one(how: _How, episode_id: str) -> _Answer:
@@ -237,7 +239,7 @@ def _judge_many(how: _How, where: list[str], parallel: int) -> _Answer:
     log = how.recorded.log
     total, done = log.count(where), 0
     if not total:
-        raise DataError(f"no episode of {how.recorded.dir.path} meets every --where; list them: --list")
+        raise DataError(f"No episode of {how.recorded.dir.path} matches every --where. To list episodes, use --list.")
 
     def progress(one: Rejudged) -> None:
         nonlocal done
@@ -297,14 +299,14 @@ def _fork(
     text, written = "\n".join(forks_text(logged.episode, forks, plan.from_turn)), None
     if all(fork.stopped != BY_HAND for fork in forks):
         written = write_forks(recorded.dir, config, logged, forks, about, out)
-        text += f"\nwritten to {written}; look at them with: astuner view {written}"
+        text += f"\nwritten to {written}\nview with: astuner view {written}"
     failed = any(fork.divergences for fork in forks) and not plan.allow_divergence
     data = {**about, "folder": written and str(written), "forks": [fork_row(fork) for fork in forks]}
     return _Answer(data=data, text=text, failed=failed, error=_DIVERGED if failed else "")
 
 
 def run_async(work: Coroutine[Any, Any, Any]) -> Any:
-    """Await ``work`` on a loop of its own, where Ctrl-C interrupts at once, also at a prompt."""
+    """Run a coroutine on a new event loop, where Ctrl-C interrupts immediately, including at a prompt."""
     loop = asyncio.new_event_loop()
     try:
         return loop.run_until_complete(work)

@@ -1,7 +1,7 @@
-"""Statistics of paired numbers: intervals and tests, each a pure function with its source.
+"""Statistics of paired values: intervals and tests, each a pure function with its source.
 
-``differences`` are b - a, one for each task.  Whatever draws random numbers takes a seed, and gives the same answer
-for it everywhere, with one numpy.
+``differences`` are b - a, one per task. Functions that draw random numbers take a seed and return the same result for
+the same seed and numpy version.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 DRAWS = 10_000
-"""Resamples of a bootstrap, and random signs of a permutation test."""
+"""Resamples of a bootstrap, and random sign vectors of a permutation test."""
 _EXACT_UP_TO = 16
-"""Pairs up to which all 2^n signs are tried."""
+"""Pairs up to which all 2^n sign vectors are enumerated."""
 _AT_ONCE = 1 << 20
-"""Random numbers that are drawn at once."""
+"""Random numbers drawn per batch."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class PairedTable:
-    """Outcomes of the same n tasks on two sides: how many succeeded on both, only one, or neither."""
+    """Outcomes of the same n tasks on two sides: number that succeeded on both, on one only, or on neither."""
 
     both: int
     only_a: int
@@ -45,7 +45,10 @@ class PairedTable:
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[bool, bool]]) -> PairedTable:
-        """:param pairs: (success of a, success of b) of each task."""
+        """Count pairs.
+
+        :param pairs: (success of a, success of b) of each task.
+        """
         return cls(
             both=sum(a and b for a, b in pairs),
             only_a=sum(a and not b for a, b in pairs),
@@ -59,12 +62,12 @@ class PairedTable:
 
     @property
     def agreement(self) -> float:
-        """The share of pairs that are the same on both sides; 0 for none."""
+        """Share of pairs with equal outcomes on both sides; 0 without pairs."""
         return (self.both + self.neither) / self.n if self.n else 0.0
 
 
 def mcnemar_exact(table: PairedTable) -> float:
-    """The two-sided p-value of McNemar's exact test: do as many pairs change one way as the other?
+    """Return the two-sided p-value of McNemar's exact test of equal change in both directions.
 
     p = min(1, 2 P(X <= min(only_a, only_b))), X ~ Binomial(only_a + only_b, 1/2).
 
@@ -77,10 +80,10 @@ def mcnemar_exact(table: PairedTable) -> float:
 
 
 def paired_success_interval(table: PairedTable) -> Interval:
-    """95 % interval of the difference of two success rates on the same tasks, b - a.
+    """Return the 95 % interval of the difference b - a of two success rates on the same tasks.
 
-    Wilson's intervals of the two rates, put together with their correlation phi: it stays within [-1, 1] and has a
-    width also where no pair changes.
+    Combines Wilson intervals of both rates with their correlation phi. The interval stays within [-1, 1] and has a
+    positive width even if no pair changes.
 
     Source: method 10 of Newcombe, Statistics in Medicine 17 (1998) 2635-2650, with its correction of phi.
     """
@@ -97,7 +100,7 @@ def paired_success_interval(table: PairedTable) -> Interval:
 
 
 def _phi(table: PairedTable) -> float:
-    """The correlation of two outcomes, drawn towards 0 where it is positive."""
+    """Return the correlation of two outcomes, shrunk towards 0 if it is positive."""
     n = table.n
     margins = math.prod(
         (table.both + table.only_a, n - table.both - table.only_a, table.both + table.only_b,
@@ -116,7 +119,7 @@ def _joined(one: float, other: float, phi: float) -> float:
 
 
 def bootstrap_interval(differences: Sequence[float], *, seed: int = 0, draws: int = DRAWS) -> Interval:
-    """95 % percentile interval of the mean difference: tasks are drawn with replacement, pairs stay together.
+    """Return the 95 % percentile interval of the mean difference. Tasks are resampled, pairs stay together.
 
     Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13.
     """
@@ -132,7 +135,7 @@ def bootstrap_interval(differences: Sequence[float], *, seed: int = 0, draws: in
 
 
 def _batches(draws: int, size: int) -> list[int]:
-    """How many draws of ``size`` numbers at a time."""
+    """Split ``draws`` draws of ``size`` numbers into batch sizes."""
     most = max(1, _AT_ONCE // size)
     return [min(most, draws - done) for done in range(0, draws, most)]
 
@@ -140,7 +143,7 @@ def _batches(draws: int, size: int) -> list[int]:
 def crossed_bootstrap_interval(
     b: Sequence[Sequence[float]], a: Sequence[Sequence[float]], *, seed: int = 0, draws: int = DRAWS
 ) -> Interval:
-    """`crossed_bootstrap_intervals` of one measure."""
+    """Return `crossed_bootstrap_intervals` for a single measure."""
     return crossed_bootstrap_intervals([b], [a], seed=seed, draws=draws)[0]
 
 
@@ -151,15 +154,14 @@ def crossed_bootstrap_intervals(
     seed: int = 0,
     draws: int = DRAWS,
 ) -> list[Interval]:
-    """95 % percentile interval of mean(b) - mean(a) for each measure, where each side is several runs (seeds) on the
-    same tasks.
+    """Return the 95 % percentile interval of mean(b) - mean(a) for each measure, with several runs on each side.
 
-    Every draw takes runs of ``a``, runs of ``b`` and tasks with replacement, independently of each other: all runs see
-    the same tasks, so the two factors are crossed.  With one run on each side, tasks alone are drawn.
+    Every draw resamples the runs of ``a``, the runs of ``b`` and the tasks independently: all runs see the same tasks,
+    so the two factors are crossed. With one run on each side, only tasks are resampled.
 
     Source: Owen, The pigeonhole bootstrap, Annals of Applied Statistics 1 (2007) 386-411.
 
-    :param a: measure -> run -> task -> mean, the tasks in the same order for all runs of both sides.
+    :param a: [measure][run][task] -> mean, with the tasks in the same order in all runs of both sides.
     """
     if not a[0] or not b[0] or not len(a[0][0]):
         return [Interval(-math.inf, math.inf)] * len(a)
@@ -177,7 +179,7 @@ def crossed_bootstrap_intervals(
 
 
 def _drawn(rng: np.random.Generator, draws: int, size: int) -> NDArray[np.int64]:
-    """How often each of ``size`` things is drawn in ``size`` tries, for each draw."""
+    """Return how many times each of ``size`` items is drawn in ``size`` tries, for each draw."""
     import numpy as np
 
     places = rng.integers(size, size=(draws, size)) + size * np.arange(draws)[:, None]
@@ -185,16 +187,17 @@ def _drawn(rng: np.random.Generator, draws: int, size: int) -> NDArray[np.int64]
 
 
 def _percentiles(means: Sequence[float]) -> Interval:
-    """Linear between neighbours (type 7 of Hyndman and Fan, The American Statistician 50 (1996) 361-365)."""
+    """Interpolate linearly (type 7 of Hyndman and Fan, The American Statistician 50 (1996) 361-365)."""
     low, *_, high = statistics.quantiles(means, n=40, method="inclusive")
     return Interval(low, high)
 
 
 def sign_flip_test(differences: Sequence[float], *, seed: int = 0, draws: int = DRAWS) -> float:
-    """The two-sided p-value of the paired permutation test: if the two sides were the same, each difference might as
-    well have had the other sign, so how many of all signs give a mean at least as far from 0?
+    """Return the two-sided p-value of the paired permutation test.
 
-    All 2^n signs for up to 16 pairs that differ; else random ones, p = (1 + hits) / (1 + draws), which is never 0.
+    If both sides were equal, each difference could have had the other sign. The p-value is the share of sign vectors
+    whose mean is at least as far from 0. Up to 16 differing pairs, all 2^n sign vectors are enumerated. Otherwise
+    random ones are drawn, and p = (1 + hits) / (1 + draws), which is never 0.
 
     Source: Fisher, The Design of Experiments (1935), section 21; for random signs Phipson and Smyth, Statistical
     Applications in Genetics and Molecular Biology 9:39 (2010).
@@ -203,7 +206,7 @@ def sign_flip_test(differences: Sequence[float], *, seed: int = 0, draws: int = 
     if not sizes:
         return 1.0
     seen = abs(math.fsum(differences))
-    reached = seen - 1e-9 * math.fsum(sizes)  # a sum in another order may be smaller by a rounding
+    reached = seen - 1e-9 * math.fsum(sizes)  # tolerance for rounding: the order of summation differs
     if len(sizes) <= _EXACT_UP_TO:
         return _all_signs(sizes, reached)
     import numpy as np
@@ -221,9 +224,9 @@ def _all_signs(sizes: Sequence[float], reached: float) -> float:
 
 
 def cohens_kappa(table: PairedTable) -> float | None:
-    """Agreement of two judges beyond chance: 1 is perfect, 0 is what their shares of yes give by chance.
+    """Return the agreement of two judges beyond chance: 1 is perfect, 0 is the agreement expected by chance.
 
-    kappa = (p_o - p_e) / (1 - p_e); None where both always say the same, and nothing can be told from chance.
+    kappa = (p_o - p_e) / (1 - p_e). None if both judges always give the same constant answer.
 
     Source: Cohen, Educational and Psychological Measurement 20 (1960) 37-46.
     """
@@ -235,5 +238,5 @@ def cohens_kappa(table: PairedTable) -> float | None:
 
 
 def spread(values: Sequence[float]) -> float | None:
-    """The sample's standard deviation (n - 1); None for fewer than two values."""
+    """Return the sample standard deviation (n - 1), or None for fewer than two values."""
     return statistics.stdev(values) if len(values) > 1 else None

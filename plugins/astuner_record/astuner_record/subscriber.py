@@ -1,6 +1,6 @@
-"""The episode log as a run's subscriber: every episode with its tokens, and what they were credited with.
+"""Subscriber that writes the episode log: every episode with its tokens and credit.
 
-Essential: without its log a run does not go on, since nothing that happened can be made up for later.
+The subscriber is essential. A run stops if its log cannot be written, because lost episodes cannot be recorded later.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from astuner_record.episode_log.salvage import mend
 
 
 class Record(Subscriber):
-    """Writes ``episodes/`` of the run folder, where `trainer_common.save_tokens` says so."""
+    """Write ``episodes/`` of the run folder, if `trainer_common.save_tokens` is on."""
 
     essential = True
 
@@ -38,15 +38,16 @@ class Record(Subscriber):
         self._save = bool(context.config.astuner.trainer_common.save_tokens)
         self._log = EpisodeLogWriter(self._folder)
         self._credit: dict[int, Sequence[Sample]] = {}
-        """Step -> its samples, until its numbers are logged: some backbones credit a step twice."""
+        """Step -> its samples, until its metrics are logged. Some backbones credit a step twice."""
         self._trainer_logprobs: dict[int, dict[int, Any]] = {}
-        """Step -> place among its samples -> float32 [trained tokens]."""
+        """Step -> index of a sample -> float32 [trained tokens]."""
 
     def handle(self, event: Event) -> None:
+        """Write what the event reports to the log.
+
+        :raises OSError: The log cannot be written, and this has not been raised before.
         """
-        :raises OSError: the log cannot be written, and that was not raised before.
-        """
-        if isinstance(event, RunResumed):  # also where this run saves none: what is there must join
+        if isinstance(event, RunResumed):  # also without save_tokens: the existing log must match the resumed step
             for problem in dict.fromkeys((*mend(self._folder.parent), *rewind(self._folder, event.step))):
                 self._publish(Note(text=problem))
         elif self._save:
@@ -70,7 +71,7 @@ class Record(Subscriber):
                 self._log.close()
 
     def _write_credit(self, step: int) -> None:
-        """Log what was credited up to ``step``."""
+        """Log the credit of all steps up to ``step``."""
         for known in sorted(s for s in self._credit if s <= step):
             samples: Sequence[Sample] = self._credit.pop(known)
             logprobs: Mapping[int, Any] = self._trainer_logprobs.pop(known, {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -147,8 +148,8 @@ def test_a_new_conversation_wastes_nothing_and_the_first_example_is_kept() -> No
     assert found["continued_exactly_share"] == 0
     assert "agents" not in found
     assert summary_of(found) == {
-        "turns continued": "0.0 % exactly (0 of 2); 2 history_rewritten, 1 new_conversation",
-        "tokens in loss masks": "100 % (17 of 17 generated); 39 prompt tokens wasted",
+        "Exact continuation": "0 of 2 turns (0.0 %); 2 history_rewritten, 1 new_conversation",
+        "Trained tokens": "17 of 17 generated (100 %); 39 prompt tokens wasted",
     }
 
 
@@ -156,12 +157,12 @@ def test_a_share_is_100_percent_only_when_nothing_is_missing() -> None:
     certificate = Certificate()
     certificate.rollout(1, [episode([turn(0, 1, 1)], None), episode([turn(0, 1, 9999)], JudgeOutput(reward=1))], {})
     text = summary_of(certificate.as_dict())
-    assert text["turns continued"] == "none of 2 had anything to go on from"
-    assert text["tokens in loss masks"] == "0.0 % (0 of 10,000 generated); 9,999 unused_groups, 1 unscored_episodes"
+    assert text["Exact continuation"] == "no earlier turn to continue in 2 turns"
+    assert text["Trained tokens"] == "0 of 10,000 generated (0.0 %); 9,999 unused_groups, 1 unscored_episodes"
     kept = episode([turn(0, 1, 9999)], JudgeOutput(reward=1), "h-0")
     almost = Certificate()
     almost.rollout(1, [kept, episode([turn(0, 1, 1)], None)], {"h-0": build_samples(kept).samples})
-    assert summary_of(almost.as_dict())["tokens in loss masks"].startswith("99.9 % (9,999 of 10,000 generated)")
+    assert summary_of(almost.as_dict())["Trained tokens"].startswith("9,999 of 10,000 generated (99.9 %)")
 
 
 def test_a_turn_that_goes_on_from_almost_the_same_is_exact_neither_in_a_step_nor_in_the_certificate() -> None:
@@ -336,8 +337,8 @@ def test_a_resumed_runs_certificate_is_an_uninterrupted_ones(experiment: Any) ->
     assert whole["tokens"]["trained_share"] == 1
     assert whole["first_examples"]["messages_removed"]["step"] == 1
     summary = finish(resumed, trains=False).summary()
-    assert "turns continued         50.0 % exactly (12 of 24); 12 messages_removed" in summary
-    assert "tokens in loss masks    100 % (" in summary
+    assert "12 of 24 turns (50.0 %); 12 messages_removed" in summary
+    assert re.search(r"Trained tokens +(\S+) of \1 generated \(100 %\)", summary)
 
 
 def test_a_state_of_an_older_version_counts_from_there_and_says_so(experiment: Any) -> None:

@@ -413,7 +413,7 @@ def test_a_run_that_is_looked_at_is_followed_and_may_be_rewound(tmp_path: Path) 
         assert names(log) == ["a-0", "b-0"]
         kept, forgotten = log.list()
         rewind(tmp_path / "episodes", 1)
-        with pytest.raises(DataError, match="replaced by a run that was resumed"):
+        with pytest.raises(DataError, match="replaced by a resumed run"):
             log.read(forgotten)
         assert log.read(kept).step == 1, "what stays is where it was"
         assert log.list() == [kept]
@@ -558,7 +558,7 @@ def test_conditions_find_what_they_say(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as e:
             log.list(["mood=good", "reward~1", "step>x"])
         assert len(e.value.problems) == 3
-        assert "there is no 'mood'; there are step" in str(e.value)
+        assert "'mood' is not a known field; available: step" in str(e.value)
 
 
 def test_credit_says_which_token_was_trained_and_how(tmp_path: Path) -> None:
@@ -609,7 +609,7 @@ def test_a_lock_of_another_process_is_named(tmp_path: Path, monkeypatch: pytest.
     log.episode(1, episode())
     with closing(sqlite3.connect(tmp_path / "episodes" / store.DATABASE, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(RunError, match=r"another process has had .*episodes\.sqlite locked.*--resume"):
+        with pytest.raises(RunError, match=r"locked .*episodes\.sqlite.*--resume"):
             log_many(log, 20)
 
 
@@ -722,9 +722,9 @@ def test_what_is_torn_or_damaged_in_an_older_log_is_said_and_costs_nothing_else(
     with EpisodeLog(run) as log:
         assert names(log) == ["g-0", "h-0", "k-0", "k-1"]
         said = log.problems
-    assert "not a whole batch" in said[0]
+    assert "not a complete batch" in said[0]
     assert "was not written by ASTuner" in said[1]
-    assert "the bytes are not those that were written" in said[2]
+    assert "checksum mismatch" in said[2]
 
 
 def test_a_log_of_format_2_is_read_and_gone_on_with(tmp_path: Path) -> None:
@@ -763,7 +763,7 @@ def test_a_newer_format_and_a_strangers_database_are_refused(tmp_path: Path, har
 def test_what_is_no_database_is_said(tmp_path: Path) -> None:
     (tmp_path / "episodes").mkdir()
     (tmp_path / "episodes" / DATABASE).write_bytes(b"no database at all" * 1000)
-    with pytest.raises(DataError, match="move it out of the run folder"):
+    with pytest.raises(DataError, match="Move it out of the run folder"):
         EpisodeLog(tmp_path)
 
 

@@ -88,7 +88,7 @@ def test_a_place_in_a_list_is_that_of_the_list(tmp_path: Path) -> None:
                         place = log.position(name, where, order=order, descending=descending)
                         assert place == (names.index(name) if name in names else None)
         assert log.position("nobody") is None
-        with pytest.raises(ValueError, match="order is one of"):
+        with pytest.raises(ValueError, match="order must be one of"):
             log.position("g-0", order="reward; DROP TABLE episodes")
 
 
@@ -146,5 +146,5 @@ def test_a_task_is_that_of_the_whole_episode(tmp_path: Path) -> None:
         (listed,) = log.list()
         row = log.read(listed).row
         assert log.task(listed) == (row["query"], json.loads(row["task"]))
-        with pytest.raises(DataError, match="was replaced by a run that was resumed"):
+        with pytest.raises(DataError, match="replaced by a resumed run"):
             log.task(replace(listed, id=1))

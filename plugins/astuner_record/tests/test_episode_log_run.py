@@ -172,7 +172,7 @@ def test_log_probabilities_of_something_else_are_an_error(tmp_path: Path) -> Non
     of.publish(EpisodeEnded(step=1, episode=episode("a", 0, 1.0)))
     of.publish(SamplesCredited(step=1, samples=samples(episode("a", 0, 1.0), advantage=0.5)))
     of.publish(LogprobsComputed(step=1, found={0: numpy.zeros(1, dtype="float32")}))
-    with pytest.raises(ValueError, match=r"step 1, episode a-0, sample 0: 3 trained tokens.* of 1"):
+    with pytest.raises(ValueError, match=r"step 1, episode a-0, sample 0: 3 trained tokens.* 1 log-prob"):
         of.publish(Saving(step=1))
     of.publish(Saving(step=1))  # said once; what is finished can still be saved
     of.close()
@@ -406,11 +406,11 @@ def test_what_differs_before_a_reply_is_no_pair() -> None:
 @table(
     ("arguments", "says"),
     [
-        (["--to", "sft"], "add --out FILE"),
-        (["--to", "model", "--where", "reward>0"], "are for episodes"),
-        (["--to", "dpo", "--out", "x", "--min-reward", "1"], "--min-reward is for --to sft"),
-        (["--to", "jsonl", "--out", "x", "--where", "reward>0", "--where", "mood=1"], "there is no 'mood'"),
-        (["--to", "dpo", "--out", "x", "--where", "group=b"], "of which 2 meet every --where"),
+        (["--to", "sft"], "Add --out FILE"),
+        (["--to", "model", "--where", "reward>0"], "apply to --to"),
+        (["--to", "dpo", "--out", "x", "--min-reward", "1"], "--min-reward applies to --to sft"),
+        (["--to", "jsonl", "--out", "x", "--where", "reward>0", "--where", "mood=1"], "'mood' is not a known field"),
+        (["--to", "dpo", "--out", "x", "--where", "group=b"], "2 match every --where"),
         (["--to", "jsonl", "--out", "."], "is a folder"),
         (["--to", "jsonl", "--out", "taken"], "--force"),
     ],

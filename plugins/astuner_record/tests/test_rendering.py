@@ -255,7 +255,7 @@ def test_a_row_without_a_difference_renders_to_the_recorded_text(name: str) -> N
     [
         ("qwen3", {}, "earlier thoughts", "messages[1]"),
         ("qwen3", NO_THINKING, "two questions", "messages[2]"),
-        ("qwen3.5", {}, "earlier thoughts", "leaves out the reasoning of earlier replies"),
+        ("qwen3.5", {}, "earlier thoughts", "removes the reasoning of earlier replies"),
         ("deepseek-v3", {}, "earlier thoughts", "messages[1]"),
         ("r1-distill", {}, "earlier thoughts", "messages[1]"),
         ("glm-4.5", {}, "plain", "messages[1]"),
@@ -281,7 +281,7 @@ def test_a_reply_that_was_cut_off_has_no_end_token() -> None:
     made = turn.generation
     cut = replace(made, response_ids=made.response_ids[:-1], logprobs=made.logprobs[:-1])
     (chat,) = fitted("qwen2.5", {}, replace(episode, turns=(replace(turn, generation=cut),)))
-    assert "without an end token" in chat.difference
+    assert "has no end token" in chat.difference
 
 
 def test_calls_stay_calls_with_arguments_as_objects() -> None:

@@ -34,7 +34,7 @@ from astuner.rollout.runner import EpisodeRunner
 from astuner_helpers.server import ExternalModel
 from astuner_record.episode_log import EpisodeLog, EpisodeLogWriter
 from astuner_record.replay import RecordedRun
-from astuner_record.replay.fork import Fork, about_plan, forks_text, run_forks, write_forks
+from astuner_record.replay.fork import BY_HAND, Fork, about_plan, forks_text, run_forks, write_forks
 from astuner_record.replay.recording import Diverged, NoEngine, Plan, Recording
 from astuner_record.replay.verdicts import Rejudge, Rejudged, agreement
 from astuner_testing.fakes import FakeEngine, fake_config, make_tokenizer, workflow_task
@@ -221,7 +221,7 @@ def test_several_forks_differ_where_the_model_does_and_their_rewards_are_shown(r
     assert len({fork.episode.workflow_task.episode_id for fork in forks}) == 3
     rewards = sorted(fork.episode.reward for fork in forks)
     text = "\n".join(forks_text(run.episode, forks, 1))
-    assert f"3 scored forks: reward {sum(rewards) / 3:.4g} on average, {rewards[0]:.4g} to {rewards[-1]:.4g}" in text
+    assert f"mean reward {sum(rewards) / 3:.4g} ({rewards[0]:.4g} to {rewards[-1]:.4g})" in text
     assert "tools and environments ran again" in text
 
 
@@ -246,11 +246,11 @@ def test_a_tool_that_answers_otherwise_is_reported_with_turn_and_token(recorded:
     assert (where.turn, where.agent) == (1, "default")
     recorded_ids = run.episode.turns[1].generation.prompt_ids
     assert TOKENIZER.decode(recorded_ids[where.token : where.token + 2]) == "l0"
-    assert "then 'l0" in where.said
+    assert "recorded 'l0" in where.said
     assert "now 'th" in where.said
     assert run.engine.calls == []  # nothing is asked after that
     assert fork.episode.stop_reason is StopReason.MODEL_FAILED
-    assert "left the record: turn 1 of agent 'default'" in "\n".join(forks_text(run.episode, [fork], 3))
+    assert "diverged: turn 1 of agent 'default'" in "\n".join(forks_text(run.episode, [fork], 3))
 
 
 def test_a_divergence_that_is_allowed_goes_on_with_the_model(recorded: Any, tmp_path: Path) -> None:
@@ -267,7 +267,8 @@ def test_a_turn_that_is_never_asked_for_is_a_divergence(recorded: Any, tmp_path:
     (tmp_path / "turns").write_text("fewer")
     (fork,) = run.fork(from_turn=2)
     (where,) = fork.divergences
-    assert where.said == "turn 1 of agent 'default' was never asked for: the workflow ended before (completed)"
+    assert "turn 1 of agent 'default' was not requested" in where.said
+    assert "(completed)" in where.said
     assert fork.differs_from == 1
 
 
@@ -276,7 +277,7 @@ def test_a_fork_ends_before_the_turn_that_was_said(recorded: Any) -> None:
     (fork,) = run.fork(["NEW", "NEWER"], from_turn=1, to_turn=2)
     assert said(fork.episode) == ["one", "NEW"]
     assert (fork.episode.stop_reason, fork.episode.reward) == (StopReason.CANCELLED, None)
-    assert fork.episode.error == "stopped before turn 2, as --to-turn says"
+    assert fork.episode.error == "stopped before turn 2 (--to-turn)"
 
 
 def test_a_reply_that_reached_nobody_is_not_given_again(recorded: Any) -> None:
@@ -291,9 +292,9 @@ def test_a_reply_that_reached_nobody_is_not_given_again(recorded: Any) -> None:
 def test_another_policy_or_prompt_never_gets_a_recorded_reply(recorded: Any) -> None:
     episode = recorded().episode
     prompt = episode.turns[0].generation.prompt_ids
-    with pytest.raises(Diverged, match="was the policy 'default' then, and is 'b' now"):
+    with pytest.raises(Diverged, match="policy 'default' in the recording, and 'b' now"):
         Recording(episode=episode, plan=Plan(from_turn=3)).take("default", "b", prompt)
-    with pytest.raises(Diverged, match=rf"differs from token {len(prompt)} on \({len(prompt)} tokens then"):
+    with pytest.raises(Diverged, match=rf"differs from token {len(prompt)} on \(recorded {len(prompt)} tokens"):
         Recording(episode=episode, plan=Plan(from_turn=3)).take("default", "default", [*prompt, 1])
     once = Recording(episode=episode, plan=Plan(from_turn=1))
     assert once.take("default", "default", prompt) is not None
@@ -305,7 +306,7 @@ def test_turns_of_models_outside_count_where_turns_are_numbered(recorded: Any) -
     outside = ExternalTurn(index=3, agent="user", role="user", model="m", request=(), message={"content": "?"})
     more = replace(episode, external=(outside,))
     Plan(from_turn=4).check(more)
-    with pytest.raises(ConfigError, match="the episode has the turns 0 to 3; 4 replays all of them"):
+    with pytest.raises(ConfigError, match="turns 0 to 3; 4 replays all"):
         Plan(from_turn=5).check(more)
 
 
@@ -350,7 +351,7 @@ def test_a_model_outside_of_the_run_that_hears_something_else_ends_the_fork(outs
     (fork,) = run.fork(from_turn=4)
     (where,) = fork.divergences
     assert (where.turn, where.agent, where.token, heard) == (1, "user", None, [])
-    assert "it hears something else" in where.said
+    assert "turn 1 of agent 'user'" in where.said
 
 
 # ------------------------------------------------------------------------------------------------ step by step
@@ -414,13 +415,13 @@ def test_a_person_can_go_on_or_quit(recorded: Any, person: Any) -> None:
     assert (len(fork.episode.turns), len([h for h in sitting.heard if "[Enter]" in h])) == (3, 1)
     person("", "q")
     (fork,) = run.fork(["NEW"], from_turn=2, step=True)
-    assert (said(fork.episode), fork.stopped) == (["one"], "stopped by hand")
+    assert (said(fork.episode), fork.stopped) == (["one"], BY_HAND)
 
 
 def test_nobody_at_the_terminal_is_a_quit(recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     (fork,) = recorded().fork(["NEW"], from_turn=2, step=True)
-    assert fork.stopped == "stopped by hand"
+    assert fork.stopped == BY_HAND
 
 
 def test_a_breakpoint_stands_just_before_the_turn(recorded: Any, stops: list[list[str]]) -> None:
@@ -507,9 +508,9 @@ def test_a_reward_of_the_workflow_is_taken_out_before_a_judge_is_asked(recorded:
     ("judge", "changes", "why"),
     [
         ("Broken", {}, "the judge Broken raised ValueError: no idea"),
-        ("Other", {"stop_reason": StopReason.ENVIRONMENT_FAILED, "verdict": None}, "it ended as environment_failed"),
-        ("Other", {"stop_reason": StopReason.CHECK_ABORTED}, "agent_madness_reward, whoever judges"),
-        ("Other", {"stop_reason": StopReason.JUDGE_FAILED, "output": None}, "no longer says how it had ended"),
+        ("Other", {"stop_reason": StopReason.ENVIRONMENT_FAILED, "verdict": None}, "environment_failed"),
+        ("Other", {"stop_reason": StopReason.CHECK_ABORTED}, "agent_madness_reward"),
+        ("Other", {"stop_reason": StopReason.JUDGE_FAILED, "output": None}, "stop reason"),
     ],
 )
 def test_what_cannot_be_judged_says_why(recorded: Any, judge: str, changes: dict[str, Any], why: str) -> None:
@@ -538,7 +539,7 @@ def test_a_judge_that_compares_attempts_is_asked_about_groups(recorded: Any) -> 
     found = ask(run, "Longest", *episodes)
     assert [f.episode.workflow_task.episode_id for f in found] == ["a", "c", "b", "d", "e"]
     assert [f.verdict.reward if f.verdict else None for f in found] == [0.0, 0.0, 1.0, 1.0, None]
-    assert "it ended as worker_lost" in found[-1].why
+    assert "worker_lost" in found[-1].why
     (alone,) = ask(run, "Longest", episodes[0])
     assert alone.verdict == JudgeOutput(reward=1.0)
 
@@ -548,7 +549,7 @@ def test_a_judge_that_goes_by_the_environment_needs_its_evaluation(recorded: Any
     of = run.episode.workflow_task
     with_world = replace(run.episode, workflow_task=replace(of, task=replace(of.task, env_type="lake")))
     (one,) = ask(run, "World", with_world)
-    assert "goes by the environment's evaluation, which was not asked for then" in one.why
+    assert "environment's evaluation" in one.why
 
 
 def test_agreement_counts_success_and_compares_rewards_by_group() -> None:
@@ -599,7 +600,7 @@ def test_the_command_judges_one_and_many(
     assert astuner("replay", run.dir.path, "--where", "step=7", "--judge", "mine.py->Broken") == 0
     text = capsys.readouterr().out
     assert "0 of 4 episodes judged" in text
-    assert "4 not: the judge Broken raised ValueError: no idea" in text
+    assert "4 not judged: the judge Broken raised ValueError: no idea" in text
     assert astuner("replay", run.dir.path, "episode", "--judge", "mine.py->Broken") == 1
 
 
@@ -608,7 +609,7 @@ def test_the_command_lists_episodes(recorded: Any, capsys: pytest.CaptureFixture
     assert astuner("replay", run.dir.path, "--list") == 0
     assert "episode  step 7     train" in capsys.readouterr().out
     assert astuner("replay", run.dir.path, "--list", "--where", "reward<1") == 0
-    assert "no episode meets every --where" in capsys.readouterr().out
+    assert "no episode matches every --where" in capsys.readouterr().out
     run.write(replace(run.episode, workflow_task=workflow_task("\x1b]0;owned\x07 \u202egnp.exe", episode_id="odd")))
     assert astuner("replay", run.dir.path, "--list") == 0
     assert "\ufffd]0;owned\ufffd \ufffdgnp.exe" in capsys.readouterr().out  # a terminal obeys nothing a model wrote
@@ -617,18 +618,18 @@ def test_the_command_lists_episodes(recorded: Any, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["run"], "say which episode: astuner replay RUN EPISODE"),
-        (["run", "episode", "--where", "step=7"], "say which episode"),
-        (["run", "epsode"], "did you mean episode? They are listed by: astuner replay"),
-        (["run", "episode", "--from-turn", "9"], "the episode has the turns 0 to 2; 3 replays all of them"),
-        (["run", "episode", "--from-turn", "2", "--to-turn", "2"], "it must come after --from-turn 2"),
-        (["run", "episode", "--times", "3"], "add --from-turn K"),
-        (["run", "episode", "--pdb"], "say which: --from-turn K"),
-        (["run", "episode", "--step"], "type the command in a terminal"),
-        (["run", "episode", "--step", "--times", "2"], "leave out --times"),
-        (["run", "--where", "step=7", "--from-turn", "1"], "are for one episode"),
-        (["run", "--where", "step=8"], "no episode of"),
-        (["run", "--where", "step=7", "nonsense"], "say which episode"),
+        (["run"], "astuner replay RUN EPISODE"),
+        (["run", "episode", "--where", "step=7"], "astuner replay RUN EPISODE"),
+        (["run", "epsode"], "Did you mean episode?"),
+        (["run", "episode", "--from-turn", "9"], "turns 0 to 2; 3 replays all"),
+        (["run", "episode", "--from-turn", "2", "--to-turn", "2"], "must be greater than --from-turn 2"),
+        (["run", "episode", "--times", "3"], "Add --from-turn K"),
+        (["run", "episode", "--pdb"], "--from-turn K"),
+        (["run", "episode", "--step"], "not a terminal"),
+        (["run", "episode", "--step", "--times", "2"], "Remove --times"),
+        (["run", "--where", "step=7", "--from-turn", "1"], "Remove --where and --list"),
+        (["run", "--where", "step=8"], "matches every --where"),
+        (["run", "--where", "step=7", "nonsense"], "astuner replay RUN EPISODE"),
         (["run", "episode", "--judge", "nothing"], "nothing"),
         (["run", "episode", "--from-turn", "1", "--checkpoint", "step-000007"], "step-000007 is not a model folder"),
         (["run", "episode", "--from-turn", "1"], "there is no checkpoint in"),
@@ -655,7 +656,7 @@ def test_a_run_without_a_log_says_so(recorded: Any, capsys: pytest.CaptureFixtur
     for file in run.dir.episodes.iterdir():
         file.unlink()
     assert astuner("replay", run.dir.path, "episode") == 1
-    assert "there is no episode log in" in capsys.readouterr().err
+    assert "has no episode log" in capsys.readouterr().err
 
 
 def test_without_a_judge_it_says_how_to_name_one(recorded: Any, capsys: pytest.CaptureFixture[str]) -> None:

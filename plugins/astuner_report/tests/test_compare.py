@@ -407,7 +407,7 @@ def test_training_is_compared_too(make_run: Callable[..., Path]) -> None:
     [
         (["a", "nothing"], "RUN_B: nothing is not a run folder and matches none. Available: a"),
         (["a", "empty"], "not a run folder"),
-        (["a", "without"], "there is no episode log in"),
+        (["a", "without"], "has no episode log"),
         (["a", "a", "--step-a", "10", "--step-b", "10"], "is on both sides"),
     ],
 )

@@ -126,7 +126,7 @@ def test_a_report_is_written_through_no_link(tmp_path: Path) -> None:
 def test_settings_that_multiply_are_refused(tmp_path: Path) -> None:
     run_dir = a_run(tmp_path)
     run_dir.resolved.write_text("a: &a [x, x]\nastuner: {seed: *a}\n")
-    with pytest.raises(DataError, match="it has aliases"):
+    with pytest.raises(DataError, match="aliases"):
         gather(run_dir)
 
 

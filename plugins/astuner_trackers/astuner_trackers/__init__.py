@@ -1,1 +1,1 @@
-"""Log sinks for what others run: OpenTelemetry, AgentScope Studio, MLflow, W&B, SwanLab, TensorBoard."""
+"""Log sinks for external services: OpenTelemetry, AgentScope Studio, MLflow, W&B, SwanLab, TensorBoard."""

@@ -1,18 +1,18 @@
-"""The log sink `studio`: a few of a run's conversations, as AgentScope Studio shows them.
+"""Log sink `studio`: show some of a run's conversations in AgentScope Studio.
 
-Studio's own client (`agentscope.init(studio_url=…)`) sends every printed message from within the agents' event loop and
-waits for the answer.  This one sends finished episodes, from the sink's thread, in the same protocol.
+Studio's own client (`agentscope.init(studio_url=…)`) sends every printed message from the agents' event loop, and waits
+for the response. This sink sends finished episodes from its own thread, with the same protocol.
 
-A reply is what AgentScope's agents make of one message to them: thoughts, tool calls, results and the answer.  A
-message that is no agent's is a reply of its own.
+A reply is an agent's output for one incoming message: reasoning, tool calls, tool results and the answer. A message
+that no agent wrote is its own reply.
 
-An episode is a Studio run: Studio calls a run something "similar to sessions" and shows it as one chat, in which
-episodes of a step, or of a whole training, would be mixed.  All runs of an experiment are in one Studio project.
+An episode is a Studio run. Studio describes a run as "similar to sessions" and shows it as one chat, so a shared run
+would mix episodes. All runs of an experiment belong to one Studio project.
 
-What is sent was held against Studio's schemas, in `packages/server/src/trpc/router.ts` of
-agentscope-ai/agentscope-studio at 06e5f1f (`replyName` and `replyRole`, with `name` and `role` as their older names)
-and of its fork lbxcfx/agentscope-studio at 6d337a7 (October 2025: none of the four).  Studio drops what its schema does
-not have, so all get all four.  A state between, 1f1ca5e, wants `registerReply` first, and is not served.
+The messages match Studio's schemas (`packages/server/src/trpc/router.ts` of agentscope-ai/agentscope-studio at 06e5f1f:
+`replyName` and `replyRole`, formerly `name` and `role`) and of the fork lbxcfx/agentscope-studio at 6d337a7 (none of
+these). Studio ignores unknown fields, so every message contains all four. The intermediate version 1f1ca5e requires
+`registerReply` and is not supported.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from astuner_trackers.telemetry.messages import arguments_of, short, shown
 from astuner_trackers.telemetry.settings import Telemetry
 
 TIMEOUT = 10.0
-"""Seconds for one request."""
+"""Timeout of a request in seconds."""
 LONGEST = 45.0
-"""Seconds for one episode; what is left of it then is not sent."""
+"""Maximum seconds per episode. The rest of the episode is then not sent."""
 PAUSE = 60.0
-"""Seconds without requests after one that failed."""
+"""Seconds without requests after a failure."""
 _NAME = 80
 Push = dict[str, Any]
-"""What ``pushMessage`` takes: a message, and the reply that it belongs to."""
+"""Argument of ``pushMessage``: a message, and the reply it belongs to."""
 
 
 class StudioSink(LogSink):
-    """Sends first attempts at the first tasks of a step to end."""
+    """Sends first attempts at the first tasks of a step that end."""
 
     def open(self, run_dir: Path, run_name: str, settings: Mapping[str, Any]) -> None:
         telemetry = Telemetry.model_validate(settings["astuner"]["telemetry"])
@@ -58,14 +58,14 @@ class StudioSink(LogSink):
         self._run_dir, self._ids = run_dir, run_ids.begin(run_dir)
         self._chosen: Counter[tuple[int, Split]] = Counter()
         self._again = 0.0
-        """When to try again after a failure, by `time.monotonic`."""
+        """Time of the next try after a failure, by `time.monotonic`."""
         self._reported = False
         parts = urllib.parse.urlsplit(url)
         if parts.scheme == "http" and not _is_here(parts.hostname or ""):
-            self.remark(f"conversations go to {url} unencrypted; write https:// where Studio is behind TLS")
+            self.remark(f"Conversations are sent to {url} unencrypted. Use https:// if Studio supports TLS.")
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        return None  # Studio shows no numbers
+        return None  # Studio does not display metrics
 
     def episode(self, step: int, episode: Episode) -> None:
         of = episode.workflow_task
@@ -89,7 +89,7 @@ class StudioSink(LogSink):
             for number, (when, push) in enumerate(messages):
                 if time.monotonic() > deadline:
                     raise HttpError(f"{self._client.base_url} took {LONGEST:g} s for {number} messages", again=True)
-                clock = max(clock + 0.001, started if when is None else when)  # Studio sorts by it
+                clock = max(clock + 0.001, started if when is None else when)  # Studio sorts by this time
                 push["msg"]["timestamp"] = timestamp(clock)
                 self._client.post("/trpc/pushMessage", push)
         except HttpError as e:
@@ -97,12 +97,12 @@ class StudioSink(LogSink):
             if not self._reported:
                 self._reported = True
                 self.remark(
-                    f"AgentScope Studio did not take an episode: {e}; the run goes on, and tries again with episodes "
-                    f"that end more than {PAUSE:g} s later"
+                    f"AgentScope Studio did not accept an episode: {e}. The run continues, and sends episodes again "
+                    f"that end more than {PAUSE:g} s later."
                 )
 
     def _registration(self, run: str, step: int, episode: Episode, started: float) -> dict[str, Any]:
-        """Of a run that is over: Studio learns from a socket, which we do not open, when one ends."""
+        """Return the data of a finished run. Studio tracks active runs with a socket, which this sink does not open."""
         of = episode.workflow_task
         reward = episode.stop_reason.value if episode.reward is None else f"reward {episode.reward:g}"
         kind = "step" if of.split is Split.TRAIN else "validation"
@@ -118,27 +118,27 @@ class StudioSink(LogSink):
 
 
 class _Conversation:
-    """The conversations of all agents, in the order of their replies, and at the end the verdict.
+    """Messages of all agents, in the order of their replies, followed by the verdict.
 
-    :param run: begins all ids, which Studio wants to be unique.
+    :param run: Prefix of all IDs, which must be unique in Studio.
     """
 
     def __init__(self, run: str, episode: Episode) -> None:
         self._run, self._episode = run, episode
         self._count = 0
         self._tools: dict[str, str] = {}
-        """Call -> tool."""
+        """Call ID -> tool."""
         self._replies: dict[str, str] = {}
-        """Agent -> the reply that it is at."""
+        """Agent -> its current reply."""
         self._seen: dict[str, set[Any]] = {}
-        """Agent -> its messages that were shown: a branch repeats its history."""
+        """Agent -> messages already shown, because a branch repeats its history."""
 
     def messages(self) -> Iterator[tuple[float | None, Push]]:
-        """Each with its time (seconds since 1970), None where nobody wrote it down."""
+        """Yield messages with their time (seconds since 1970), or None if it is unknown."""
         everybody: list[Turn | ExternalTurn] = [*self._episode.turns, *self._episode.external]
         for turn in sorted(everybody, key=lambda turn: turn.index):
             if isinstance(turn, Turn) and turn.branch_reason:
-                yield self._alone("astuner", "system", f"{turn.agent} starts anew: {turn.branch_reason}", turn.started)
+                yield self._alone("astuner", "system", f"{turn.agent} branches: {turn.branch_reason}", turn.started)
             seen = self._seen.setdefault(turn.agent, set())
             for message in map(mapping_of, turn.request):
                 if (key := full_key(message)) not in seen:
@@ -151,7 +151,7 @@ class _Conversation:
         yield self._alone("astuner", "system", _verdict(episode), ended, _facts(episode))
 
     def _asked(self, turn: Turn | ExternalTurn, message: Mapping[str, Any]) -> tuple[float | None, Push]:
-        """A message that an agent was sent."""
+        """Return a message that an agent received."""
         role, text = str(message.get("role") or "user"), shown(message.get("content"))
         if role == "tool":
             call = str(message.get("tool_call_id"))
@@ -160,12 +160,12 @@ class _Conversation:
             return self._push(turn.agent, "system", "system", [result], turn.started)
         if role == "assistant":
             return self._push(turn.agent, turn.agent, "assistant", self._blocks(message), turn.started)
-        self._replies.pop(turn.agent, None)  # what it says next is another reply
+        self._replies.pop(turn.agent, None)  # the agent's next message starts another reply
         role = "user" if role == "user" else "system"
         return self._alone(str(message.get("name") or role), role, text, turn.started)
 
     def _said(self, turn: Turn | ExternalTurn) -> tuple[float | None, Push]:
-        """What an agent answered."""
+        """Return an agent's answer."""
         facts: dict[str, Any] = {"turn": turn.index}
         if isinstance(turn, Turn):
             facts |= {
@@ -189,7 +189,7 @@ class _Conversation:
             name, arguments = call_parts(call)
             self._tools[str(call_id(call))] = name
             given = arguments_of(arguments)
-            given = given if isinstance(given, dict) else {"arguments": given}  # Studio wants an object
+            given = given if isinstance(given, dict) else {"arguments": given}  # Studio requires an object
             blocks.append({"type": "tool_use", "id": str(call_id(call)), "name": name, "input": given})
         return blocks
 
@@ -202,14 +202,15 @@ class _Conversation:
         when: float | None,
         metadata: Mapping[str, Any] | None = None,
     ) -> tuple[float | None, Push]:
-        """
-        :param agent: whose reply the message is a part of; empty for a reply of its own.
-        :param name: of who speaks, as ``role``.
+        """Return a message for ``pushMessage``.
+
+        :param agent: Agent whose reply contains the message; empty for a separate reply.
+        :param name: Name of the speaker, as ``role``.
         """
         self._count += 1
         number = f"{self._run}-{self._count:04d}"
         reply = f"{number}-reply"
-        of_reply = {"name": name, "role": role}  # older names; the columns for them take no NULL
+        of_reply = {"name": name, "role": role}  # older field names; their columns must not be NULL
         if agent:
             reply, of_reply = self._replies.setdefault(agent, reply), {"name": agent, "role": "assistant"}
         return when, {
@@ -253,7 +254,7 @@ def _facts(episode: Episode) -> dict[str, Any]:
 
 
 def _is_here(host: str) -> bool:
-    """Whether a URL's host is this machine, so that nobody on the way reads along; a name but localhost may be any."""
+    """Return whether a URL's host is this machine. Names other than localhost could resolve to any address."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -261,5 +262,5 @@ def _is_here(host: str) -> bool:
 
 
 def timestamp(seconds: float) -> str:
-    """As AgentScope writes it: local time with milliseconds."""
+    """Format a time as AgentScope does: local time with milliseconds."""
     return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]

@@ -1,7 +1,7 @@
-"""Experiment trackers. Each is imported when a run opens it; keys come from the tracker's own environment.
+"""Experiment trackers. Each one is imported when a run opens it; API keys come from the tracker's own environment.
 
-They are called in a thread of their own (`astuner.runs.sink_threads`), where none of them can take over a signal.  A
-run that is continued goes on under the id that it left in its folder.
+Trackers run in their own thread (`astuner.runs.sink_threads`), where they cannot install signal handlers. A resumed run
+continues under the ID stored in its folder.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from astuner.contracts.places import Tree, dotted
 from astuner_trackers.telemetry.spans import VALIDATION_TIME
 
 SWANLAB_ID = 21
-"""Characters of an id, lower-case letters and digits, that every version of SwanLab takes."""
+"""Length of an ID of lower-case letters and digits that every version of SwanLab accepts."""
 ADDRESS_VARIABLE = "MLFLOW_TRACKING_URI"
 RETRIES_VARIABLE = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 RETRIES = "5"
-"""Times that a request is tried again, after 2, 4, 8, 16 and 32 s: a server that is started anew within a minute loses
-nothing, and of one that stays away the reason is known before the thread's time is up (MLflow itself tries 7 times)."""
+"""Retries of a request, after 2, 4, 8, 16 and 32 s. A server that restarts within a minute loses nothing, and the cause
+of a longer outage is known before the thread's time limit. MLflow's default is 7 retries."""
 ARTEFACTS = (
     "resolved.yaml", "certificate.json", "summary.json", "reward_curve.png", "reward_curve.svg", "report.html",
     "report.md", "alarms.jsonl",
 )  # fmt: skip
-"""Files of the run folder that are given to MLflow when the run ends, those that are there."""
+"""Files of the run folder that are uploaded to MLflow at the end of the run, if they exist."""
 LONGEST_KEY = 250
 LONGEST_VALUE = 500
-"""Characters of a parameter; newer servers take more."""
+"""Maximum characters of a parameter. Newer servers accept more."""
 _REFUSED = re.compile(r"[^\w\-./ ]")
 _AT_ONCE = 100
-"""Parameters that MLflow takes in one call; metrics are up to 1000."""
+"""Maximum parameters per MLflow request. Metrics: up to 1000."""
 
 
 class TensorboardSink(LogSink):
-    """Event files below ``tensorboard/`` in the run folder."""
+    """Event files in ``tensorboard/`` of the run folder."""
 
     def open(self, run_dir: Path, run_name: str, settings: Mapping[str, Any]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -58,22 +58,22 @@ class TensorboardSink(LogSink):
             self._forget_from(step + 1 if VALIDATION_TIME in metrics else step)
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=values)))
-        self._writer.flush()  # else only every two minutes, and a killed run would lose them
+        self._writer.flush()  # the default is every two minutes, which a killed run would lose
 
     def close(self) -> None:
         self._writer.close()
 
     def _forget_from(self, step: int) -> None:
-        """Have TensorBoard drop what earlier files say of ``step`` and later ones: they are done again.
+        """Make TensorBoard discard events from ``step`` on, because a resumed run repeats these steps.
 
-        A validation comes after its step, so where it is the first thing that is told, its step is not done again.
+        A validation follows its step. If it is the first event, its step is not repeated.
         """
         started = self._session(status=self._session.START)
         self._writer.add_event(self._event(wall_time=time.time(), step=step, session_log=started))
 
 
 class _RunSink(LogSink):
-    """Of a tracker whose `init` gives a run."""
+    """Base class for trackers whose `init` returns a run."""
 
     _run: Any
 
@@ -82,13 +82,13 @@ class _RunSink(LogSink):
 
 
 class WandbSink(_RunSink):
-    """Weights & Biases; ``WANDB_MODE=offline`` needs no account."""
+    """Weights & Biases. ``WANDB_MODE=offline`` needs no account."""
 
     def open(self, run_dir: Path, run_name: str, settings: Mapping[str, Any]) -> None:
         import wandb
 
         self._run_dir = run_dir
-        quiet = {} if "WANDB_CONSOLE" in os.environ else {"console": "off"}  # run.log has what the run says
+        quiet = {} if "WANDB_CONSOLE" in os.environ else {"console": "off"}  # run.log contains the output
         self._run = wandb.init(
             project=settings["astuner"]["project_name"],
             name=run_name,
@@ -104,7 +104,7 @@ class WandbSink(_RunSink):
 
 
 class SwanlabSink(_RunSink):
-    """SwanLab; ``SWANLAB_MODE=offline`` needs no account, and keeps a folder for each time that the run is started."""
+    """SwanLab. ``SWANLAB_MODE=offline`` needs no account, and creates a folder for each start of the run."""
 
     def open(self, run_dir: Path, run_name: str, settings: Mapping[str, Any]) -> None:
         import swanlab
@@ -125,15 +125,16 @@ class SwanlabSink(_RunSink):
 
 
 class MlflowSink(LogSink):
-    """MLflow, a server or a database in one file: a run for each run folder, in the experiment `astuner.project_name`.
+    """MLflow server or database file: one MLflow run per run folder, in the experiment `astuner.project_name`.
 
-    Names keep their slashes; what MLflow takes in no name (``@`` is one) becomes ``_``.  Parameters cannot be changed
-    in MLflow, so the config is written once, when the run begins.
+    Metric names keep their slashes; characters that MLflow does not allow, such as ``@``, become ``_``. MLflow
+    parameters are immutable, so the config is written once, when the run starts.
     """
 
     def open(self, run_dir: Path, run_name: str, settings: Mapping[str, Any]) -> None:
-        """
-        :raises RunError: MLflow is told to keep its numbers in files, which cannot have a metric below another one.
+        """Open the MLflow run.
+
+        :raises RunError: MLflow is configured to store files, where a metric cannot be nested in another one.
         """
         from mlflow import MlflowClient
         from mlflow.entities import Metric, Param
@@ -145,8 +146,8 @@ class MlflowSink(LogSink):
         scheme = urlparse(address).scheme
         if scheme in ("", "file"):
             raise RunError(
-                f"{ADDRESS_VARIABLE} is {address}, and in files MLflow cannot have both kl and kl/ref; write "
-                f"{ADDRESS_VARIABLE}=sqlite:////absolute/path/mlflow.db, or the address of a server"
+                f"{ADDRESS_VARIABLE} is {address}, but MLflow cannot store both kl and kl/ref in files. Set "
+                f"{ADDRESS_VARIABLE}=sqlite:////absolute/path/mlflow.db, or use the address of a server."
             )
         self._client = MlflowClient(tracking_uri=address)
         kept = run_dir / ".mlflow-id"
@@ -177,9 +178,9 @@ class MlflowSink(LogSink):
         self._client.set_terminated(self._id, "FINISHED" if has_ended(self._run_dir) else "KILLED")
 
     def _experiment(self, name: str, artefacts: Path | None) -> str:
-        """The id of MLflow's experiment, which is made if there is none.
+        """Return the ID of the MLflow experiment, and create it if necessary.
 
-        :param artefacts: where files go; None: the server knows.
+        :param artefacts: Folder for files. None: the server decides.
         """
         from mlflow.exceptions import MlflowException
 
@@ -189,7 +190,7 @@ class MlflowSink(LogSink):
                     name, artifact_location=artefacts.resolve().as_uri() if artefacts else None
                 )
                 return made
-            except MlflowException:  # another run has just made it
+            except MlflowException:  # another run has created it meanwhile
                 found = self._client.get_experiment_by_name(name)
                 if found is None:
                     raise
@@ -198,19 +199,19 @@ class MlflowSink(LogSink):
 
 
 def name_for_mlflow(name: str) -> str:
-    """A metric's name in characters that MLflow takes."""
+    """Return a metric name with only the characters that MLflow allows."""
     return _REFUSED.sub("_", name)[:LONGEST_KEY]
 
 
 def flat(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The leaves of a config as parameters: dotted key, and value as text, cut where it is too long."""
+    """Yield the leaves of a config as parameters: dotted key, and value as text, truncated if it is too long."""
     for key, value in Tree(dict(settings)).leaves():
         text = str(value)
         yield name_for_mlflow(dotted(key)), text if len(text) <= LONGEST_VALUE else f"{text[: LONGEST_VALUE - 1]}…"
 
 
 def kept_id(run_dir: Path, tracker: str) -> str:
-    """The id of this run with a tracker: a new one, or that of the run which is continued."""
+    """Return this run's ID with a tracker: a new ID, or the ID of the run that is resumed."""
     file = run_dir / f".{tracker}-id"
     if not file.exists():
         file.write_text(uuid.uuid4().hex, encoding="utf-8")
@@ -218,5 +219,5 @@ def kept_id(run_dir: Path, tracker: str) -> str:
 
 
 def has_ended(run_dir: Path) -> bool:
-    """Whether the run came to its end; otherwise it can be continued."""
+    """Return whether the run has finished and cannot be resumed."""
     return (run_dir / "summary.json").exists()

@@ -132,7 +132,7 @@ def test_an_episode_is_a_run_with_its_messages_in_replies(server: Studio, tmp_pa
         ("solver", "assistant", ["21"]),
         ("Mia", "user", ["Sure?"]),
         ("solver", "assistant", ["Yes."]),
-        ("astuner", "system", ["solver starts anew: the tools changed"]),
+        ("astuner", "system", ["solver branches: the tools changed"]),
         ("solver", "assistant", ["No."]),
         ("astuner", "system", ["completed, reward 1 (judge)"]),
     ]
@@ -249,7 +249,7 @@ def test_a_studio_that_is_down_is_reported_once_and_tried_again_later(
     one.books.publish(EpisodeEnded(step=1, episode=episode("t3-0")))
     one.books.close()
     (note,) = one.notes
-    assert "AgentScope Studio did not take an episode" in note
+    assert "AgentScope Studio did not accept an episode" in note
     assert "500" in note
     assert [name.partition("-")[2] for name in server.runs] == ["t3-0"]
 
@@ -285,7 +285,7 @@ def test_a_studio_that_hangs_or_is_slow_holds_up_nobody_for_long(
 def test_conversations_that_leave_the_machine_in_clear_are_announced(tmp_path: Path) -> None:
     one = Run(tmp_path, "studio_url: 'http://studio.example:3000'")
     one.books.close()
-    assert "go to http://studio.example:3000 unencrypted" in one.notes[0]
+    assert "http://studio.example:3000 unencrypted" in one.notes[0]
 
 
 def test_a_real_run_of_an_agentscope_agent(server: Studio, tmp_path: Path) -> None:

@@ -353,8 +353,8 @@ def test_what_a_refusal_says_is_shown_without_the_secrets_that_it_repeats(
     one = Run(tmp_path, "sample: 1.0")
     one.books.publish(EpisodeEnded(step=1, episode=episode()))
     one.books.close()
-    assert "did not reach the collector at http://127.0.0.1:1/v1/traces: nothing takes connections" in one.notes[0]
-    assert "check that it runs, and the variable OTEL_EXPORTER_OTLP_TRACES_ENDPOINT" in one.notes[0]
+    assert "did not reach the collector at http://127.0.0.1:1/v1/traces: connection refused" in one.notes[0]
+    assert "check that it is running, and the variable OTEL_EXPORTER_OTLP_TRACES_ENDPOINT" in one.notes[0]
     assert SECRET not in "".join(one.notes)
 
 
@@ -397,10 +397,10 @@ def test_a_collector_that_is_down_is_reported_once_and_the_run_goes_on(
         one.books.publish(StepEnded(step=1, metrics={"reward/mean": 0.5}))
     one.books.close()
     spans, *others = one.notes
-    cause = "nothing takes connections there; check that it runs, and astuner.telemetry.otlp_endpoint"
-    assert f"the collector at {url}/v1/traces takes no spans: {cause}. " in spans
-    (metrics,) = (note for note in others if "takes no metrics" in note)
-    assert f"{url}/v1/metrics takes no metrics: {cause}. " in metrics
+    cause = "connection refused; check that it is running, and astuner.telemetry.otlp_endpoint"
+    assert f"{url}/v1/traces does not accept spans: {cause}. " in spans
+    (metrics,) = (note for note in others if "does not accept metrics" in note)
+    assert f"{url}/v1/metrics does not accept metrics: {cause}. " in metrics
     (lost,) = (note for note in others if "did not reach" in note)
     assert lost.endswith(f"24 of 24 spans did not reach the collector at {url}/v1/traces: {cause}")
     assert len(one.notes) == 3
@@ -419,8 +419,10 @@ def test_a_collector_that_hangs_costs_the_end_of_a_run_one_timeout(
         one.books.publish(EpisodeEnded(step=1, episode=episode(f"t{number}-0")))  # never waits
     one.books.close()
     assert "56 of 56 spans did not reach" in one.notes[-1]
-    assert re.search(r" \(\d+ of them may have: its answer was late\): ", one.notes[-1])  # it was sent them, after all
-    assert "it does not answer in time" in one.notes[-1]
+    assert re.search(
+        r" \(\d+ of them may have arrived: the response was late\): ", one.notes[-1]
+    )  # it was sent them, after all
+    assert "it did not answer in time" in one.notes[-1]
     assert len(collector.requests) < 20  # of 28 batches: the first that fails while closing is the last
 
 
@@ -442,10 +444,10 @@ def test_a_collector_that_comes_back_gets_what_comes_then(
     later = [s for s in collector.spans if s.get("astuner.episode.id") == "t2-0"]
     assert len(later) == 1
     down, again, lost = one.notes
-    assert "takes no spans: it refuses them (status 400); look into its own log" in down
-    assert f"the collector at {collector.url}/v1/traces takes spans again" in again
+    assert "does not accept spans: it rejected the data (status 400); check its log" in down
+    assert f"{collector.url}/v1/traces accepts spans again" in again
     assert "7 of 14 spans did not reach" in lost
-    assert lost.endswith("/v1/traces: for a while, it refuses them (status 400); look into its own log")
+    assert lost.endswith("/v1/traces: for a while, it rejected the data (status 400); check its log")
 
 
 @table(
@@ -454,14 +456,17 @@ def test_a_collector_that_comes_back_gets_what_comes_then(
         (
             "Transient error HTTPConnectionPool(host='x', port=9): Max retries exceeded with url: /v1/traces "
             "(Caused by NewConnectionError('<urllib3.connection.HTTPConnection>: [Errno 111] Connection refused'))",
-            "nothing takes connections there; check that it runs, and --trace",
+            "connection refused; check that it is running, and --trace",
         ),
-        ("Pool: NameResolutionError(Failed to resolve 'nohost')", "there is no such host; check --trace"),
-        ("Failed to export: code: 401, reason: Unauthorized", "it does not accept the key (status 401); check "),
-        ("Failed to export: code: 404, reason: Not Found", "it takes no spans under that path (status 404); check "),
-        ("Pool: ('Connection aborted.', RemoteDisconnected('end'))", "what listens there breaks the connection off"),
-        ("Pool(host='x', port=9): Read timed out. (read timeout=10)", "it does not answer in time; check "),
-        ("Pool: SSLError(CERTIFICATE_VERIFY_FAILED)", "its certificate is not trusted, or it speaks no TLS; check "),
+        ("Pool: NameResolutionError(Failed to resolve 'nohost')", "unknown host; check --trace"),
+        ("Failed to export: code: 401, reason: Unauthorized", "it rejected the key (status 401); check "),
+        ("Failed to export: code: 404, reason: Not Found", "it accepts no spans at this path (status 404); check "),
+        ("Pool: ('Connection aborted.', RemoteDisconnected('end'))", "it closed the connection"),
+        ("Pool(host='x', port=9): Read timed out. (read timeout=10)", "it did not answer in time; check "),
+        (
+            "Pool: SSLError(CERTIFICATE_VERIFY_FAILED)",
+            "its certificate is not trusted, or it does not support TLS; check ",
+        ),
         (f"something new with {SECRET} {'x' * 500}", "something new with ***"),
     ],
 )
@@ -528,7 +533,7 @@ def test_the_end_does_not_wait_for_one_that_refuses(tmp_path: Path, monkeypatch:
     one.books.close()
     (lost,) = one.notes
     assert "7 of 7 spans did not reach" in lost
-    assert ": nothing takes connections there; check that it runs" in lost
+    assert ": connection refused; check that it is running" in lost
 
 
 @table(("batches", "then"), [(["taken"], 10.0), ([], 10.0), (["refused"], LAST_CHANCE)])
@@ -584,7 +589,7 @@ def test_what_is_still_under_way_when_nobody_waits_any_more_may_have_arrived() -
     ended.set()
     thread.join(60)
     assert "3 of 3 spans did not reach the collector" in remarks[0]
-    assert "(2 of them may have: its answer was late): it does not answer in time" in remarks[0]
+    assert "(2 of them may have arrived: the response was late): it did not answer in time" in remarks[0]
 
 
 def test_the_end_breaks_off_the_tries_of_a_batch_and_gives_it_one_last_chance() -> None:
@@ -750,11 +755,11 @@ def test_spans_of_agentscope_2_nest_below_their_episode(
 @table(
     ("text", "says"),
     [
-        ("otlp_endpoint: 'localhost:4318'", "write a URL like http://localhost:4318"),
-        (f"otlp_endpoint: 'http://me:{SECRET}@host'", "leave user and password out of the URL"),
-        (f"headers_env: 'authorization=Bearer {SECRET}'", "write the name of an environment variable"),
+        ("otlp_endpoint: 'localhost:4318'", "use a URL like http://localhost:4318"),
+        (f"otlp_endpoint: 'http://me:{SECRET}@host'", "remove user and password from the URL"),
+        (f"headers_env: 'authorization=Bearer {SECRET}'", "use the name of an environment variable"),
         ("sample: 1.5", "should be at most 1"),
-        ("studio_url: 'file:///etc/passwd'", "write a URL like"),
+        ("studio_url: 'file:///etc/passwd'", "use a URL like"),
     ],
 )
 def test_mistakes_are_refused_without_repeating_a_secret(text: str, says: str, tmp_path: Path) -> None:
@@ -783,9 +788,9 @@ def test_an_address_is_reason_enough_for_a_sink_and_what_it_lacks_is_said_before
     with pytest.raises(ConfigError, match="environment variable NOT_THERE is not set"):
         wanted("otlp_endpoint: 'http://h', headers_env: NOT_THERE")
     monkeypatch.setenv("NOT_HEADERS", "Bearer abc")
-    with pytest.raises(ConfigError, match="NOT_HEADERS holds no headers"):
+    with pytest.raises(ConfigError, match="NOT_HEADERS contains no headers"):
         wanted("headers_env: NOT_HEADERS", "otel")
-    with pytest.raises(ConfigError, match=r"needs astuner\.telemetry\.studio_url"):
+    with pytest.raises(ConfigError, match=r"requires astuner\.telemetry\.studio_url"):
         wanted("sample: 0.5", "studio")
 
 

@@ -201,8 +201,8 @@ def test_without_credit_nothing_is_trained(viewer: Client) -> None:
         ("math/episodes/g9-9/tokens", {}, 404, "no episode 'g9-9'"),
         ("..%2F..%2Fmath", {}, 404, ""),
         ("math/episodes", {"where": "reward>>1"}, 400, "reward>>1"),
-        ("math/episodes", {"where": "colour=red"}, 400, "there is no 'colour'"),
-        ("math/groups", {"where": "text~"}, 400, "searched for words"),
+        ("math/episodes", {"where": "colour=red"}, 400, "'colour' is not a known field"),
+        ("math/groups", {"where": "text~"}, 400, "words to search for"),
         ("math/episodes", {"limit": "1001"}, 400, "at most 1000"),
         ("math/episodes", {"limit": "-1"}, 400, "limit must be a number"),
         ("math/episodes", {"offset": "9" * 30}, 400, "offset must be a number"),
@@ -237,14 +237,14 @@ def test_a_run_without_a_log_shows_its_metrics_and_says_why(odd) -> None:
     make_run(root / "bare")
     run = client.of("bare").ok
     assert (run["episodes"], run["state"]) == (0, "stopped")
-    assert "there is no episode log" in run["problems"][0]
+    assert "has no episode log" in run["problems"][0]
     assert run["facets"]["stop_reason"] == []
     assert [row["step"] for row in client.of("bare", "metrics").ok["rows"]] == [0, 1]
     assert client.of("bare", "episodes").ok == {"total": 0, "offset": 0, "episodes": []}
     assert client.of("bare", "groups").ok == {"total": 0, "groups": []}
     assert client.of("bare", "steps").ok == {"steps": []}
     answer = client.of("bare", "episodes/g0-0")
-    assert (answer.status, "there is no episode log" in answer.error) == (404, True)
+    assert (answer.status, "has no episode log" in answer.error) == (404, True)
 
 
 def test_a_log_that_comes_later_is_seen(odd) -> None:

@@ -258,7 +258,7 @@ def test_what_of_the_log_cannot_be_read_is_said(root: Path, static: Path, tmp_pa
     last = run / "episodes" / "tokens-000003.arrows"
     last.write_bytes(last.read_bytes()[:-40])
     (problem,) = export(run, tmp_path / "x.html", [], 200, static)["problems"]
-    assert "are not a whole batch" in problem
+    assert "are not a complete batch" in problem
 
 
 def test_a_page_can_run_its_own_script_and_nothing_else(root: Path, static: Path, tmp_path: Path) -> None:

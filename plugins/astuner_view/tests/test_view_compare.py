@@ -134,7 +134,7 @@ def test_other_tasks_are_said_and_left_out(runs) -> None:
         ("compare/tasks", [("a", "fast"), ("b", "slow-1"), ("by", "x")], 400, "task or text"),
         ("compare/tasks", [("a", "fast"), ("b", "slow-1"), ("step_b", "x")], 400, "step_b must be a number"),
         ("compare/tasks", [("a", "fast"), ("b", "slow-1"), ("step_b", "3")], 404, "Available steps: 4"),
-        ("compare/tasks", [("a", "fast"), ("b", "bare")], 404, "there is no episode log"),
+        ("compare/tasks", [("a", "fast"), ("b", "bare")], 404, "has no episode log"),
         ("compare/elsewhere", [], 404, "Address not found"),
     ],
 )

@@ -1,16 +1,15 @@
-"""The episode log: every episode of a run with its tokens, compact, readable by others, and never in the way.
+"""Episode log: every episode of a run with its tokens, in a compact SQLite database that other tools can read.
 
 ::
 
-    columns  what a row of it holds
-    rows     an episode as a row, and back
-    store    the database ``episodes/episodes.sqlite`` of the run folder: written as episodes end, rewound by a resume
-    tokenizers  beside it, so that ids can be turned into text without the model
-    reader   what everything that looks at a run uses: list, filter, jump; steps, groups and values
-    convert  parquet, jsonl, sft and dpo files made of it
-    format1  reads what earlier ASTuners wrote
+    rows        columns of a row, and conversion of episodes to rows and back
+    store       database ``episodes/episodes.sqlite`` of the run folder, written as episodes end, rewound on resume
+    tokenizers  tokenizer files next to the log, to decode token IDs without the model
+    reader      lists, filters, steps and groups for everything that inspects a run
+    convert     export to parquet, jsonl, sft, dpo and other formats
+    format1     reader for logs of older ASTuner versions
 
-The format is described in ``docs/episode_log.md``.  Nothing here imports pyarrow before it is used.
+``docs/episode_log.md`` describes the format. pyarrow is imported only when it is used.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""``astuner export RUN --to parquet|jsonl|sft|tokens|dpo|labels|tasks``: episodes of a run as a file for somebody else.
+"""Export episodes of a run: ``astuner export RUN --to parquet|jsonl|sft|tokens|dpo|labels|tasks``.
 
-Invariant: the file is complete, or not there.
+Invariant: the output file is complete or absent.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ from astuner_record.replacing import remove_leftovers, replacing
 
 Rows = Iterator[dict[str, Any]]
 _ROW_GROUP = 256
-"""Episodes that are in memory at once while a parquet file is written."""
+"""Episodes in memory at a time while a parquet file is written."""
 _JSON_COLUMNS = ("rewards", "task", "output", "metrics")
 _JSON_OF_TURNS = ("request", "tools", "reply")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Which episodes, and what of them."""
+    """Selection of episodes and rows."""
 
     where: Sequence[str] = ()
-    """Conditions as of `EpisodeLog`; ``sft``, ``tokens`` and ``dpo`` add ``split=train`` where none is about it."""
+    """Conditions of `EpisodeLog`. ``sft``, ``tokens`` and ``dpo`` add ``split=train`` unless a condition is on it."""
     min_reward: float | None = None
-    """For ``sft`` and ``tokens``: the least reward; None: successful episodes, unless a condition is about labels."""
+    """Minimum reward for ``sft`` and ``tokens``. None: successful episodes, unless a condition is on labels."""
     min_gap: float = 0.0
-    """For ``dpo``: by how much the chosen one's reward is greater, at least; more than 0 in any case."""
+    """Minimum reward difference for ``dpo``; always greater than 0."""
 
 
 @dataclass(kw_only=True)
 class Written:
-    """What was written, and what was not."""
+    """Result of an export."""
 
     rows: int = 0
     problems: Sequence[str] = ()
     lost: Sequence[Lost] = ()
-    """As of `EpisodeLog`, what is not intact."""
+    """Damaged parts, as in `EpisodeLog`."""
     differing: int = 0
-    """Rows of messages that their chat template does not render to the recorded text."""
+    """Message rows that their chat template does not render to the recorded text."""
     first_difference: str = ""
     other_tokens: int = 0
-    """Rows that render to the recorded text, of which a tokenizer makes other ids than the engine saw."""
+    """Rows that render to the recorded text, but whose tokenization differs from the recorded IDs."""
     chat_template: str = ""
-    """The template that the rows are written for, where it is not the tokenizer's own."""
+    """Chat template of the rows if it is not the tokenizer's default."""
 
     def count(self, difference: str, *, same_tokens: bool) -> None:
         """Count one row of messages."""
@@ -66,7 +66,7 @@ class Written:
 
 @dataclass(frozen=True, kw_only=True)
 class _Source:
-    """What rows are made of."""
+    """Input of the row generators."""
 
     log: EpisodeLog
     choice: Choice
@@ -77,23 +77,23 @@ class _Source:
 def write_episodes(
     run: Path, to: str, target: Path, choice: Choice, *, force: bool, plugins: PluginManager | None = None
 ) -> Written:
-    """Write the episodes of a run as a file of training data; of a damaged log those that are whole.
+    """Write episodes of a run as a file of training data, skipping damaged episodes.
 
-    :param to: one of `FORMATS`.
-    :param force: replace ``target`` if it is there.
-    :param plugins: The plugins that are on, for the run's chat template; None: what is installed here.
-    :raises DataError: there is no log, nothing of it is whole, nothing in it was asked for, or ``target`` is there.
-    :raises ConfigError: a condition cannot be read, or does not go with the format.
+    :param to: One of `FORMATS`.
+    :param force: Replace an existing ``target``.
+    :param plugins: Enabled plugins, for the run's chat template. None: the installed plugins.
+    :raises DataError: The log is missing or has no intact part, no episode is selected, or ``target`` exists.
+    :raises ConfigError: A condition is malformed or does not apply to the format.
     """
     if choice.min_reward is not None and to not in ("sft", "tokens"):
         instead = f"--where 'reward>={choice.min_reward:g}'"
-        raise ConfigError(f"--min-reward is for --to sft and tokens; for {to} write {instead}")
+        raise ConfigError(f"--min-reward applies to --to sft and tokens. For {to}, use {instead}.")
     if choice.min_gap and to != "dpo":
-        raise ConfigError("--min-gap is for --to dpo")
+        raise ConfigError("--min-gap applies to --to dpo only.")
     remove_leftovers(target)
     if target.is_dir() or (target.exists() and not force):
-        what, instead = ("is a folder", "") if target.is_dir() else ("is there already", ", or replace it: --force")
-        raise DataError(f"--out {target} {what}; choose another file{instead}")
+        what, instead = ("is a folder", "") if target.is_dir() else ("exists", ", or replace it with --force")
+        raise DataError(f"--out {target} {what}. Choose another file{instead}.")
     try:
         with EpisodeLog(run) as log, replacing(target) as temporary:
             templates = RunTemplates.of(run, plugins) if to in _RENDERED else RunTemplates({})
@@ -102,10 +102,10 @@ def write_episodes(
             written.rows = FORMATS[to](source, temporary)
             written.problems, written.lost, written.chat_template = log.problems, log.lost, templates.named
             if not written.rows:
-                there = f"{log.count():,} episodes in the log, of which {log.count(choice.where):,} meet every --where"
-                raise DataError("; ".join([f"{_NOTHING[to]}; there are {there}", *log.problems]))
+                there = f"{log.count():,} episodes are in the log, {log.count(choice.where):,} match every --where"
+                raise DataError("; ".join([f"{_NOTHING[to]}: {there}", *log.problems]))
     except OSError as e:
-        raise DataError(f"cannot write {target}: {e}; free space or choose another --out") from e
+        raise DataError(f"Cannot write {target}: {e}. Free disk space or choose another --out.") from e
     return written
 
 
@@ -114,7 +114,7 @@ def _parquet(source: _Source, path: Path) -> int:
         import pyarrow as pa
         from pyarrow import parquet
     except ImportError as e:
-        raise MissingDependency(f"--to parquet needs pyarrow ({e}): pip install astuner-record") from None
+        raise MissingDependency(f"--to parquet requires pyarrow ({e}): pip install astuner-record") from None
     kinds: dict[Any, Any] = {str: pa.string(), int: pa.int32(), float: pa.float64(), bool: pa.bool_()}
     kinds |= {IDS: pa.list_(pa.int32()), LOGPROBS: pa.list_(pa.float32())}
 
@@ -136,7 +136,7 @@ def _parquet(source: _Source, path: Path) -> int:
 
 
 def _lines(rows: Callable[[_Source], Rows]) -> Callable[[_Source, Path], int]:
-    """A writer of JSON lines."""
+    """Return a writer of JSON lines."""
 
     def write(source: _Source, path: Path) -> int:
         count = 0
@@ -173,7 +173,7 @@ def _good(log: EpisodeLog, choice: Choice) -> Iterator[LoggedEpisode]:
 
 
 def _tokens(source: _Source) -> Rows:
-    """The very tokens that the engine saw, and which of them a trained agent said."""
+    """Yield the recorded tokens with a mask of tokens that a trained agent generated."""
     for logged in _good(source.log, source.choice):
         for sample in build_samples(logged.episode).samples:
             yield {
@@ -186,7 +186,7 @@ def _tokens(source: _Source) -> Rows:
 
 
 def _sft(source: _Source) -> Rows:
-    """Conversations whose messages the run's chat template renders to the recorded text, or why it does not."""
+    """Yield conversations whose messages the run's chat template renders to the recorded text, or why it does not."""
     for logged in _good(source.log, source.choice):
         for chat in map(source.templates.fitted, conversations(logged.episode)):
             source.written.count(chat.difference, same_tokens=chat.same_tokens)
@@ -203,7 +203,7 @@ def _sft(source: _Source) -> Rows:
 
 
 def _for_template(templates: RunTemplates) -> dict[str, Any]:
-    """What a row needs to be rendered beside its messages and tools; the same in every row of a file."""
+    """Return additional columns needed to render a row; they are equal in all rows of a file."""
     kwargs = {"chat_template_kwargs": dict(templates.kwargs)} if templates.kwargs else {}
     return {**kwargs, **({"chat_template": templates.named} if templates.named else {})}
 
@@ -214,7 +214,7 @@ def _dpo(source: _Source) -> Rows:
     for listed in log.list([*_to_learn_from(choice), "reward!=none"]):
         groups.setdefault(listed.group_id, []).append(listed)
     for attempts in groups.values():
-        best = max(attempts, key=lambda listed: listed.reward)  # the first of several
+        best = max(attempts, key=lambda listed: listed.reward)  # the first in case of ties
         worst = min(attempts, key=lambda listed: listed.reward)
         if best.reward - worst.reward <= 0 or best.reward - worst.reward < choice.min_gap:
             continue
@@ -246,7 +246,7 @@ def _dpo(source: _Source) -> Rows:
 
 
 def _labels(source: _Source) -> Rows:
-    """What people said of episodes, as `astuner judge` reads it."""
+    """Yield labeled episodes in the format of `astuner judge`."""
     for listed in source.log.list([*source.choice.where, "label!=none"]):
         row = source.log.read(listed).row
         yield {
@@ -260,7 +260,7 @@ def _labels(source: _Source) -> Rows:
 
 
 def _tasks(source: _Source) -> Rows:
-    """The tasks of episodes, each once, as the task reader ``jsonl`` reads them."""
+    """Yield each distinct task once, in the format of the task reader ``jsonl``."""
     seen = set()
     for logged in source.log.read_all(source.choice.where):
         row = logged.row
@@ -270,7 +270,7 @@ def _tasks(source: _Source) -> Rows:
 
 
 def _to_learn_from(choice: Choice) -> list[str]:
-    """Held-out tasks stay held out, unless a condition is about that."""
+    """Exclude held-out tasks, unless a condition is on the split."""
     return [*choice.where, *([] if _is_about("split", choice) else ["split=train"])]
 
 
@@ -279,7 +279,7 @@ def _is_about(name: str, choice: Choice) -> bool:
 
 
 def _longest(logged: LoggedEpisode) -> dict[str, Conversation]:
-    """Agent -> its conversation with the most turns, the first of several."""
+    """Return agent -> its conversation with the most turns, the first in case of ties."""
     found: dict[str, Conversation] = {}
     for chat in conversations(logged.episode):
         if chat.agent not in found or chat.turns > found[chat.agent].turns:
@@ -288,14 +288,14 @@ def _longest(logged: LoggedEpisode) -> dict[str, Conversation]:
 
 
 def conversations(episode: Episode) -> list[Conversation]:
-    """One per branch of each agent that may train, in the order in which the branches ended."""
+    """Return one conversation per branch of each trained agent, in the order in which the branches ended."""
     turns = {turn.index: turn for turn in episode.turns if turn.trained}
     inner = {turn.continues for turn in turns.values()}
     return [_up_to(leaf, turns) for leaf in turns.values() if leaf.index not in inner]
 
 
 def pair(better: Conversation, worse: Conversation) -> dict[str, Any] | None:
-    """A chosen and a rejected way to go on from what both have in common; None where they differ before a reply."""
+    """Split two conversations after their common prefix, or return None if they differ before a reply."""
     common = 0
     for a, b in zip(better.messages, worse.messages, strict=False):
         if a != b:
@@ -343,10 +343,10 @@ FORMATS: dict[str, Callable[[_Source, Path], int]] = {
     "tasks": _lines(_tasks),
 }
 _RENDERED = ("sft", "dpo")
-"""Forms whose rows are messages, which other software renders."""
+"""Formats whose rows are messages that other software renders."""
 _NOTHING = {
-    **dict.fromkeys(("parquet", "jsonl", "tasks"), "no episode was chosen"),
-    "labels": "no chosen episode has a label (g or b on its page in `astuner view`)",
-    **dict.fromkeys(("sft", "tokens"), "no chosen episode is good enough (--min-reward; successful ones without it)"),
-    "dpo": "no group of chosen episodes has two with different rewards and the same beginning",
+    **dict.fromkeys(("parquet", "jsonl", "tasks"), "No episode is selected"),
+    "labels": "No selected episode has a label (press g or b on its page in `astuner view`)",
+    **dict.fromkeys(("sft", "tokens"), "No selected episode reaches --min-reward (default: successful episodes)"),
+    "dpo": "No group of selected episodes has two with different rewards and the same beginning",
 }

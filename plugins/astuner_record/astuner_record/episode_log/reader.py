@@ -1,7 +1,7 @@
-"""A run's log for whoever looks at it: count, list, filter, search, and jump to one episode.
+"""Read the log of a run: count, list, filter, search, and open episodes.
 
-Whoever asks a run that goes on is told how it stands at that moment.  What needs a verdict is of the episodes that have
-one, and None where none has.
+A reader of a running log sees the state at the time of each call. Statistics of verdicts cover the episodes that have
+a verdict, and are None if there are none.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from astuner_record.episode_log.store import FOUND, SEPARATOR, Database, connect
 from astuner_record.exam import answer_of, cause_of, expected_of, labels_at, read_labels
 
 ORDERS = ("written", "step", "query", "reward", "success", "stop_reason", "seconds", "turns", "tokens", "time")
-"""What a list can be sorted by; ``written`` is the order in which episodes were written."""
+"""Columns that sort a list. ``written`` is the order in which episodes were written."""
 MOST_VALUES = 100
-"""Values that `EpisodeLog.facets` names of a kind, the most frequent first."""
+"""Maximum values per kind in `EpisodeLog.facets`, most frequent first."""
 Counts = tuple[tuple[str, int], ...]
-"""Value, and how many episodes have it."""
+"""Values with the number of episodes that have them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listed:
-    """An episode as a list shows it."""
+    """List entry of an episode."""
 
     id: int
-    """Of its row; greater than of what was written before."""
+    """Row ID. Rows written later have greater IDs."""
     episode_id: str
     group_id: str
     task_id: str
@@ -46,9 +46,9 @@ class Listed:
     split: str
     attempt: int
     time: float
-    """When it ended, in seconds since 1970."""
+    """End of the episode, in seconds since 1970."""
     query: str
-    """Its first 300 characters."""
+    """First 300 characters of the query."""
     stop_reason: str
     reward: float | None
     success: bool | None
@@ -57,26 +57,26 @@ class Listed:
     retries: int
     agents: tuple[str, ...]
     tools: tuple[str, ...]
-    """Those that were called."""
+    """Tools that were called."""
     turns: int
-    """Those of models outside of the run among them."""
+    """Number of turns, including turns of external models."""
     tokens: int
-    """Generated."""
+    """Generated tokens."""
     prompt_tokens: int
-    """Of the prompts, each counted once."""
+    """Prompt tokens, each counted once."""
     branches: int
-    """How many turns continue no earlier one."""
+    """Number of turns that continue no earlier turn."""
     label: str
-    """What a person says of it, `astuner_record.exam.LABELS`; empty where nobody did."""
+    """Human label, of `astuner_record.exam.LABELS`; empty without a label."""
     why: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Credited:
-    """What one sample of an episode was credited with."""
+    """Credit of one sample of an episode."""
 
     step: int
-    """The one it was trained in."""
+    """Step in which the sample was trained."""
     sample: int
     agent: str
     policy: str
@@ -85,8 +85,8 @@ class Credited:
     reward: float
     trained_tokens: int
     trainer_logprobs: tuple[float, ...] | None = None
-    """Of each trained token, in their order, under the weights before the update; None where the trainer computed none:
-    see `astuner.contracts.events.LogprobsComputed`."""
+    """Log-probability of each trained token under the weights before the update. None if the trainer computed none, see
+    `astuner.contracts.events.LogprobsComputed`."""
 
 
 CREDITED = tuple(field.name for field in fields(Credited))
@@ -95,28 +95,28 @@ CREDITED = tuple(field.name for field in fields(Credited))
 NO_FACETS: Mapping[str, Any] = {
     **dict.fromkeys(("stop_reason", "split", "agent", "tool", "error"), ()), "step": None, "reward": None
 }  # fmt: skip
-"""What `EpisodeLog.facets` says of a log without episodes."""
+"""Value of `EpisodeLog.facets` for a log without episodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedEpisode:
-    """An episode out of the log, with its credit."""
+    """An episode from the log, with its credit."""
 
     step: int
     row: Row
-    """As it was written; free-form values are JSON text."""
+    """Row as written; free-form values are JSON text."""
     credit: tuple[Credited, ...]
-    """One per sample, in their order; empty where the episode was not trained on."""
+    """One entry per sample, in order; empty if the episode was not trained."""
 
     @cached_property
     def episode(self) -> Episode:
-        """With whole prompts, as it was when it ended."""
+        """Return the episode as it ended, with complete prompts."""
         return read_episode(self.row)
 
     def samples(self) -> tuple[Sample, ...]:
-        """The samples that were trained on: which token was trained, with which advantage and weight.
+        """Return the trained samples, with loss masks, advantages and weights.
 
-        Each is that of `credit` at the same place, whose ``trainer_logprobs`` are of the ones in its loss mask.
+        The samples are in the order of `credit`, whose ``trainer_logprobs`` cover the tokens in the loss mask.
         """
         if not self.credit:
             return ()
@@ -128,30 +128,31 @@ class LoggedEpisode:
 
 
 class EpisodeLog:
-    """The log of one run, open for reading; of one thread."""
+    """Log of one run, open for reading by one thread."""
 
     def __init__(self, run: Path, *, check: bool = True) -> None:
-        """
-        :param run: a run folder.
-        :param check: look at everything that is in it, and read of a damaged log what is whole.
-        :raises DataError: it has no log, one of a newer format, or one of which nothing is whole.
+        """Open the log.
+
+        :param run: Run folder.
+        :param check: Verify the complete log, and read the intact parts of a damaged one.
+        :raises DataError: The log is missing, has a newer format, or has no intact part.
         """
         self.folder = run / "episodes"
         self._db, self.problems, self.lost = open_whole(run) if check else (connect_to_read(self.folder), (), ())
-        """``problems``: what of it cannot be read, a sentence each; ``lost``: the episodes that anything names."""
+        """``problems``: a message for each unreadable part; ``lost``: known episodes that cannot be read."""
         self._labels: object = None
-        """Which file of labels is in the table."""
+        """State of the label file that the labels table contains."""
         self._db.create_function("cause", 1, cause_of, deterministic=True)
         self._db.execute("CREATE TEMP TABLE labels (id INTEGER PRIMARY KEY, label TEXT NOT NULL, why TEXT NOT NULL)")
 
     def count(self, where: Sequence[str] = ()) -> int:
-        """How many episodes meet all conditions.
+        """Return the number of episodes that match all conditions.
 
-        :raises ConfigError: a condition cannot be read.
+        :raises ConfigError: A condition is malformed.
         """
         if where:
             return self._count("*", where)
-        # what is not listed yet need not be for that
+        # counting does not require listing the newest rows first
         sql = (
             "SELECT count(*) + (SELECT count(DISTINCT episode_id) FROM main.data WHERE id > (SELECT ifnull(max(id), 0) "
             "FROM main.episodes) AND episode_id NOT IN (SELECT episode_id FROM main.episodes)) FROM main.episodes"
@@ -167,15 +168,15 @@ class EpisodeLog:
         limit: int = -1,
         offset: int = 0,
     ) -> list[Listed]:
-        """Episodes that meet all conditions, e.g. ``["reward>=0.5", "agent=wolf"]``.
+        """Return episodes that match all conditions, e.g. ``["reward>=0.5", "agent=wolf"]``.
 
-        :param order: one of `ORDERS`.
+        :param order: One of `ORDERS`.
         :param limit: -1 for all.
-        :raises ConfigError: a condition cannot be read.
+        :raises ConfigError: A condition is malformed.
         """
         sql, values = query_of(where)
         ordering = _ordering(order, descending)
-        rows = self._now.execute(  # what is sorted are ids, and not whole rows; WITH has SQLite look for them once
+        rows = self._now.execute(  # sort IDs instead of complete rows; WITH makes SQLite evaluate them once
             f"WITH page AS (SELECT id FROM episodes WHERE {sql} ORDER BY {ordering} LIMIT ? OFFSET ?) "
             f"SELECT episodes.*, {LABEL} AS label, {WHY} AS why FROM page JOIN episodes USING (id) ORDER BY {ordering}",
             [*values, limit, offset],
@@ -183,7 +184,7 @@ class EpisodeLog:
         return [_listed(row) for row in _named(rows)]
 
     def exams(self, listed: Sequence[Listed]) -> Sequence[tuple[str, str]]:
-        """What was answered in each of these, and what was expected; empty where that is not known."""
+        """Return answer and expected answer of each episode; empty if unknown."""
         return [self._exam(one.id) for one in listed]
 
     def _exam(self, id_: int) -> tuple[str, str]:
@@ -191,44 +192,47 @@ class EpisodeLog:
             (frame,) = self._db.execute("SELECT row FROM data WHERE id = ?", (id_,)).fetchone()
             row, _ = self._db.decoded(frame)
             return answer_of(row), expected_of(row)
-        except (ValueError, LookupError, TypeError, AttributeError):  # it is gone, or no run wrote it
+        except (ValueError, LookupError, TypeError, AttributeError):  # deleted meanwhile, or not written by ASTuner
             return "", ""
 
     def find(self, episode_id: str) -> Listed:
-        """:raises DataError: there is no such episode."""
+        """Return an episode by ID.
+
+        :raises DataError: The episode does not exist.
+        """
         found = self.list([f"episode={episode_id}"])
         if not found:
-            raise DataError(f"there is no episode {episode_id!r} in {self.folder}; `astuner export` lists them")
+            raise DataError(f"{self.folder} has no episode {episode_id!r}. To list episodes, use `astuner export`.")
         return found[0]
 
     def read(self, listed: Listed | str) -> LoggedEpisode:
-        """One episode with everything that the log knows about it.
+        """Return an episode with everything that the log contains about it.
 
-        :param listed: what a list says, or an episode's id.
-        :raises DataError: there is no such episode, or it is gone since the list was made.
+        :param listed: List entry, or episode ID.
+        :raises DataError: The episode does not exist, or was deleted after it was listed.
         """
         at = self.find(listed) if isinstance(listed, str) else listed
         row = self._db.unpack(self._frame(at))
         return LoggedEpisode(step=row["step"], row=row, credit=self.credit(at.episode_id))
 
     def task(self, listed: Listed) -> tuple[str, dict[str, Any]]:
-        """What an episode was asked: the query, and the rest of its task; half the time of `read`, and raises as it."""
+        """Return the query and the remaining task of an episode, in half the time of `read`; raise as `read`."""
         row, _ = self._db.decoded(self._frame(listed))
         return row["query"], json.loads(row["task"])
 
     def _frame(self, listed: Listed) -> bytes:
         found = self._db.execute("SELECT row FROM data WHERE id = ?", (listed.id,)).fetchone()
         if found is None:
-            raise DataError(f"{listed.episode_id} was replaced by a run that was resumed; type the command again")
+            raise DataError(f"{listed.episode_id} was replaced by a resumed run. Run the command again.")
         return bytes(found[0])
 
     def read_all(self, where: Sequence[str] = ()) -> Iterator[LoggedEpisode]:
-        """The episodes that meet all conditions, as they were written."""
+        """Yield the episodes that match all conditions, in the order in which they were written."""
         for listed in self.list(where):
             yield self.read(listed)
 
     def credit(self, episode_id: str) -> tuple[Credited, ...]:
-        """What the samples of an episode were credited with."""
+        """Return the credit of an episode's samples."""
         rows = self._db.execute(
             f"SELECT {', '.join(CREDITED)} FROM credit WHERE episode_id = ?1 AND step = "
             "(SELECT max(step) FROM credit WHERE episode_id = ?1) ORDER BY sample",
@@ -239,7 +243,7 @@ class EpisodeLog:
     def position(
         self, episode_id: str, where: Sequence[str] = (), *, order: str = "written", descending: bool = False
     ) -> int | None:
-        """Which place an episode has in such a `list`, counted from 0; None where it is not in it; raises as that."""
+        """Return the index of an episode in `list` with the same arguments, or None if it is not in it."""
         sql, values = query_of(where)
         row = self._now.execute(
             f"SELECT place FROM (SELECT id, row_number() OVER (ORDER BY {_ordering(order, descending)}) - 1 AS place "
@@ -249,10 +253,10 @@ class EpisodeLog:
         return None if row is None else int(row[0])
 
     def steps(self, split: str = Split.TRAIN.value) -> Sequence[dict[str, Any]]:
-        """The steps of a split, in order; step 0 is before training.
+        """Return statistics of each step of a split, in order. Step 0 is before training.
 
-        Of each, ``scored`` have a verdict, and ``success`` is their share; ``failed`` have none, apart from those
-        that were cancelled; ``tokens`` were generated.
+        ``scored`` episodes have a verdict, and ``success`` is the successful share of these. ``failed`` episodes have
+        no verdict and were not cancelled. ``tokens`` counts generated tokens.
         """
         rows = self._now.execute(
             "SELECT step, split, count(*) AS episodes, count(DISTINCT group_id) AS groups, count(reward) AS scored, "
@@ -265,13 +269,13 @@ class EpisodeLog:
         return list(_named(rows))
 
     def groups(self, where: Sequence[str] = (), *, limit: int = -1, offset: int = 0) -> Sequence[dict[str, Any]]:
-        """The groups of the episodes that meet all conditions, as they were begun to be written; raises as `list`.
+        """Return the groups of the episodes that match all conditions, in the order of their first rows.
 
-        Each has the ``step`` of the first episode that ended, and ``reward_std`` of the group as a whole: the sum of
-        squares is divided by ``scored``.
+        ``step`` is the step of the first episode that ended. ``reward_std`` is the population standard deviation of the
+        group: the sum of squares is divided by ``scored``. Raises as `list`.
         """
         sql, values = query_of(where)
-        rows = self._now.execute(  # min() once, no max(): so the columns that are not aggregated are of that row
+        rows = self._now.execute(  # a single min() makes SQLite take the bare columns from that row
             "SELECT min(id), group_id, task_id, query, step, split, count(*) AS episodes, count(reward) AS scored, "
             "avg(reward) AS reward_mean, avg(reward * reward) AS squares, count(DISTINCT reward) > 1 AS spread, "
             f"avg(success) AS success FROM episodes WHERE {sql} GROUP BY group_id ORDER BY 1 LIMIT ? OFFSET ?",
@@ -286,7 +290,7 @@ class EpisodeLog:
         return found
 
     def count_groups(self, where: Sequence[str] = ()) -> int:
-        """How many groups there are of the episodes that meet all conditions; raises as `list`."""
+        """Return the number of groups of the episodes that match all conditions; raise as `list`."""
         return self._count("DISTINCT group_id", where)
 
     def _count(self, what: str, where: Sequence[str]) -> int:
@@ -294,10 +298,10 @@ class EpisodeLog:
         return int(self._now.execute(f"SELECT count({what}) FROM episodes WHERE {sql}", values).fetchone()[0])
 
     def facets(self) -> Mapping[str, Any]:
-        """Which values there are to filter by, and how many episodes have each, as `Counts`.
+        """Return the values to filter by, as `Counts`.
 
-        An ``error`` is its cause as of `astuner_record.exam.cause_of`; of ``step`` and ``reward`` there are the lowest
-        and the highest.
+        ``error`` lists causes as returned by `astuner_record.exam.cause_of`. ``step`` and ``reward`` are (lowest,
+        highest).
         """
         step_min, step_max, reward_min, reward_max = self._now.execute(
             "SELECT min(step), max(step), min(reward), max(reward) FROM episodes"
@@ -317,7 +321,7 @@ class EpisodeLog:
 
     @property
     def _now(self) -> Database:
-        """With all in the lists that was written until now, and all labels."""
+        """Database with up-to-date lists and labels."""
         list_all(self._db)
         if (labels := labels_at(self.folder.parent)) != self._labels:
             said = [(id_, *one) for id_, one in read_labels(self.folder.parent).items()]
@@ -335,13 +339,13 @@ class EpisodeLog:
 
 def _named(rows: sqlite3.Cursor) -> Iterator[dict[str, Any]]:
     names = [column[0] for column in rows.description]
-    return (dict(zip(names, row, strict=True)) for row in rows)  # half as long as with `sqlite3.Row`
+    return (dict(zip(names, row, strict=True)) for row in rows)  # half the time of `sqlite3.Row`
 
 
 def _ordering(order: str, descending: bool) -> str:
-    """SQL after ORDER BY; those without a value are last either way, and equal ones in the order of writing."""
+    """Return SQL for ORDER BY, with missing values last and ties in the order of writing."""
     if order not in ORDERS:
-        raise ValueError(f"order is one of {', '.join(ORDERS)}, not {order!r}")
+        raise ValueError(f"order must be one of {', '.join(ORDERS)}, not {order!r}")
     columns = ("id",) if order == "written" else (order, "id")
     return ", ".join(f"{column} {'DESC' if descending else 'ASC'} NULLS LAST" for column in columns)
 
@@ -365,7 +369,7 @@ def _counts(db: sqlite3.Connection, expression: str, condition: str = "") -> Cou
 
 
 def _names(db: sqlite3.Connection, column: str) -> Counts:
-    """How many episodes have each of the names in a column that holds several."""
+    """Count episodes for each name in a column with several names."""
     counted: Counter[str] = Counter()
     for text, count in db.execute(f"SELECT {column}, count(*) FROM episodes GROUP BY 1"):
         for name in filter(None, text.split(SEPARATOR)):
@@ -375,7 +379,7 @@ def _names(db: sqlite3.Connection, column: str) -> Counts:
 
 Value: TypeAlias = str | int | float
 Query: TypeAlias = tuple[str, list[Value]]
-"""SQL for the table ``episodes``, and its parameters."""
+"""SQL condition on the table ``episodes``, and its parameters."""
 
 NUMBERS = ("step", "attempt", "reward", "seconds", "retries", "turns", "tokens", "prompt_tokens", "branches")
 _SAME_WORDS = ("split", "stop_reason", "error", "query")
@@ -386,7 +390,7 @@ WORDS = {
     "episode": "episode_id", "group": "group_id", "task": "task_id", **{name: name for name in _SAME_WORDS},
     "cause": "cause(error)", "label": LABEL, "why": WHY,
 }  # fmt: skip
-"""Name in a condition -> column, or what is worked out of them."""
+"""Name in a condition -> SQL expression."""
 LISTS = {"agent": "agents", "tool": "tools"}
 FIELDS = (*NUMBERS, *WORDS, *LISTS, "success", "text")
 _CONDITION = re.compile(r"\s*(\w+)\s*(!=|>=|<=|=|>|<|~)(.*)", re.DOTALL)
@@ -394,9 +398,9 @@ _BOOLEANS = {"true": "success = 1", "false": "success = 0", "none": "success IS 
 
 
 def query_of(where: Sequence[str]) -> Query:
-    """All of the conditions at once; an episode without a value, such as a reward, meets none on it but ``!=``.
+    """Combine conditions. An episode without a value, such as a reward, matches only ``!=`` conditions on it.
 
-    :raises ConfigError: some cannot be read; names all of them.
+    :raises ConfigError: Conditions are malformed; the message lists all of them.
     """
     parts: list[str] = []
     values: list[Value] = []
@@ -429,13 +433,13 @@ def _one(condition: str) -> Query:
         return _list(LISTS[name], operator, value)
     if name == "success":
         if operator != "=" or value.lower() not in _BOOLEANS:
-            raise ValueError("success is =true, =false, or =none where there is no verdict")
+            raise ValueError("success accepts =true, =false, and =none (no verdict)")
         return _BOOLEANS[value.lower()], []
     if name == "text":
         if operator != "~" or not (asked := match_of(value)):
-            raise ValueError("text is searched for words, e.g. text~'apple pie'")
+            raise ValueError("text accepts ~ and words to search for, e.g. text~'apple pie'")
         return f"id IN ({FOUND})", [asked, asked]
-    raise ValueError(f"there is no {name!r}; there are {', '.join(FIELDS)}")
+    raise ValueError(f"{name!r} is not a known field; available: {', '.join(FIELDS)}")
 
 
 def _number(column: str, operator: str, value: str) -> Query:
@@ -446,18 +450,18 @@ def _number(column: str, operator: str, value: str) -> Query:
     try:
         return f"{column} {'IS NOT' if operator == '!=' else operator} ?", [float(value)]
     except ValueError:
-        raise ValueError(f"{value!r} is no number") from None
+        raise ValueError(f"{value!r} is not a number") from None
 
 
 def _word(column: str, operator: str, value: str) -> Query:
     if operator == "~":
         return f"instr(lower({column}), ?) > 0", [value.lower()]
     if operator not in ("=", "!="):
-        raise ValueError(f"{column} is text; compare it with = or !=, or look into it with ~")
+        raise ValueError(f"{column} is text; compare it with = or !=, or search it with ~")
     return f"{column} {operator} ?", [value]
 
 
 def _list(column: str, operator: str, value: str) -> Query:
     if operator not in ("=", "!="):
-        raise ValueError(f"{column} are names; ask for one with = or !=")
+        raise ValueError(f"{column} is a list of names; use = or !=")
     return f"instr({column}, ?) {'>' if operator == '=' else '='} 0", [f"{SEPARATOR}{value}{SEPARATOR}"]

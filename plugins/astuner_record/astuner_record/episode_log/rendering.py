@@ -1,9 +1,9 @@
 """Write conversations of the log so that their chat template renders the recorded text.
 
-Other software trains a conversation by rendering its messages with the model's chat template.  The engine saw token
-ids, so a conversation is rendered here with the run's own tokenizer, template and template variables, and compared with
-the text of the recorded ids.  Where the parsed form of a reply renders to other text (the template strips white space,
-spells JSON in another way, or drops an empty thought), the reply's own text is written instead.
+Other software trains a conversation by rendering its messages with the model's chat template, but the engine received
+token IDs. Each conversation is therefore rendered with the run's tokenizer, template and template variables, and
+compared with the text of the recorded IDs. If the parsed form of a reply renders to different text (the template
+strips white space, spells JSON differently, or drops empty reasoning), the reply's literal text is written instead.
 
 Invariant: a conversation without a `difference` renders to the recorded text, followed by white space at most.
 """
@@ -28,52 +28,53 @@ Message = dict[str, Any]
 
 _THOUGHT = ("<think>", "</think>")
 _REPLY = "astuner_reply"
-"""Marks a reply while messages are brought into the template's form, which may insert messages before it."""
+"""Marks replies while messages are converted to the template's form, which may insert messages before them."""
 _BEFORE, _SHOWN = 8, 40
-"""Characters shown before and from a difference on."""
+"""Characters shown before a difference, and from it on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """What one trained agent read and said along one branch, from its first message to its last reply."""
+    """Messages of one trained agent along one branch, from the first message to the last reply."""
 
     agent: str
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...]
-    """The tools offered in its last turn."""
+    """Tools offered in the last turn."""
     turns: int
     policy: str = ""
     path: tuple[Turn, ...] = ()
-    """Its turns, in order."""
+    """Turns, in order."""
     replies: tuple[int, ...] = ()
-    """The index in `messages` of the reply of each turn."""
+    """Index in `messages` of the reply of each turn."""
     difference: str = ""
-    """Why the chat template does not render the recorded text; empty where it does."""
+    """Why the chat template does not render the recorded text; empty if it does."""
     same_tokens: bool = False
-    """Whether a tokenizer makes the recorded ids of the rendered text."""
+    """Whether tokenizing the rendered text gives the recorded IDs."""
 
 
 class RunTemplates:
-    """The chat templates of a run, with their tokenizers, by policy."""
+    """Chat templates of a run with their tokenizers, by policy."""
 
     def __init__(self, codecs: Mapping[str, tuple[Any, ChatCodec]], config: Config | None = None, missing: str = ""):
-        """
+        """Create the templates.
+
         :param codecs: Policy -> tokenizer and codec.
-        :param missing: Why there are none.
+        :param missing: Why there are no codecs.
         """
         self._fitters = {policy: Fitter(tokenizer, codec) for policy, (tokenizer, codec) in codecs.items()}
         self._missing = missing
         model = config.astuner.model if config else None
         self.kwargs: Mapping[str, Any] = dict(model.chat_template_kwargs) if model else {}
-        """The variables of the templates."""
+        """Template variables."""
         self.named: str = (model.chat_template or "") if model else ""
-        """The template that the run used instead of the tokenizer's own; empty where it used that."""
+        """Template that the run used instead of the tokenizer's default; empty for the default."""
 
     @classmethod
     def of(cls, run: Path, plugins: PluginManager | None = None) -> RunTemplates:
-        """Load the tokenizers that the settings in a run folder name.
+        """Load the tokenizers that the settings of a run folder name.
 
-        What cannot be loaded is not an error: the conversations then are not compared, and say why.
+        A failure to load is not an error. The conversations are then not compared, and report the reason.
         """
         from astuner_models.serving import make_codec, policy_tokenizer
 
@@ -84,28 +85,28 @@ class RunTemplates:
                 tokenizer = policy_tokenizer(config, policy)
                 codecs[policy] = tokenizer, make_codec(config, tokenizer)
         except (AstunerError, OSError, ValueError, ImportError) as e:
-            return cls({}, missing=f"its chat template could not be loaded ({type(e).__name__}: {e})")
+            return cls({}, missing=f"cannot load its chat template ({type(e).__name__}: {e})")
         return cls(codecs, config)
 
     def fitted(self, chat: Conversation) -> Conversation:
-        """Return the conversation in the form that its template renders to the recorded text, if any."""
+        """Return the conversation in the form that its template renders to the recorded text, if possible."""
         if (fitter := self._fitters.get(chat.policy)) is not None:
             return fitter.fitted(chat)
-        why = self._missing or f"the run's settings have no policy {chat.policy!r}"
+        why = self._missing or f"the run's settings contain no policy {chat.policy!r}"
         messages = tuple(_with_objects(message) for message in chat.messages)
         return replace(chat, messages=messages, difference=f"not compared with the recorded text: {why}")
 
 
 class Fitter:
-    """Finds messages that one chat template renders to recorded text."""
+    """Search for messages that a chat template renders to recorded text."""
 
     def __init__(self, tokenizer: Any, codec: ChatCodec) -> None:
         self._tokenizer, self._codec, self._template = tokenizer, codec, codec.template
         self._forms: Counter[int] = Counter()
-        """How often each form of a reply was the right one; the most frequent is tried first."""
+        """Number of times each form of a reply matched. The most frequent form is tried first."""
 
     def fitted(self, chat: Conversation) -> Conversation:
-        """Return ``chat`` with the messages that render to its recorded text, or with the difference that remains."""
+        """Return ``chat`` with messages that render to its recorded text, or with the remaining difference."""
         recording = _Recording(chat.path, self._template.decode)
         messages = self._shaped(chat)
         replies = [n for n, message in enumerate(messages) if message.pop(_REPLY, False)]
@@ -124,7 +125,7 @@ class Fitter:
 
     @cached_property
     def _opened(self) -> str:
-        """The thought that the generation prompt opens, or writes out as empty; empty where it does neither."""
+        """Reasoning that the generation prompt opens or writes as empty; empty if it does neither."""
         _, tag, rest = self._template.generation_prompt.partition(_THOUGHT[0])
         return tag + rest
 
@@ -135,7 +136,7 @@ class Fitter:
     def _with_other_reply(
         self, chat: Conversation, messages: Sequence[Message], place: int, turn: int, recording: _Recording
     ) -> tuple[list[Message], str] | None:
-        """The messages with another form of one reply, and their text, where that renders the reply as recorded."""
+        """Return the messages with another form of one reply, and their text, if that renders the reply as recorded."""
         for number, form in sorted(self._reply_forms(chat, turn), key=lambda item: -self._forms[item[0]]):
             if form == messages[place]:
                 continue
@@ -147,7 +148,7 @@ class Fitter:
         return None
 
     def _reply_forms(self, chat: Conversation, turn: int) -> Iterator[tuple[int, Message]]:
-        """The forms that one reply may have: as it was parsed, with its thought to the letter, and as plain text."""
+        """Yield the possible forms of a reply: as parsed, with its literal reasoning, and as plain text."""
         parsed, said = chat.messages[chat.replies[turn]], self._said(chat.path[turn])
         whole = f"{self._opened}{said}" if _THOUGHT[0] not in said else said
         lead, opened, rest = whole.partition(_THOUGHT[0])
@@ -165,7 +166,7 @@ class Fitter:
         return self._template.decode(ids[:-1] if ids and ids[-1] in self._codec.stop_token_ids else ids)
 
     def _rendered(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str | None:
-        """The text of the ids that other software trains; None where the template refuses the messages."""
+        """Return the text that other software trains, or None if the template rejects the messages."""
         try:
             return self._template.decode(self._ids(messages, tools))
         except _refusals():
@@ -175,8 +176,8 @@ class Fitter:
         try:
             self._ids(messages, tools)
         except _refusals() as e:
-            return f"the chat template refuses the complete conversation: {type(e).__name__}: {e}"
-        raise AssertionError("it was refused before")
+            return f"the chat template rejects the complete conversation: {type(e).__name__}: {e}"
+        raise AssertionError("the template rejected these messages before")
 
     def _ids(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[int]:
         rendered = self._tokenizer.apply_chat_template(
@@ -198,30 +199,28 @@ class Fitter:
 
     def _difference(self, chat: Conversation, recording: _Recording, text: str, at: int, replies: Sequence[int]) -> str:
         if at == len(recording.text):
-            return (
-                f"the last reply ends without an end token, and the chat template writes {text[at:][:_SHOWN]!r} there"
-            )
+            return f"the last reply has no end token, and the chat template writes {text[at:][:_SHOWN]!r} there"
         turn = recording.turn_at(at, len(self._opened))
         place = f"messages[{replies[turn]}]" if turn < len(replies) else "the messages"
         begin = max(0, at - _BEFORE)
         run, other = recording.text[begin : at + _SHOWN], text[begin : at + _SHOWN]
         where = place if at < recording.ends[turn] else f"the messages after {place}"
         earlier = turn < len(recording.ends) - 1 and _THOUGHT[0] in recording.text[begin : recording.ends[turn]]
-        why = "; it leaves out the reasoning of earlier replies" if earlier and self._template.drops_reasoning else ""
-        return f"{where}: the run has {run!r}, and the chat template writes {other!r}{why}"
+        why = "; it removes the reasoning of earlier replies" if earlier and self._template.drops_reasoning else ""
+        return f"{where}: the run has {run!r}, the chat template writes {other!r}{why}"
 
     def _forged(self, made: Sequence[int], ids: Sequence[int]) -> str:
-        """A control token that a tokenizer makes of a name which is plain text in the run; empty: none."""
+        """Return an error if the tokenizer makes a control token of text that is plain in the run, otherwise ""."""
         control = {n for n, token in self._tokenizer.added_tokens_decoder.items() if str(token) not in _THOUGHT}
         counts, recorded = Counter(i for i in made if i in control), Counter(i for i in ids if i in control)
         if counts == recorded:
             return ""
         name = self._template.decode([next(i for i in counts | recorded if counts[i] != recorded[i])])
-        return f"{name!r} is plain text somewhere in the run, and other software encodes it as a control token"
+        return f"{name!r} is plain text in the run, and other software encodes it as a control token"
 
 
 class _Recording:
-    """The recorded text of a conversation."""
+    """Recorded text of a conversation."""
 
     def __init__(self, path: Sequence[Turn], decode: Any) -> None:
         last = path[-1].generation
@@ -231,41 +230,41 @@ class _Recording:
 
     @cached_property
     def ends(self) -> list[int]:
-        """Where the reply of each turn ends, in characters."""
+        """End of each turn's reply, in characters."""
         made = (turn.generation for turn in self._path)
         return [len(self._decode([*g.prompt_ids, *g.response_ids])) for g in made]
 
     @cached_property
     def starts(self) -> list[int]:
-        """Where the reply of each turn starts, in characters."""
+        """Start of each turn's reply, in characters."""
         return [len(self._decode(list(turn.generation.prompt_ids))) for turn in self._path]
 
     def turn_at(self, at: int, opened: int) -> int:
-        """The last turn whose reply starts at or before a character.
+        """Return the last turn whose reply starts at or before a character.
 
-        :param opened: How many characters of the reply's thought are part of the prompt.
+        :param opened: Number of characters of the reply's reasoning that are part of the prompt.
         """
         return max((n for n, start in enumerate(self.starts) if start - opened <= at), default=0)
 
 
 def _refusals() -> tuple[type[Exception], ...]:
-    """What a template raises for messages that it does not take."""
+    """Return the exceptions that a template raises for messages it does not accept."""
     from jinja2 import TemplateError
 
     return TemplateError, TypeError, AttributeError, ValueError, LookupError
 
 
 def _kept(values: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """A copy as a reader of the exported file gets it."""
+    """Return a copy in the form that readers of the exported file get."""
     return list(json.loads(json_text(list(values))))
 
 
 def _shared(one: str, other: str) -> int:
-    """How many characters both begin with."""
+    """Return the number of leading characters that are equal."""
     length = min(len(one), len(other))
     if one[:length] == other[:length]:
         return length
-    low, high = 0, length  # the beginnings of `low` characters are equal, those of `high` are not
+    low, high = 0, length  # the first `low` characters are equal, the first `high` characters are not
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle)
@@ -273,7 +272,7 @@ def _shared(one: str, other: str) -> int:
 
 
 def _with_objects(message: Message) -> Message:
-    """The message with arguments of tool calls as objects, which most templates take."""
+    """Return the message with tool call arguments as objects, which most templates expect."""
     if not message.get("tool_calls"):
         return message
     calls = []

@@ -1,12 +1,13 @@
-"""What a row of the episode log holds, an episode as such a row, and back.
+"""Columns of the episode log, and conversion of episodes to rows and back.
 
-The columns check a row before it is stored, make those of a parquet file, and are described in ``docs/episode_log.md``.
-One may be added within a format: who reads a row takes one that is not there for null.
+The columns validate a row before it is stored and define the parquet schema; ``docs/episode_log.md`` describes them. A
+column can be added within a format: readers treat a missing column as null.
 
-Of a turn that continues another, only the prompt's tokens after that turn's prompt and response are written, so a
-turn costs what is new in it.  Invariant: what `read_episode` makes of `episode_row` has the same tokens, logprobs
-(as float32), messages and verdict.  Free-form values travel as JSON text: what JSON cannot hold becomes text, and a
-number that is not finite becomes null; what is endless, or larger than `LARGEST`, ends in a text that says so.
+A turn that continues another stores only the prompt tokens after that turn's prompt and response. Free-form values are
+stored as JSON text: values that JSON cannot express become text, non-finite numbers become null, and values that are
+endless or larger than `LARGEST` are truncated with a note.
+
+Invariant: `read_episode` of an `episode_row` returns the same tokens, logprobs (as float32), messages and verdict.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ from astuner.contracts.types import (
 Row = dict[str, Any]
 T = TypeVar("T")
 Kind: TypeAlias = "type | str"
-"""Of a column: `str`, `int`, `float` or `bool`; or numbers, `IDS` or `LOGPROBS`, by `array`'s letters."""
+"""Type of a column: `str`, `int`, `float` or `bool`, or an `array` type code for lists of numbers."""
 IDS, LOGPROBS = "i", "f"
-"""Lists of int32, of float32; stored as their bytes, little-endian."""
+"""Lists of int32 and of float32, stored as little-endian bytes."""
 
 TURN: Mapping[str, Kind] = {
     "index": int,
@@ -129,23 +130,27 @@ CREDIT: Mapping[str, Kind] = {
 
 
 class Rows:
-    """Makes the rows of a table out of their values, which nearly always are of their columns' types."""
+    """Factory of a table's rows, with a fast path for values that already have the column types."""
 
     def __init__(self, columns: Mapping[str, Any], within: str = "") -> None:
-        """:param within: the column that holds such rows."""
+        """Create the factory.
+
+        :param within: Column that contains such rows.
+        """
         self._columns, self._within = columns, within
         self._fitting: set[tuple[type, ...]] = set()
-        """Types of the values of rows that fit."""
+        """Type tuples of values that need no conversion."""
         self._made = msgspec.defstruct("Row", list(columns), gc=False)
 
     def row(self, *values: Any) -> Any:
-        """Such `values` with the columns as attributes."""
+        """Return the values as a struct with the columns as attributes."""
         return self._made(*self.values(*values))
 
     def values(self, *values: Any) -> Sequence[Any]:
-        """
-        :param values: one for each column, in their order.
-        :raises ValueError: a value does not fit its column; names the column.
+        """Return the values converted to the column types.
+
+        :param values: One value per column, in their order.
+        :raises ValueError: A value does not fit its column; the message names the column.
         """
         types = (*map(type, values),)
         if types in self._fitting:
@@ -159,7 +164,7 @@ class Rows:
 
 
 def packed(row: Any) -> tuple[bytes, Any]:
-    """A row of an episode as MessagePack; and as it is in there, where half a character is spelled out for UTF-8."""
+    """Return an episode row as MessagePack, and the row as encoded, with lone surrogates escaped for UTF-8."""
     try:
         return _pack(row), row
     except UnicodeEncodeError:
@@ -173,13 +178,13 @@ _TURNS, _OUTSIDE = Rows(TURN, "turns: "), Rows(EXTERNAL, "external: ")
 
 
 def fitted(row: Mapping[str, Any], columns: Mapping[str, Any]) -> Row:
-    """``row`` with each value as its column has it; lists of numbers as their bytes.
+    """Return ``row`` with values converted to the column types, and lists of numbers as bytes.
 
-    :raises ValueError: a value does not fit its column; names the column.
+    :raises ValueError: A value does not fit its column; the message names the column.
     """
     made: Row = {}
     for name, kind in columns.items():
-        value = row.get(name)  # an older log may not have it
+        value = row.get(name)  # missing in logs of older versions
         try:
             made[name] = None if value is None else _fitted(value, kind)
         except (TypeError, ValueError, AttributeError, OverflowError) as e:
@@ -188,7 +193,7 @@ def fitted(row: Mapping[str, Any], columns: Mapping[str, Any]) -> Row:
 
 
 def unpacked(row: dict[str, Any], columns: Mapping[str, Any]) -> Row:
-    """What was `fitted`, with lists of numbers as such; a column that is not there is null."""
+    """Undo `fitted`: return lists of numbers as lists, and missing columns as null."""
     for name, kind in columns.items():
         value: Any = row.setdefault(name, None)
         if isinstance(kind, Mapping):
@@ -199,14 +204,14 @@ def unpacked(row: dict[str, Any], columns: Mapping[str, Any]) -> Row:
 
 
 def numbers(data: bytes, letter: str) -> list[Any]:
-    """The list whose bytes these are."""
+    """Return the list of numbers stored in ``data``."""
     return array(letter, data).tolist()
 
 
 def plain(value: Any) -> Any:
-    """What is nearly a number or text, as judges, readers and agents' names bring it, as one; arrays as lists.
+    """Return number-like and string-like values (enums, subclasses, numpy scalars) as plain types, arrays as lists.
 
-    :raises TypeError: it is something else.
+    :raises TypeError: The value has another type.
     """
     if isinstance(value, Enum):
         return value.value
@@ -217,7 +222,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return float.__float__(value)
     made = value.tolist() if hasattr(value, "tolist") else value
-    if type(made) is type(value):  # numpy's long double is its own
+    if type(made) is type(value):  # numpy's long double has no Python equivalent
         raise TypeError(type(value).__name__)
     return made
 
@@ -230,22 +235,22 @@ def _fitted(value: Any, kind: Any) -> Any:
             return value.tobytes()
         return array(kind, value).tobytes()
     value = value if type(value) is kind else kind(plain(value))
-    if kind is str and not value.isascii():  # half a character, which UTF-8 cannot hold, is spelled out
+    if kind is str and not value.isascii():  # escape lone surrogates, which UTF-8 cannot encode
         return value.encode("utf-8", "backslashreplace").decode()
     return value
 
 
 _SAME_OF_EPISODE = ("reward_source", "error", "seconds", "retries", "started")
-"""Columns of an episode that are its fields; those of a turn are `_SAME`."""
+"""Columns that are fields of an episode. `_SAME` lists the columns of a turn."""
 _of_sample = attrgetter("episode_id", "group_id", "agent", "role", "policy")
 _credit_of = attrgetter("advantage", "token_weight", "reward")
 
 
 def episode_row(step: int, episode: Episode, time: float) -> Any:
-    """The row of an episode, with the columns as attributes; to be `packed`.
+    """Return the row of an episode, with columns as attributes, ready for `packed`.
 
-    :param time: when it ended, in seconds since 1970.
-    :raises ValueError: a value does not fit its column; names the column.
+    :param time: End of the episode, in seconds since 1970.
+    :raises ValueError: A value does not fit its column; the message names the column.
     """
     of, verdict, output = episode.workflow_task, episode.verdict, episode.output
     earlier = {turn.index: turn for turn in episode.turns}
@@ -279,10 +284,10 @@ def episode_row(step: int, episode: Episode, time: float) -> Any:
 def credit_rows(
     step: int, samples: Sequence[Sample], trainer: Mapping[int, Any] = MappingProxyType({})
 ) -> list[Sequence[Any]]:
-    """The rows of a step's samples; within an episode they are numbered in the order given.
+    """Return the rows of a step's samples, numbered within each episode in the given order.
 
-    :param trainer: place in ``samples`` -> what the trainer computed, float32 [trained tokens].
-    :raises ValueError: there is another number of them than of trained tokens, or a value does not fit its column.
+    :param trainer: Index in ``samples`` -> the trainer's log-probabilities, float32 [trained tokens].
+    :raises ValueError: Log-probabilities and trained tokens differ in number, or a value does not fit.
     """
     numbers: dict[str, int] = {}
     rows = []
@@ -292,8 +297,8 @@ def credit_rows(
         trained, logprobs = s.trained_tokens, trainer.get(place)
         if logprobs is not None and len(logprobs) != trained:
             raise ValueError(
-                f"step {step}, episode {s.episode_id}, sample {number}: {trained} trained tokens, but the trainer's "
-                f"log-probabilities of {len(logprobs)}"
+                f"step {step}, episode {s.episode_id}, sample {number}: {trained} trained tokens, but "
+                f"{len(logprobs)} log-probabilities from the trainer"
             )
         rows.append(
             CREDITS.values(
@@ -304,7 +309,7 @@ def credit_rows(
 
 
 def read_episode(row: Row) -> Episode:
-    """The episode of a row, with whole prompts."""
+    """Return the episode of a row, with complete prompts."""
     task, output = json.loads(row["task"]), json.loads(row["output"] or "null")
     evaluation = None if output is None else output.pop("evaluation")
     workflow_task = WorkflowTask(
@@ -340,7 +345,7 @@ def read_episode(row: Row) -> Episode:
 
 
 def json_text(value: Any) -> str:
-    """JSON that any reader reads."""
+    """Return standard JSON."""
     try:
         return _encode(value).decode()
     except TypeError:
@@ -356,23 +361,23 @@ _encode = partial(
     orjson.dumps,
     option=orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS,
 )
-"""It takes JSON's own types alone, and makes null of a number that is not finite.
+"""Accept JSON's own types only, and encode non-finite numbers as null.
 
-Everything else is spelled out by the one rule below.  So no code of a value's own runs while the encoder holds on to
-it, and of objects no field is written that they do not show.
+`_Spelling` converts everything else first. The encoder therefore runs no code of the values, and writes no hidden
+fields of objects.
 """
 _DEEPEST = 40
-"""Levels of nesting below which a value is spelled out as text; a circle ends here too."""
+"""Nesting depth below which a value is written as text; this also ends cycles."""
 _MOST_BITS = 2048
-"""Of an integer that is written as one: Python itself may refuse to read more digits."""
+"""Bits of an integer that is written as a number. Python may refuse to read more digits."""
 LARGEST = 16_000_000
-"""Characters of what a workflow returned, or of a value that is spelled out; what is behind them is left out."""
+"""Maximum characters of a workflow's output or a converted value; the remaining characters are dropped."""
 _OF_A_MEMBER = 64
-"""What a member of a value counts besides."""
+"""Characters counted for each member of a container."""
 
 
 class _Spelling:
-    """Spells out one value. The code of the value's own that runs for that may do anything."""
+    """Conversion of one value to JSON types. It may run arbitrary code of the value."""
 
     def __init__(self) -> None:
         self._left = LARGEST
@@ -408,12 +413,12 @@ class _Spelling:
             return safe_text(value)
 
     def _some(self, members: Iterable[T]) -> list[T]:
-        """Its members as they are now, as many as there is room for."""
+        """Return the current members, up to the remaining limit."""
         return list(islice(members, self._left // _OF_A_MEMBER + 1))
 
 
 def _fits(value: Any) -> bool:
-    """Whether JSON's own types in it are at most `LARGEST`, each as often as it is there."""
+    """Return whether the JSON types in a value are at most `LARGEST` in size, counting repeated objects each time."""
     left, waiting = LARGEST, [value]
     while waiting:
         one = waiting.pop()
@@ -442,7 +447,7 @@ def _output(output: WorkflowOutput) -> str:
 _SAME = (
     "index", "agent", "role", "policy", "trained", "lost", "continues", "branch_reason", "approximation",
 )  # fmt: skip
-"""Columns of a turn that are its fields, but for `_TIMES`."""
+"""Columns that are fields of a turn, except `_TIMES`."""
 _SAME_OUTSIDE = ("index", "agent", "role", "model")
 _TIMES = ("started", "seconds")
 _of_turn, _of_outside = attrgetter(*_SAME), attrgetter(*_SAME_OUTSIDE)

@@ -1,7 +1,7 @@
-"""Opens an episode log for reading, and where it is damaged, what of it is whole; says what is not.
+"""Open an episode log for reading. If it is damaged, recover its intact parts and report the rest.
 
-Invariant: an episode is read as it was written, or named as lost; it is never changed.  A row carries a checksum (an
-older ASTuner's does not: of it the form alone can be checked).
+Invariant: an episode is read exactly as written, or reported as lost. Rows carry a checksum; rows of older
+ASTuner versions have none, so only their structure can be checked.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from astuner_record.episode_log.side_files import foreign_files, left_out, set_a
 from astuner_record.episode_log.store import DATABASE, Database, add_credit
 
 _MOST = 20
-"""Lost episodes, or steps, that a sentence names."""
+"""Maximum number of lost episodes or steps that a message names."""
 _NAMED = "typeof(step) = 'integer' AND typeof(episode_id) = 'text'"
 _CREDITED = f"SELECT DISTINCT step, episode_id FROM credit WHERE {_NAMED}"
 _CREDITED_ONLY = f"{_CREDITED} AND episode_id NOT IN (SELECT episode_id FROM data) ORDER BY 1, 2"
 _PAGE = 4096
-"""Bytes of a page, as SQLite makes them."""
+"""Bytes of a database page, SQLite's default."""
 
 
 class Lost(NamedTuple):
-    """An episode that the log has had, and that cannot be read."""
+    """An episode that was in the log and cannot be read."""
 
     step: int
     episode_id: str
 
 
 def open_whole(run: Path) -> tuple[Database, Sequence[str], Sequence[Lost]]:
-    """Open the log of a run folder, everything in it looked at; where it is damaged, a copy of what is whole.
+    """Open and verify the log of a run folder. If it is damaged, return a copy of its intact parts.
 
-    :returns: with what is wrong with it, a sentence each, and what cannot be read.
-    :raises DataError: there is none, it is of a newer format or not the episode log's, or nothing of it is whole.
+    :returns: The database, a message for each problem, and the lost episodes.
+    :raises DataError: The log is missing, has a newer format, is not an episode log, or has no intact part.
     """
     path = run / "episodes" / DATABASE
     foreign = left_out(foreign_files(path))
@@ -55,16 +55,17 @@ def open_whole(run: Path) -> tuple[Database, Sequence[str], Sequence[Lost]]:
         db, told, lost = _salvaged(run, why)
         return db, (*foreign, *told), lost
     db = store.connect_to_read(run / "episodes")
-    problems = store.problems(db)  # of a log that an older ASTuner wrote
+    problems = store.problems(db)  # of a log converted from an older format
     lost = [Lost(*row) for row in db.execute(_CREDITED_ONLY)] if problems else []
     return db, (*foreign, *problems, *_missing(run, db, lost)), lost
 
 
 def mend(run: Path) -> list[str]:
-    """Put what is whole of a damaged log in its place, before a run goes on, with the damaged one beside it; what was
-    done, a sentence each.
+    """Replace a damaged log by its intact parts before a run continues, and keep the damaged log next to it.
 
-    :raises DataError: as `open_whole`; or `OSError`.
+    :returns: A message for each action.
+    :raises DataError: As `open_whole`.
+    :raises OSError: The log cannot be written.
     """
     path = run / "episodes" / DATABASE
     if not path.exists():
@@ -86,11 +87,11 @@ def mend(run: Path) -> list[str]:
         if (there := Path(f"{path}{end}")).exists():
             there.replace(f"{kept}{end}")
     temporary.replace(path)
-    return [*problems, f"what is whole of it goes on in its place; the damaged one is {kept.name}"]
+    return [*problems, f"the run continues with its intact parts; the damaged log is now {kept.name}"]
 
 
 def end_partly(problems: Sequence[str]) -> None:
-    """Say on stderr what a command left out, and end it with exit code 3: it did what was asked with what is whole."""
+    """Print what a command skipped to stderr and exit with code 3, if there are problems."""
     for problem in problems:
         typer.echo(f"astuner: {problem}", err=True)
     if problems:
@@ -98,10 +99,10 @@ def end_partly(problems: Sequence[str]) -> None:
 
 
 def _damage(path: Path) -> str:
-    """What is wrong with a database; "" for nothing."""
+    """Return what is wrong with a database, or an empty string."""
     try:
         with closing(store.connect_to_read(path.parent)) as db:
-            db.execute("BEGIN")  # as it stands at one moment
+            db.execute("BEGIN")  # a consistent snapshot
             (said,) = db.execute("PRAGMA main.quick_check(1)").fetchone()
             if said != "ok":
                 return str(said).splitlines()[-1]
@@ -109,28 +110,28 @@ def _damage(path: Path) -> str:
             for id_, name, step, frame in db.execute("SELECT id, episode_id, step, row FROM main.data"):
                 row = _whole(db, name, step, frame)
                 if row is None or listed.pop(id_, shown := store.shown(row)) != shown:
-                    return f"the row of {name} is damaged, or its row in the list"
+                    return f"the row of {name} or its entry in the list is damaged"
     except sqlite3.Error as e:
         return str(e)
-    return f"{len(listed)} episodes are listed and not there" if listed else ""
+    return f"{len(listed)} listed episodes are missing" if listed else ""
 
 
 def _whole(db: Database, name: str, step: int, frame: bytes) -> dict[str, Any] | None:
-    """The row, if it is as it was written."""
+    """Return the row if it is intact, otherwise None."""
     try:
         row, _ = db.decoded(frame)
-        if not frame[4] & 4:  # it has no checksum
+        if not frame[4] & 4:  # no checksum
             read_episode(db.unpack(frame))
         return row if (row["episode_id"], row["step"]) == (name, step) else None
-    except Exception:  # it is not, so anything may come of it
+    except Exception:  # decoding damaged bytes can raise anything
         return None
 
 
 def _missing(run: Path, db: Database, lost: Sequence[Lost]) -> list[str]:
-    """What the metrics count, and the log has not: its write-ahead log was cut off, or left behind in a copy."""
+    """Return a message if metrics.jsonl counts more episodes, as after a truncated or missing write-ahead log."""
     metrics, counted = RunDir(run).metrics, dict[int, float]()
     for line in metrics.read_bytes().splitlines() if metrics.is_file() else ():
-        with suppress(ValueError, TypeError, LookupError, RecursionError):  # the report says which are no rows
+        with suppress(ValueError, TypeError, LookupError, RecursionError):  # the report lists malformed rows
             row = json.loads(line)
             counted[int(row["step"])] = float(row["rollout/episodes"])
     store.list_all(db)
@@ -139,9 +140,9 @@ def _missing(run: Path, db: Database, lost: Sequence[Lost]) -> list[str]:
     if total <= there + len(lost):
         return []
     none = _named([str(step) for step in counted if step not in found])
-    said = f"the log has {there:,} of {total:,.0f} training episodes that metrics.jsonl counts"
-    said += f", and none of the steps {none}" if none else ""
-    return [f"{said}; was {DATABASE}-wal cut off or left behind, or save_tokens off?"]
+    said = f"the log contains {there:,} of {total:,.0f} training episodes counted in metrics.jsonl"
+    said += f", and none of steps {none}" if none else ""
+    return [f"{said}; check whether {DATABASE}-wal is truncated or missing, or save_tokens was off"]
 
 
 def _named(names: list[str]) -> str:
@@ -149,7 +150,7 @@ def _named(names: list[str]) -> str:
 
 
 def _renew_first_page(copy: Path) -> None:
-    """Give a database the first page of a new one: both have the same tables at the same pages."""
+    """Copy the first page of a new database, which has the same tables at the same pages, into a damaged one."""
     new = copy.with_name("new")
     with closing(sqlite3.connect(new, factory=Database)) as db:
         store.make_tables(db)
@@ -159,7 +160,7 @@ def _renew_first_page(copy: Path) -> None:
 
 
 def _salvaged(run: Path, why: str) -> tuple[Database, Sequence[str], Sequence[Lost]]:
-    """As `open_whole`, of a damaged database."""
+    """Open a damaged database as `open_whole` does."""
     path, db = run / "episodes" / DATABASE, store.make_temporary()
     problems: list[str] = []
     try:
@@ -174,27 +175,27 @@ def _salvaged(run: Path, why: str) -> tuple[Database, Sequence[str], Sequence[Lo
                 _renew_first_page(copy)
                 known, lost, bad = _copy_whole(copy, db, problems)
     except OSError as e:
-        raise DataError(f"{path} is damaged ({why}), and what is whole of it cannot be copied: {e}") from e
+        raise DataError(f"{path} is damaged ({why}), and its intact parts cannot be copied: {e}") from e
     if not known:
-        raise DataError(f"{path} is no database, or a damaged one ({why}); move it out of the run folder")
+        raise DataError(f"{path} is not a database, or is damaged ({why}). Move it out of the run folder.")
     named = _named([f"{one.episode_id[:100]!r} of step {one.step}" for one in lost])
-    text = f"{len(lost):,} of {known:,} episodes are lost: {named}" if lost else "no episode is known to be lost"
+    text = f"{len(lost):,} of {known:,} episodes are lost: {named}" if lost else "no known episode is lost"
     text += f"; the credit of {bad:,} episodes is lost" if bad else ""
     return db, (*problems, f"{DATABASE} is damaged ({why}): {text}", *_missing(run, db, lost)), lost
 
 
 def _copy_whole(copy: Path, db: Database, problems: list[str]) -> tuple[int, list[Lost], int]:
-    """How many episodes are known, which are lost, and of how many of the others the credit is."""
+    """Return the numbers of known episodes, the lost episodes, and the number of others with lost credit."""
     lost, bad = [], 0
     with closing(sqlite3.connect(copy, isolation_level=None, factory=Database)) as old, db.begin():
         old.text_factory = lambda data: data.decode("utf-8", "replace")
-        list(_found(old, "PRAGMA writable_schema = ON"))  # it opens a database that is cut off, too
+        list(_found(old, "PRAGMA writable_schema = ON"))  # opens truncated databases too
         db.executemany("INSERT OR REPLACE INTO main.dictionary VALUES (?, ?)", _found(old, "SELECT * FROM dictionary"))
         problems += [text for (text,) in _found(old, "SELECT text FROM problems")]
         known = {id_: one for table in ("episodes", "data") for id_, one in _rows(old, table)}
         newest = {one.episode_id: id_ for id_, one in sorted(known.items())}
         names = {row[1]: Lost(*row) for row in _found(old, _CREDITED)} | {n: known[id_] for n, id_ in newest.items()}
-        for name, one in names.items():  # an older attempt does not stand in for a lost one
+        for name, one in names.items():  # an older attempt does not replace a lost one
             row = next(_found(old, "SELECT id, episode_id, step, row FROM data WHERE id = ?", newest.get(name)), None)
             if row is None or _whole(old, *row[1:]) is None:
                 lost.append(one)
@@ -210,7 +211,7 @@ def _copy_whole(copy: Path, db: Database, problems: list[str]) -> tuple[int, lis
 
 
 def _rows(db: Database, table: str) -> Iterator[tuple[int, Lost]]:
-    """The ids of a table and what they are of; damaged pages are left out, whose ends are found by halving."""
+    """Yield the IDs and episodes of a table, skipping damaged pages, whose ends are found by bisection."""
     sql, at = f"SELECT id, episode_id, step FROM {table} WHERE id >= ? AND {_NAMED} ORDER BY id", 0
 
     def reads(id_: int) -> bool:
@@ -221,13 +222,13 @@ def _rows(db: Database, table: str) -> Iterator[tuple[int, Lost]]:
             yield id_, Lost(step, name)
             at = max(at, id_) + 1
         good = next((id_ for id_ in (at, *(at + (1 << n) for n in range(62))) if reads(id_)), at)
-        if good == at:  # there are no more, or none that can be read
+        if good == at:  # no further readable rows
             return
         at = bisect_left(range(good), True, at + 1, key=reads)
 
 
 def _found(db: Database, sql: str, *values: Any) -> Iterator[Any]:
-    """The rows up to the first that cannot be read."""
+    """Yield rows up to the first unreadable one."""
     try:
         yield from db.execute(sql, values)
     except sqlite3.Error:

@@ -1,11 +1,11 @@
 """Find side files of ``episodes.sqlite`` that do not belong to it, before SQLite reads them.
 
-SQLite takes any ``-wal`` or ``-journal`` next to a database for its own, and writes it into the database.  After a
-copy, a backup or a mix-up of run folders it may be from another log or an older state, and would replace episodes. A
+SQLite treats any ``-wal`` or ``-journal`` file next to a database as its own and merges it. After a copy, a backup or a
+mix-up of run folders, such a file may belong to another log or an older state, and would replace episodes. A
 write-ahead log that a killed run left behind belongs to its log, and is read.
 
-Invariant: no file is inspected while any process has the database open.  Its side files are in use then, and opening
-and closing a file here would release the locks that SQLite holds in this process.
+Invariant: no file is inspected while a process has the database open. Its side files are in use then, and opening and
+closing a file here would release the locks that SQLite holds in this process.
 """
 
 from __future__ import annotations
@@ -24,43 +24,43 @@ from weakref import WeakKeyDictionary
 _HEADER = 32
 """Bytes of a write-ahead log before its first page."""
 _MAGIC = {0x377F0682: "<", 0x377F0683: ">"}
-"""First number of a write-ahead log -> the order of bytes in its checksums."""
+"""First number of a write-ahead log -> byte order of its checksums."""
 _SQLITE = b"SQLite format 3\0"
 _WAL_MODE = b"\x02\x02"
 SIDES = ("-wal", "-journal", "-shm")
 _SHARED_LOCK = 0x40000002, 510
-"""Start and length of the bytes that each connection has locked (SQLite's file format, "File Locking")."""
+"""Start and length of the bytes that each connection locks (SQLite's file format, "File Locking")."""
 _open_here: WeakKeyDictionary[sqlite3.Connection, str] = WeakKeyDictionary()
-"""Connections of this process -> the file that each has open."""
+"""Connections of this process -> the file they have open."""
 _of_open_here = threading.Lock()
 
 
 class Facts(NamedTuple):
-    """What tells one log, and one state of it, from another."""
+    """Facts that identify a log and its state."""
 
     dictionary: bytes | None
     rewinds: int
-    """How often the log was rewound, which takes its newest rows away."""
+    """Number of rewinds, each of which deletes the newest rows."""
     newest: int
-    """Id of the newest row, which is the time when it was written; 0 without rows."""
+    """ID of the newest row, which is the time at which it was written; 0 without rows."""
 
 
 def opened(db: sqlite3.Connection, path: Path) -> None:
-    """Note that this process has a database open, until `closed` or until nothing refers to the connection."""
+    """Register a database as open in this process, until `closed` or until the connection is garbage-collected."""
     with _of_open_here:
         _open_here[db] = os.path.realpath(path)
 
 
 def closed(db: sqlite3.Connection) -> None:
-    """Note that a connection is closed."""
+    """Register a connection as closed."""
     with _of_open_here:
         _open_here.pop(db, None)
 
 
 def foreign_files(path: Path) -> dict[Path, str]:
-    """Return the side files of a database that do not belong to it, each with the reason; open nothing to write.
+    """Return the side files of a database that do not belong to it, with reasons. Open no file for writing.
 
-    There are none while a process has the database open.
+    The result is empty while a process has the database open.
     """
     found: dict[Path, str] = {}
     with _of_open_here:
@@ -81,7 +81,7 @@ def foreign_files(path: Path) -> dict[Path, str]:
 
 
 def _is_open_elsewhere(path: Path) -> bool:
-    """Whether another process has locked the bytes that each of SQLite's connections locks; known on Linux only."""
+    """Return whether another process holds the lock that every SQLite connection takes. Works on Linux only."""
     if sys.platform != "linux" or not path.is_file():
         return False
     layout = "hhqqi"  # struct flock: type, whence, start, length, pid
@@ -89,35 +89,35 @@ def _is_open_elsewhere(path: Path) -> bool:
     try:
         with path.open("rb") as file:
             kind, *_ = struct.unpack(layout, fcntl.fcntl(file, fcntl.F_GETLK, asked))
-    except OSError:  # a file system without locks
+    except OSError:  # the file system does not support locks
         return False
     return bool(kind != fcntl.F_UNLCK)
 
 
 def set_aside(files: dict[Path, str]) -> list[str]:
-    """Rename files so that SQLite does not read them, and return a sentence about each.
+    """Rename files so that SQLite does not read them, and return a message for each.
 
-    :raises OSError: One cannot be renamed.
+    :raises OSError: A file cannot be renamed.
     """
     told = []
     for file, why in files.items():
         number = next(n for n in range(1, 10**6) if not _exists(file.with_name(f"{file.name}.foreign-{n}")))
         kept = file.with_name(f"{file.name}.foreign-{number}")
         file.rename(kept)
-        told.append(f"{file.name} does not belong to the episode log ({why}); it is not read, and is now {kept.name}")
+        told.append(f"{file.name} does not belong to the episode log ({why}); renamed to {kept.name} and not read")
     return told
 
 
 def left_out(files: dict[Path, str]) -> list[str]:
-    """Return a sentence about each file that a reader leaves out."""
+    """Return a message for each file that a reader skips."""
     return [
-        f"{file.name} does not belong to the episode log ({why}), and is not read; type: mv {file} {file}.foreign"
+        f"{file.name} does not belong to the episode log ({why}) and is not read; run: mv {file} {file}.foreign"
         for file, why in files.items()
     ]
 
 
 def open_alone(path: Path) -> sqlite3.Connection:
-    """Open a database without its side files, to read only."""
+    """Open a database read-only, without its side files."""
     return sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True, isolation_level=None)
 
 
@@ -136,7 +136,7 @@ def _head(path: Path, size: int) -> bytes:
 
 
 def _foreign_journal(path: Path, journal: Path) -> str:
-    """An episode log has a rollback journal only while it is being made: after that it writes ahead."""
+    """Return why a rollback journal is foreign. A finished episode log uses a write-ahead log and has no journal."""
     if not journal.is_file() or journal.stat().st_size == 0:
         return ""
     header = _head(path, 100)
@@ -150,7 +150,7 @@ def _foreign_header(path: Path, wal: Path) -> str:
     header, own = _head(wal, _HEADER), _head(path, 100)
     magic, _, page_size, *_ = struct.unpack(">4I", header[:16])
     if magic not in _MAGIC:
-        return "it is no write-ahead log"
+        return "it is not a write-ahead log"
     if own.startswith(_SQLITE) and page_size != _page_size(own):
         return f"its pages have {page_size} bytes"
     if _checksum(header[:24], _MAGIC[magic]) != struct.unpack(">2I", header[24:]):
@@ -169,7 +169,7 @@ def _checksum(data: bytes, order: str) -> tuple[int, int]:
 
 
 def _contradiction(path: Path, wal: Path) -> str:
-    """Why a write-ahead log cannot continue a database: it has another dictionary, or ends before the database does."""
+    """Return why a write-ahead log cannot belong to a database: different dictionary, or an older state."""
     if not wal.is_file() or wal.stat().st_size <= _HEADER:
         return ""
     try:
@@ -181,20 +181,20 @@ def _contradiction(path: Path, wal: Path) -> str:
         unread = any(text in str(e) for text in ("unable to open", "readonly", "locked"))
         return "" if unread else _spoils(path)
     if before.dictionary is not None and before.dictionary != after.dictionary:
-        return "it is another log's"
+        return "it belongs to another log"
     if (after.rewinds, after.newest) < (before.rewinds, before.newest):
         return "it is older than the log"
     return ""
 
 
 def _spoils(path: Path) -> str:
-    """Why a write-ahead log is left out with which the database cannot be read, although it can without."""
+    """Return why a write-ahead log is skipped if the database is readable without it only."""
     try:
         with closing(open_alone(path)) as alone:
             sound = alone.execute("PRAGMA quick_check(1)").fetchone() == ("ok",) and _facts(alone).newest
     except sqlite3.Error:
         return ""
-    return "with it, the log cannot be read" if sound else ""
+    return "the log is unreadable with it" if sound else ""
 
 
 def _facts(db: sqlite3.Connection) -> Facts:

@@ -1,15 +1,15 @@
-"""``episodes.sqlite``: every episode with its tokens, what lists, filters and searches need of it, and its credit.
+"""Database ``episodes.sqlite``: every episode with its tokens, its credit, and lists to filter and search.
 
-An episode is in the database when the call that logs it returns, so a process that is killed loses none: a commit is
-with the system, in SQLite's write-ahead log.
+An episode is in the database when the call that logs it returns. A commit is in SQLite's write-ahead log, so a killed
+process loses no episode.
 
-``data`` holds all rows that were written, whole; ``episodes`` and ``text`` are made of it by whoever reads, and have of
-an episode that was written twice (drawn again, or a validation that was begun again) the newer alone.  Invariant: what
-is not in them yet are the rows after the last one that is.
+Table ``data`` contains all rows as written. Readers derive ``episodes`` and ``text`` from it. If an episode was written
+twice (generated again, or a validation that was restarted), they contain the newer row only. Invariant: the rows that
+are not listed yet are those after the last listed row.
 
-A row's id is the microsecond in which it was written: ids grow, and none is given again after a rewind, without the
-page that AUTOINCREMENT writes for each.  Rows of a run are much alike: the first one with a turn is the dictionary that
-those after it are compressed with, which makes them a third as long, in less time.
+A row ID is the microsecond in which the row was written. IDs increase and are not reused after a rewind, without the
+extra page write of AUTOINCREMENT. Rows of a run are similar, so the first row with a turn serves as compression
+dictionary for later rows, which then take a third of the space and less time.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ from astuner_record.episode_log.side_files import closed, foreign_files, opened,
 FORMAT = 3
 DATABASE = "episodes.sqlite"
 TEXT_LIMIT = 100_000
-"""Characters of an episode's messages that can be searched."""
+"""Maximum searchable characters of an episode's messages."""
 _QUERY = 300
-"""Characters of a query that lists show."""
+"""Maximum characters of a query in lists."""
 SEPARATOR = "\x1f"
-"""Around each name in the columns ``agents`` and ``tools``."""
+"""Separator around each name in the columns ``agents`` and ``tools``."""
 _APPLICATION = 0x41535445
-"""What SQLite keeps of whose database it is: ASTE."""
+"""SQLite application ID: ASTE."""
 _CHECKPOINT = 4096
-"""Pages of 4 KiB in the write-ahead log, about, before SQLite sorts them in, and waits for the disk."""
+"""Approximate 4 KiB pages in the write-ahead log before a checkpoint, which waits for the disk."""
 
 _DICTIONARY = 32 << 10
-"""Bytes of it at most."""
+"""Maximum bytes of the dictionary."""
 _SHORT = 8 << 10
-"""Bytes of rows that are compressed in half the time: with a dictionary they are as short all the same."""
+"""Rows below this size use the faster compression level, which with a dictionary gives the same size."""
 _ADD = "INSERT INTO data VALUES (?, ?, ?, ?)"
 
 _TABLES = f"""
@@ -104,77 +104,77 @@ CREATE TEMP VIEW episodes AS
     WHERE id NOT IN (SELECT id FROM main.episodes WHERE episode_id IN (SELECT episode_id FROM unlisted))
     UNION ALL SELECT * FROM unlisted;
 """
-"""What the writer has not listed, is listed by each reader for itself, who so never holds up the writer; to a reader
-``episodes`` is both.  A resumed run may have listed or forgotten since what its lists have."""
+"""Readers list rows that the writer has not listed in their own temporary tables, so they never block the writer.
+For a reader, ``episodes`` is the union of both. A resumed run may have listed or deleted some of these rows since."""
 FOUND = "SELECT rowid FROM main.text WHERE text MATCH ? UNION ALL SELECT rowid FROM newer_text WHERE newer_text MATCH ?"
 FACTS = (
     "episode_id", "group_id", "task_id", "step", "split", "attempt", "time", "query", "stop_reason", "reward",
     "is_success", "error", "seconds", "retries",
 )  # fmt: skip
-"""The columns of ``episodes`` after the id; behind them come the six that `_facts` counts."""
+"""Columns of ``episodes`` after the ID. The six columns that `_facts` counts follow."""
 _CREDIT = f"INSERT INTO credit ({', '.join(CREDIT)}) VALUES ({', '.join('?' * len(CREDIT))})"
 _LIST = f"INSERT OR REPLACE INTO {{}} VALUES ({', '.join('?' * (1 + len(FACTS) + 6))})"
 _UNLISTED, _AT_ONCE = 16 << 20, 512 << 10
-"""Bytes of rows before they are compressed: those left to readers, who list them in less than a second, and those
-listed in one transaction, which is all that is left once it was more: who compares ten large runs reads ten logs."""
+"""Bytes of uncompressed rows: those left to readers, which list them in less than a second, and those listed in one
+transaction. Once the first limit is exceeded, only the second applies, because comparing ten runs reads ten logs."""
 _LARGEST = 1 << 30
-"""Bytes of a row, which a few kilobytes of somebody else's may unfold to."""
+"""Maximum bytes of a row. A few kilobytes from an untrusted source could decompress to more."""
 _WIDE = re.compile(r"([\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af])")
-"""Characters of scripts without spaces: each is a word of its own."""
+"""Characters of scripts without spaces, each indexed as a word."""
 
 
 _SAID = {"full": errno.ENOSPC, "I/O": errno.ENOSPC, "readonly": errno.EROFS}
-"""What SQLite says of a disk that takes nothing more (of a file that may not grow, too), or is not to be written."""
+"""SQLite error text -> errno, for a full disk (including a file size limit) and a read-only database."""
 
 
 class Database(sqlite3.Connection):
-    """``episodes.sqlite``, open; a statement is a transaction of its own, unless one was begun."""
+    """Connection to ``episodes.sqlite``. A statement is its own transaction unless one was begun."""
 
     _dictionary: Any = None
     _compress: Callable[[bytes], bytes]
     _hurry: Callable[[bytes], bytes]
     _decompress: Callable[[bytes], bytes] | None = None
     _last = 0
-    """Id of the last row that was written."""
+    """ID of the last row that was written."""
 
     def close(self) -> None:
-        """Close it; see `side_files.opened`."""
+        """Close the connection; see `side_files.opened`."""
         closed(self)
         super().close()
 
     def begin(self) -> Database:
-        """``with db.begin():`` all of it, or nothing."""
+        """Begin an atomic transaction, for use as ``with db.begin():``."""
         self.execute("BEGIN IMMEDIATE")
         return self
 
     def add_episode(self, row: Any, id_: int | None = None) -> int:
-        """Store a row of `EPISODES`, as MessagePack in a frame of Zstandard; how many bytes it is before that."""
+        """Store a row of `EPISODES` as compressed MessagePack, and return its uncompressed size in bytes."""
         data, row = packed(row)
         if self._dictionary is None:
             self._learn(data[:_DICTIONARY] if row.turns else b"")
             self._last = self.execute("SELECT ifnull(max(id), 0) FROM data").fetchone()[0]
         self._last = id_ or max(self._last + 1, int(row.time * 1e6))
         frame = (self._hurry if len(data) < _SHORT else self._compress)(data)
-        self.executemany(_ADD, ((self._last, row.episode_id, row.step, frame),))  # asks SQLite once less than `execute`
+        self.executemany(_ADD, ((self._last, row.episode_id, row.step, frame),))  # one SQLite call less than `execute`
         return len(data)
 
     def decoded(self, frame: bytes) -> tuple[Row, int]:
-        """A row that was `fitted`, and how many bytes it is."""
+        """Return a `fitted` row, and its size in bytes."""
         import zstandard
 
         if self._dictionary is None:
             self._learn()
         if (size := zstandard.frame_content_size(frame)) > _LARGEST:
-            raise DataError(f"a row of the episode log would have {size:,} bytes, as no run writes it")
+            raise DataError(f"a row of the episode log claims {size:,} bytes: ASTuner did not write it")
         data = self._decompress(frame)  # type: ignore[misc]
         return msgspec.msgpack.decode(data), len(data)
 
     def unpack(self, frame: bytes) -> Row:
-        """A row as it was before it was `fitted`."""
+        """Undo `fitted`."""
         return unpacked(self.decoded(frame)[0], EPISODE)
 
     def _learn(self, first: bytes = b"") -> None:
-        """Find the dictionary, or have ``first`` be it; until there is one, rows are compressed by themselves."""
+        """Load the dictionary, or store ``first`` as dictionary. Without one, rows are compressed independently."""
         import zstandard
 
         if first:
@@ -189,11 +189,11 @@ class Database(sqlite3.Connection):
 
 
 BUSY_SECONDS = 30
-"""How long a lock of another process is waited for."""
+"""Seconds to wait for a lock of another process."""
 
 
 class _Telling:
-    """Within it, what SQLite raises becomes an `OSError`, and its writer has failed."""
+    """Context manager that converts SQLite errors to `OSError` and marks the writer as failed."""
 
     def __init__(self, writer: EpisodeLogWriter, path: Path) -> None:
         self._writer, self._path = writer, path
@@ -206,8 +206,8 @@ class _Telling:
             self._writer.failed = True
         if isinstance(e, sqlite3.OperationalError) and "locked" in str(e):
             raise RunError(
-                f"another process has had {self._path} locked for {BUSY_SECONDS} s, so episodes cannot be logged. "
-                "Close that program (a copy, a database browser), then continue with --resume"
+                f"Another process has locked {self._path} for {BUSY_SECONDS} s, so episodes cannot be logged. "
+                "Close it (for example a copy job or a database browser), then continue with --resume."
             ) from e
         if isinstance(e, sqlite3.Error):
             number = next((number for said, number in _SAID.items() if said in str(e)), errno.EIO)
@@ -215,25 +215,28 @@ class _Telling:
 
 
 class EpisodeLogWriter:
-    """The log of a run, for the one process that writes it; the database is made with the first episode."""
+    """Writer of a run's log, for a single process. The first episode creates the database."""
 
     def __init__(self, folder: Path) -> None:
-        """:param folder: ``episodes/`` of the run folder."""
+        """Create the writer.
+
+        :param folder: ``episodes/`` of the run folder.
+        """
         self._folder = folder
         self._db: Database | None = None
         self._unlisted = 0
-        """Bytes of rows that no list has yet, unless a reader has listed them: `rewind` leaves none."""
+        """Bytes of unlisted rows, unless a reader has listed them. `rewind` leaves none."""
         self._left = _UNLISTED
-        """How many are left to readers."""
+        """Bytes of unlisted rows that are left to readers."""
         self.failed = False
-        """Whether the caller was told that the log cannot be written."""
+        """Whether a write error has been raised."""
         self._telling = _Telling(self, folder / DATABASE)
 
     def episode(self, step: int, episode: Episode) -> None:
         """Log an episode that ended.
 
-        :raises OSError: the database cannot be written.
-        :raises ValueError: a value does not fit its column.
+        :raises OSError: The database cannot be written.
+        :raises ValueError: A value does not fit its column.
         """
         row = episode_row(step, episode, time.time())
         with self._telling:
@@ -244,17 +247,18 @@ class EpisodeLogWriter:
                 self._unlisted -= list_some(db) or self._unlisted
 
     def credit(self, step: int, samples: Sequence[Sample], trainer: Mapping[int, Any] | None = None) -> None:
-        """Log what a step's samples were credited with, instead of what was said of their episodes in it; raises as
-        `episode`.
+        """Log the credit of a step's samples, replacing earlier credit of their episodes in this step.
 
-        :param trainer: place in ``samples`` -> the trainer's log-probabilities, float32 [trained tokens].
+        :param trainer: Index in ``samples`` -> the trainer's log-probabilities, float32 [trained tokens].
+        :raises OSError: The database cannot be written.
+        :raises ValueError: A value does not fit its column.
         """
         rows = credit_rows(step, samples, trainer or {})
         with self._telling, (self._db or self._open()).begin() as db:
             add_credit(db, rows)
 
     def close(self) -> None:
-        """Let go of the database; its write-ahead log is sorted in, unless somebody still reads it."""
+        """Close the database. SQLite merges its write-ahead log unless a reader is connected."""
         if self._db is not None:
             self._db.close()
             self._db = None
@@ -266,10 +270,10 @@ class EpisodeLogWriter:
 
 
 def connect(folder: Path) -> Database:
-    """Open or make the database in ``folder``, with what an ASTuner that wrote format 1 left there.
+    """Open or create the database in ``folder``, and convert a log of format 1.
 
-    :raises sqlite3.Error: it cannot be opened, made, or written.
-    :raises DataError: it is not the episode log's, or of a newer format.
+    :raises sqlite3.Error: The database cannot be opened, created, or written.
+    :raises DataError: The database is not an episode log, or has a newer format.
     """
     path = folder / DATABASE
     _convert_older(folder)
@@ -278,7 +282,7 @@ def connect(folder: Path) -> Database:
     try:
         db.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT}")
         check(db, path)
-        db.execute("PRAGMA synchronous = NORMAL")  # whole after a power cut; waits for the disk now and then only
+        db.execute("PRAGMA synchronous = NORMAL")  # survives a power failure; waits for the disk rarely
         if _version(db) < FORMAT:
             db.execute("PRAGMA journal_mode = WAL")
             make_tables(db)
@@ -290,9 +294,9 @@ def connect(folder: Path) -> Database:
 
 
 def _open(path: Path, how: str = "mode=rwc") -> Database:
-    """Open a database, and note that this process has it open.
+    """Open a database, and register it as open in this process.
 
-    :param how: Parameters of SQLite's URI.
+    :param how: SQLite URI parameters.
     """
     db = sqlite3.connect(
         f"{path.absolute().as_uri()}?{how}",
@@ -307,24 +311,24 @@ def _open(path: Path, how: str = "mode=rwc") -> Database:
 
 
 def connect_to_read(folder: Path) -> Database:
-    """Open the database in ``folder``, which may be one that cannot be written; `list_all` is the reader's to call.
+    """Open the database in ``folder``, which may be read-only. The caller calls `list_all`.
 
-    :raises sqlite3.Error: it cannot be opened.
-    :raises DataError: there is none, it is not the episode log's, or of a newer format.
+    :raises sqlite3.Error: The database cannot be opened.
+    :raises DataError: The database is missing, is not an episode log, or has a newer format.
     """
     path = folder / DATABASE
-    with suppress(OSError):  # it cannot be written there
+    with suppress(OSError):  # the folder is read-only
         _convert_older(folder)
     if not path.exists():
-        if format1.is_there(folder):  # or an older ASTuner still writes it
+        if format1.is_there(folder):  # the folder is read-only, or an older ASTuner is writing the log
             db = make_temporary()
             _copy_older(folder, db)
             return db
         raise DataError(
-            f"there is no episode log in {folder}: no episode has ended yet, or the run was made with "
-            "astuner.trainer_common.save_tokens=false, or by an ASTuner that wrote none"
+            f"{folder} has no episode log. No episode has ended yet, or the run used "
+            "astuner.trainer_common.save_tokens=false or an ASTuner version without a log."
         )
-    alone = "immutable=1"  # also where SQLite's own files beside it can be made by nobody
+    alone = "immutable=1"  # works if SQLite cannot create its side files
     for how in (alone,) if foreign_files(path) else ("mode=ro", alone):
         db = _open(path, how)
         try:
@@ -335,55 +339,56 @@ def connect_to_read(folder: Path) -> Database:
             db.close()
             if how == alone or not isinstance(e, sqlite3.OperationalError):
                 raise
-    raise AssertionError("the last way returns or raises")
+    raise AssertionError("the last attempt returns or raises")
 
 
 def check(db: sqlite3.Connection, path: Path) -> None:
-    """
-    :raises DataError: the database is not the episode log's, or of a newer format.
-    :raises sqlite3.Error: it is no database, or a damaged one.
+    """Check that a database is an episode log of a supported format.
+
+    :raises DataError: The database is not an episode log, or has a newer format.
+    :raises sqlite3.Error: The file is not a database, or is damaged.
     """
     whose = db.execute("PRAGMA application_id").fetchone()[0]
     version = _version(db)
     empty = not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if whose != _APPLICATION and not empty:
-        raise DataError(f"{path} was not written by ASTuner; move it out of the run folder")
+        raise DataError(f"{path} was not written by ASTuner. Move it out of the run folder.")
     if version > FORMAT:
         raise DataError(
-            f"{path} has format {version} of the episode log, and this ASTuner reads formats up to {FORMAT}: "
-            "pip install --upgrade astuner-record"
+            f"{path} has format {version} of the episode log, but this ASTuner reads formats up to {FORMAT}. "
+            "Upgrade it: pip install --upgrade astuner-record"
         )
     if db.execute("SELECT 1 FROM sqlite_master WHERE type IN ('trigger', 'view')").fetchone():
-        raise DataError(f"{path} has triggers or views, which ASTuner makes none of: what they do is not looked at")
+        raise DataError(f"{path} contains triggers or views, which ASTuner never creates. It is not read.")
 
 
 def _version(db: sqlite3.Connection) -> int:
-    """0: it has no tables yet."""
+    """Return the format version, or 0 without tables."""
     return int(db.execute("PRAGMA user_version").fetchone()[0])
 
 
 def make_tables(db: Database) -> None:
-    """Those that are not there yet: of format 2 is what it has."""
+    """Create missing tables. Tables of format 2 are kept."""
     db.executescript(_TABLES.format(_LISTS.format(*_OF_ALL)))
 
 
 def rewind(folder: Path, step: int) -> tuple[str, ...]:
-    """Forget what the log in ``folder`` says of steps after ``step``; nobody may be writing it.
+    """Delete what the log in ``folder`` contains about steps after ``step``. No process may be writing it.
 
-    :returns: what of an older log cannot be read, a sentence each.
-    :raises DataError: the log is damaged.
-    :raises OSError: it cannot be written.
+    :returns: A message for each unreadable part of an older log.
+    :raises DataError: The log is damaged.
+    :raises OSError: The log cannot be written.
     """
     _convert_older(folder)
     if not (folder / DATABASE).exists():
         return ()
     try:
         with closing(connect(folder)) as db:
-            while list_some(db):  # so that the words of all are there
+            while list_some(db):  # so that all text is indexed
                 pass
             with db.begin():
                 db.execute("CREATE TABLE IF NOT EXISTS rewinds (step INTEGER NOT NULL)")
-                db.execute("INSERT INTO rewinds VALUES (?)", (step,))  # which `side_files` compares
+                db.execute("INSERT INTO rewinds VALUES (?)", (step,))  # compared by `side_files`
                 _forget_after(db, step)
             return problems(db)
     except sqlite3.Error as e:
@@ -391,33 +396,33 @@ def rewind(folder: Path, step: int) -> tuple[str, ...]:
 
 
 def problems(db: sqlite3.Connection) -> tuple[str, ...]:
-    """What of an older log cannot be read, a sentence each."""
+    """Return a message for each unreadable part of an older log."""
     return tuple(text for (text,) in db.execute("SELECT text FROM problems ORDER BY rowid"))
 
 
 def _convert_older(folder: Path) -> None:
-    """Make the database of a log of format 1, unless there is one; the old files stay as they are.
+    """Create the database from a log of format 1, unless it exists. The old files are kept.
 
-    :raises OSError: the folder cannot be written.
+    :raises OSError: The folder cannot be written.
     """
     path = folder / DATABASE
     if path.exists() or not format1.is_there(folder) or format1.is_being_written(folder):
         return
     temporary = folder / f".{DATABASE}.{os.getpid()}.tmp"
     try:
-        temporary.touch(exist_ok=False)  # says best why it cannot
+        temporary.touch(exist_ok=False)  # raises the most specific error
         with closing(_open(temporary)) as db:
-            db.execute("PRAGMA synchronous = OFF")  # it is made again, if need be
+            db.execute("PRAGMA synchronous = OFF")  # the conversion can be repeated
             _copy_older(folder, db)
             db.execute("PRAGMA journal_mode = WAL")
-        if not path.exists():  # somebody else was faster
+        if not path.exists():  # another process may have created it
             temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def make_temporary() -> Database:
-    """An empty log for a reader, in memory or where SQLite puts what is too large for it."""
+    """Return an empty log for a reader, in memory or in a temporary file of SQLite."""
     db = sqlite3.connect("", isolation_level=None, check_same_thread=False, factory=Database)
     make_tables(db)
     db.executescript(_READING)
@@ -444,21 +449,21 @@ def _copy_older(folder: Path, db: Database) -> None:
 def _forget_after(db: Database, step: int) -> None:
     for table in ("data", "episodes", "credit"):
         db.execute(f"DELETE FROM {table} WHERE step > ?", (step,))
-    again = db.execute(  # the older ones of episodes that were drawn again, and whose newer ones are forgotten
+    again = db.execute(  # older rows of episodes whose newer rows were deleted
         "SELECT max(id), row FROM data WHERE episode_id NOT IN (SELECT episode_id FROM episodes) GROUP BY episode_id"
     )
-    listed = [(id_, *_facts(db.unpack(frame))[0]) for id_, frame in again.fetchall()]  # their words are there still
+    listed = [(id_, *_facts(db.unpack(frame))[0]) for id_, frame in again.fetchall()]  # their text is still indexed
     db.executemany(_LIST.format("main.episodes"), listed)
 
 
 def list_all(db: Database) -> None:
-    """Bring the lists of a reader up to date; of what the database itself does not list, it has its own."""
+    """Update the lists of a reader, using temporary tables for rows that the database does not list."""
     while list_some(db, _OF_READERS):
         pass
 
 
 def list_some(db: Database, into: tuple[str, str] = _OF_ALL) -> int:
-    """Enter the oldest rows that are in no list yet; how many bytes, 0 where all are listed."""
+    """List the oldest unlisted rows, and return their size in bytes, or 0 if all are listed."""
     ids = f"SELECT max(id) AS id FROM main.episodes UNION ALL SELECT max(id) FROM {into[0]}"
     (last,) = db.execute(f"SELECT ifnull(max(id), 0) FROM ({ids})").fetchone()
     found: list[tuple[Any, ...]] = []
@@ -471,36 +476,39 @@ def list_some(db: Database, into: tuple[str, str] = _OF_ALL) -> int:
             if size >= _AT_ONCE:
                 break
     if found:
-        with db.begin() if into == _OF_ALL else db:  # who only reads locks nothing
+        with db.begin() if into == _OF_ALL else db:  # readers take no lock
             _list(db, found, into)
     return size
 
 
 def _list(db: sqlite3.Connection, found: Iterable[tuple[Any, ...]], into: tuple[str, str] = _OF_ALL) -> None:
-    """:param found: id, facts and text of each."""
+    """Add entries to the lists.
+
+    :param found: ID, facts and text of each row.
+    """
     for id_, facts, said in found:
         db.execute(_LIST.format(into[0]), (id_, *facts))
         db.execute(f"INSERT INTO {into[1]} (rowid, body) VALUES (?, ?)", (id_, said))
 
 
 def add_credit(db: Database, rows: Sequence[Sequence[Any]]) -> None:
-    """Store the credit of samples instead of what their episodes have in that step; the caller has begun a transaction.
+    """Replace the credit of samples in their step. The caller has begun a transaction.
 
-    :param rows: of `CREDITS`.
+    :param rows: Rows of `CREDITS`.
     """
     try:
         db.executemany(_CREDIT, rows)
-    except (sqlite3.IntegrityError, UnicodeEncodeError):  # some are there, or half a character is to be spelled out
+    except (sqlite3.IntegrityError, UnicodeEncodeError):  # some rows exist, or lone surrogates must be escaped
         made = [(*fitted(dict(zip(CREDIT, row, strict=True)), CREDIT).values(),) for row in rows]
         db.executemany("DELETE FROM credit WHERE step = ? AND episode_id = ?", {row[:2] for row in made})
         db.executemany(_CREDIT, made)
 
 
 def _facts(row: Row) -> tuple[tuple[Any, ...], str]:
-    """What lists need of a row, whose numbers may be packed, and what is to be searched in it.
+    """Return the list entry of a row, whose numbers may be packed, and its searchable text.
 
-    A reader goes through all of ``episodes`` in well under a second, so no column but the name has an index: each would
-    cost every episode a page of 4 KiB in the write-ahead log.
+    A full scan of ``episodes`` takes well under a second, so only the name has an index. Every further index would
+    add a 4 KiB page per episode to the write-ahead log.
     """
     turns, others = row["turns"], row["external"]
     everybody = (*turns, *others)
@@ -519,22 +527,22 @@ def _facts(row: Row) -> tuple[tuple[Any, ...], str]:
 
 
 def shown(row: Row) -> tuple[Any, ...]:
-    """The values of `FACTS`."""
+    """Return the values of `FACTS`."""
     return (*(row[name][:_QUERY] if name == "query" else row[name] for name in FACTS),)
 
 
 def parsed(text: str | bytes) -> Any:
-    """What JSON holds, as `json.loads` has it but for integers of more than 64 bits."""
+    """Parse JSON as `json.loads` does, except for integers of more than 64 bits."""
     import orjson
 
     try:
-        return orjson.loads(text)  # several times as fast
-    except ValueError:  # half a character, or what Python's own writes of no number
+        return orjson.loads(text)  # several times faster
+    except ValueError:  # lone surrogates, or NaN and Infinity as written by Python's json
         return json.loads(text)
 
 
 def match_of(text: str) -> str:
-    """What FTS5 is asked for the messages that hold all words of ``text``, whole or begun; "" if there is no word."""
+    """Return an FTS5 query for messages that contain all words or prefixes of ``text``, or "" without a word."""
     words = [" ".join(re.findall(r"\w+", _words(word))) for word in text.split()]
     return " ".join(f'"{word}"*' for word in words if word)
 
@@ -549,12 +557,12 @@ def _names(names: Iterable[str]) -> str:
 
 
 def _storable(text: str) -> str:
-    """``text`` without half surrogates, which JSON can hold and SQLite cannot."""
+    """Replace lone surrogates, which JSON can express and SQLite cannot."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def _called(reply: Any) -> Iterator[str]:
-    """The names of the tools that a message calls."""
+    """Yield the names of the tools that a message calls."""
     for call in (reply.get("tool_calls") or ()) if isinstance(reply, dict) else ():
         function = call.get("function") if isinstance(call, dict) else None
         if isinstance(function, dict) and isinstance(function.get("name"), str):
@@ -562,7 +570,7 @@ def _called(reply: Any) -> Iterator[str]:
 
 
 def _texts(conversations: Sequence[Any]) -> Iterator[str]:
-    """What messages say; content may be text or parts of it."""
+    """Yield the text of messages, whose content may be a string or parts."""
     for message in (m for messages in conversations for m in messages if isinstance(m, dict)):
         content = message.get("content")
         for part in content if isinstance(content, list) else [content]:

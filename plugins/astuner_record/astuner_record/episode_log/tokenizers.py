@@ -1,7 +1,7 @@
-"""The tokenizers of a run, beside its tokens: whoever looks at the log turns ids into text, and needs no model for it.
+"""Store the tokenizers of a run next to its log, so that readers can decode token IDs without the model.
 
-``tokenizer/tokenizer.json`` is what the `tokenizers` library reads; where policies have different ones, each has a
-folder of its name there.  They are written once, when the models are at hand: the folder is whole, or not there.
+``tokenizer/tokenizer.json`` is in the format of the `tokenizers` library. If policies have different tokenizers, each
+has a subfolder with its name. They are written once, when the models are loaded; the folder is complete or absent.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _FILE = "tokenizer.json"
 
 
 def keep_tokenizers(folder: Path, load: Mapping[str, Callable[[], Any]]) -> None:
-    """Write the tokenizers of every policy, unless that was done before.
+    """Write the tokenizers of all policies, unless they exist.
 
-    One without a fast version, which alone can be a ``tokenizer.json``, is left out.
+    Slow tokenizers, which have no ``tokenizer.json``, are skipped.
 
-    :param folder: ``episodes/`` of the run folder; nobody else may be writing it.
-    :param load: policy -> its Hugging Face tokenizer; asked for only where it is needed.
+    :param folder: ``episodes/`` of the run folder. No other process may write to it.
+    :param load: Policy -> function that returns its Hugging Face tokenizer, called only if needed.
     """
     if (folder / _FOLDER).exists():
         return
@@ -42,9 +42,9 @@ def keep_tokenizers(folder: Path, load: Mapping[str, Callable[[], Any]]) -> None
 
 
 def tokenizer_file(folder: Path, policy: str) -> Path | None:
-    """What `keep_tokenizers` wrote of a policy; None where it has nothing, or the run is an older ASTuner's.
+    """Return the tokenizer file of a policy, or None if `keep_tokenizers` wrote none.
 
-    A policy's name is looked up, and never made part of a path.
+    The policy name is matched against existing folders and is never used as a path.
     """
     of_policies = {file.parent.name: file for file in (folder / _FOLDER).glob(f"*/{_FILE}")}
     file = of_policies.get(policy, folder / _FOLDER / _FILE)

@@ -1,7 +1,7 @@
-"""Runs a recorded episode's workflow again: recorded replies up to a turn, a model's from there on.
+"""Rerun a recorded episode's workflow: recorded replies answer up to a turn, a model answers from there on.
 
-The workflow gets the same task, episode id and attempt, so whatever it seeds from those is the same.  Its tools and
-environments really run again.  An infrastructure failure is not retried: a fork is looked at by a person.
+The workflow receives the same task, episode ID and attempt, so values seeded from them are the same. Tools and
+environments run again. Infrastructure failures are not retried, because a user inspects each fork.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from astuner_record.replay.recording import (
 )
 
 OVERRIDES = ("astuner.rollout.max_retries=0",)
-"""What is always so in a fork; a person's own overrides win."""
-BY_HAND = "stopped by hand"
-QUESTION = "[Enter] next  [b] breakpoint  [c] go on  [q] quit > "
+"""Overrides of every fork. User overrides take precedence."""
+BY_HAND = "stopped by the user"
+QUESTION = "[Enter] next  [b] breakpoint  [c] continue  [q] quit > "
 
 
 def _say(text: str) -> None:
@@ -49,20 +49,20 @@ def _say(text: str) -> None:
 
 @dataclass(kw_only=True)
 class Stepping:
-    """What the person wants to see of one fork."""
+    """Interactive stops of one fork."""
 
     recording: Recording
     step: bool = False
-    """Show every model call, and ask before it."""
+    """Show every model call, and prompt before it."""
     break_at: int | None = None
-    """The turn before which `breakpoint()` is called."""
+    """Turn before which `breakpoint()` is called."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    """One question at a time; agents may ask in threads of their own."""
+    """Serializes prompts, because agents may call models in several threads."""
     _seen: dict[str, int] = field(default_factory=dict)
-    """Agent -> how many messages its last request had."""
+    """Agent -> number of messages in its last request."""
 
     def watch(self, tuner: ModelTuner) -> None:
-        """Be told of every model call of an episode."""
+        """Intercept every model call of an episode."""
         chat: Callable[..., Coroutine[Any, Any, ChatReply]] = tuner.chat
 
         def watched(
@@ -82,11 +82,11 @@ class Stepping:
                 stop = self._show_and_ask(agent, turn, messages) or stop
         if stop:
             self.break_at = None
-            _say(f"before turn {turn} of {agent}: type up until you are in the workflow, and c to go on")
-            breakpoint()  # what was asked for; PYTHONBREAKPOINT chooses another debugger
+            _say(f"before turn {turn} of {agent}: type `up` until you reach the workflow, and `c` to continue")
+            breakpoint()  # requested with --pdb; PYTHONBREAKPOINT selects another debugger
 
     def _show_and_ask(self, agent: str, turn: int, messages: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether the person wants a breakpoint."""
+        """Show the new messages, and return whether the user requested a breakpoint."""
         expected = self.recording.expected(agent)
         answers = f"recorded turn {expected} answers" if expected is not None else "the model answers"
         _say(f"── turn {turn} of {agent}: {answers}")
@@ -121,7 +121,7 @@ class Stepping:
 
 
 def content_of(message: Mapping[str, Any]) -> str:
-    """A message in one paragraph: its text, and its tool calls."""
+    """Format a message in one paragraph: its text and its tool calls."""
     content = message.get("content") or ""
     if not isinstance(content, str):
         content = " ".join(str(part.get("text", f"<{part.get('type')}>")) for part in content)
@@ -131,17 +131,17 @@ def content_of(message: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Fork:
-    """One run of the workflow."""
+    """One rerun of the workflow."""
 
     episode: Episode
-    """With an id of its own."""
+    """The episode, with a new ID."""
     divergences: tuple[Divergence, ...]
     given: tuple[int, ...]
-    """The recorded turns that answered."""
+    """Recorded turns that answered."""
     differs_from: int | None
-    """The first turn whose reply is not the recorded one; None: all are."""
+    """First turn whose reply differs from the recorded one; None if all are equal."""
     stopped: str
-    """Why it was ended before the workflow returned; empty if it was not."""
+    """Why the rerun was stopped before the workflow returned; empty otherwise."""
     notes: tuple[str, ...] = ()
 
 
@@ -154,10 +154,10 @@ async def run_forks(
     *,
     on_fork: Callable[[Fork], None] = lambda fork: None,
 ) -> list[Fork]:
-    """Fork a recorded episode so many times, ``rollout.max_env_worker`` at once.
+    """Rerun a recorded episode ``times`` times, up to ``rollout.max_env_worker`` concurrently.
 
-    :param models: what answers from `Plan.from_turn` on.
-    :param on_fork: told of each that ends.
+    :param models: Models that answer from `Plan.from_turn` on.
+    :param on_fork: Called with each fork when it ends.
     """
     gate = asyncio.Semaphore(config.astuner.rollout.max_env_worker)
 
@@ -185,7 +185,7 @@ async def _fork(config: Config, recorded: Episode, plan: Plan, models: Models, n
     runner.prepare()
     try:
         episode = await runner.run(task, replaying(models, recording, number), sampling_for(config, task.split))
-        if episode.is_open:  # a judge that compares attempts sees this one alone
+        if episode.is_open:  # a judge that compares attempts gets a group of one
             (episode,) = await runner.judge_group([episode])
     finally:
         await runner.close()
@@ -201,7 +201,7 @@ async def _fork(config: Config, recorded: Episode, plan: Plan, models: Models, n
 
 
 class _WatchedRunner(EpisodeRunner):
-    """A runner that shows somebody the model tuner before the workflow gets it."""
+    """Episode runner that passes the model tuner to a callback before the workflow starts."""
 
     def __init__(self, config: Config, watch: Callable[[ModelTuner], None]) -> None:
         super().__init__(config)
@@ -216,12 +216,12 @@ class _WatchedRunner(EpisodeRunner):
         return await super()._work(parts, workflow_task, tuner)
 
     def notes(self, recorded: Episode) -> tuple[str, ...]:
-        """What a person should know beside divergences."""
+        """Return notes for the user in addition to divergences."""
         started = self._tuner.workflow_task.task if self._tuner is not None else None
         task = recorded.workflow_task.task
         if started is None or _plain(started.init_messages) == _plain(task.init_messages):
             return ()
-        return (f"the environment {task.env_type!r} began with another observation than it did then",)
+        return (f"the environment {task.env_type!r} started with a different observation than in the recording",)
 
 
 def _plain(messages: Any) -> Any:
@@ -229,7 +229,7 @@ def _plain(messages: Any) -> Any:
 
 
 def _as_read(config: Config, workflow_task: WorkflowTask) -> WorkflowTask:
-    """The task as its reader gave it: what an environment said first is its to say again."""
+    """Return the task as its reader provided it, without the first observation, which comes from the environment."""
     reference = config.astuner.task_reader.type
     reader = config.resolve("task reader", reference) if reference else None
     if not (inspect.isclass(reader) and getattr(reader, "environment_begins", False)):
@@ -238,7 +238,7 @@ def _as_read(config: Config, workflow_task: WorkflowTask) -> WorkflowTask:
 
 
 def _named(episode: Episode, number: int, stopped: str) -> Episode:
-    """With an id and a number of its own, so that forks stand beside their original."""
+    """Return the episode with a new ID and attempt number, to store it next to the original."""
     of, ended = episode.workflow_task, dict[str, Any]()
     if stopped:
         ended = {"stop_reason": StopReason.CANCELLED, "error": stopped, "verdict": None, "reward_source": ""}
@@ -249,12 +249,12 @@ def _named(episode: Episode, number: int, stopped: str) -> Episode:
 def write_forks(
     run: RunDir, config: Config, original: LoggedEpisode, forks: Sequence[Fork], about: dict[str, Any], out: Path | None
 ) -> Path:
-    """Write them.
+    """Write forks and their original to a new folder.
 
-    :param about: more for ``replay.json``.
-    :param out: the new folder; below ``replays/`` of the run by default.
-    :returns: the folder.
-    :raises RunError: it cannot be written.
+    :param about: Additional content for ``replay.json``.
+    :param out: New folder. Default: a folder in ``replays/`` of the run.
+    :returns: The folder.
+    :raises RunError: The folder cannot be written.
     """
     folder = RunDir(out or _free(run.path / "replays", original.episode.workflow_task.episode_id))
     try:
@@ -271,12 +271,12 @@ def write_forks(
         write_jsonl(folder.episodes / "replay.jsonl", map(transcript, episodes))
         folder.write_json(folder.path / "replay.json", {**about, "forks": [fork_row(fork) for fork in forks]})
     except OSError as e:
-        raise RunError(f"the forks cannot be written to {folder.path}: {e}; choose another folder: --out DIR") from e
+        raise RunError(f"Cannot write the forks to {folder.path}: {e}. Choose another folder: --out DIR") from e
     return folder.path
 
 
 def fork_row(fork: Fork) -> dict[str, Any]:
-    """A fork as plain data."""
+    """Return a fork as a JSON object."""
     episode = fork.episode
     return {
         "episode_id": episode.workflow_task.episode_id,
@@ -296,7 +296,7 @@ def fork_row(fork: Fork) -> dict[str, Any]:
 
 
 def about_plan(run: RunDir, original: LoggedEpisode, plan: Plan, checkpoint: str) -> dict[str, Any]:
-    """What was replayed, for ``replay.json``."""
+    """Return a description of the replay for ``replay.json``."""
     return {
         "format": 1,
         "run": str(run.path),
@@ -318,10 +318,10 @@ def _free(parent: Path, episode_id: str) -> Path:
 
 
 def forks_text(original: Episode, forks: Sequence[Fork], from_turn: int) -> Iterator[str]:
-    """The forks beside the episode they come from."""
+    """Yield a table of the forks next to the original episode."""
     yield (
         f"episode {original.workflow_task.episode_id}, forked at turn {from_turn}: tools and environments ran again; "
-        "only the model's replies were taken from the record"
+        "only model replies came from the recording"
     )
     yield f"{'':<10}{'reward':>8}{'success':>9}{'turns':>7}{'recorded':>10}  differs from  ended"
     yield _row("original", original, "", "")
@@ -334,15 +334,15 @@ def forks_text(original: Episode, forks: Sequence[Fork], from_turn: int) -> Iter
         successes = sum(bool(e.is_success) for e in scored)
         low, high = wilson_interval(successes, len(scored))
         yield (
-            f"{len(scored)} scored forks: reward {mean(rewards):.4g} on average, {min(rewards):.4g} to "
-            f"{max(rewards):.4g}; success {successes / len(scored):.1%} [{low:.1%}, {high:.1%}]; original "
+            f"{len(scored)} scored forks: mean reward {mean(rewards):.4g} ({min(rewards):.4g} to "
+            f"{max(rewards):.4g}); success {successes / len(scored):.1%} [{low:.1%}, {high:.1%}]; original "
             f"{'no reward' if original.reward is None else f'{original.reward:.4g}'}"
         )
         for reward, n in sorted(Counter(rewards).items())[:20]:
             yield f"  {reward:>8.4g}  {n:>4}  {'█' * max(1, round(40 * n / len(rewards)))}"
     for number, fork in enumerate(forks, start=1):
         yield from (f"fork {number}: {note}" for note in fork.notes)
-        yield from (f"fork {number} left the record: {divergence.said}" for divergence in fork.divergences)
+        yield from (f"fork {number} diverged: {divergence.said}" for divergence in fork.divergences)
 
 
 def _row(name: str, episode: Episode, recorded: str, differs: str) -> str:

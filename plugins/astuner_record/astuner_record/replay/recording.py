@@ -1,9 +1,11 @@
-"""Which recorded reply answers which request.
+"""Match the requests of a rerun to recorded replies.
 
-A request is known by who asks and by its tokens, not by its place: agents that talk at the same time may come in
-another order.  Invariant: a recorded reply is given once, and only to the agent it was given to, for exactly the
-recorded prompt.  Where an agent that has recorded replies left asks for something else, the run has left the record,
-and nothing is answered after that unless the person allowed it.
+A request is identified by its agent and its tokens, not by its position, because concurrent agents may call in another
+order.
+
+Invariant: a recorded reply is used once, only for the agent that received it, and only for exactly the recorded prompt.
+If an agent with remaining recorded replies sends a different request, the run has diverged, and further requests fail
+unless the user allowed divergence.
 """
 
 from __future__ import annotations
@@ -25,96 +27,99 @@ from astuner_models.serving import make_codec, policy_tokenizer, serve_policies
 from astuner_record.episode_log.rows import json_text
 
 _CONTEXT = 12
-"""Tokens shown around the place where two prompts part."""
+"""Tokens shown around the position where two prompts differ."""
 _SHOWN = 400
 """Characters shown of messages that differ."""
 
 
 class Diverged(ModelFailed):
-    """The workflow asked for something that the recorded run did not."""
+    """The workflow sent a request that is not in the recording."""
 
 
 class Stopped(ModelFailed):
-    """The person wanted no more model calls."""
+    """The user stopped further model calls."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Divergence:
-    """Where a run of the workflow left the record."""
+    """A difference between a rerun and the recording."""
 
     turn: int
-    """The recorded turn that was expected."""
+    """Recorded turn that was expected."""
     agent: str
     token: int | None
-    """The first token of the prompt that differs; None: the turn was never asked for, or with another policy."""
+    """First differing prompt token; None if the turn was never requested, or was requested from another policy."""
     said: str
-    """A sentence."""
+    """Description."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a person asked for."""
+    """Turns to replay, and how to handle divergence."""
 
     from_turn: int
-    """Turns with this index and later ones are the model's."""
+    """The model answers turns from this index on."""
     to_turn: int | None = None
-    """No turn with this index or a later one is asked for."""
+    """Turns from this index on are not answered."""
     allow_divergence: bool = False
     step: bool = False
     break_at: int | None = None
 
     def check(self, episode: Episode) -> None:
-        """:raises ConfigError: the episode has no such turns."""
+        """Check the plan against the episode.
+
+        :raises ConfigError: The episode has no such turns.
+        """
         turns = last_turn(episode)
         if not turns:
             raise ConfigError(
-                f"episode {episode.workflow_task.episode_id} has no model call, so there is nothing to replay; it "
-                f"ended as {episode.stop_reason.value}: {episode.error}"
+                f"Episode {episode.workflow_task.episode_id} has no model call, so there is nothing to replay. It "
+                f"ended with {episode.stop_reason.value}: {episode.error}"
             )
         if self.from_turn > turns:
             raise ConfigError(
-                f"--from-turn {self.from_turn}: the episode has the turns 0 to {turns - 1}; {turns} replays all of them"
+                f"--from-turn {self.from_turn}: the episode has turns 0 to {turns - 1}; {turns} replays all"
             )
         if self.to_turn is not None and self.to_turn <= self.from_turn:
-            raise ConfigError(f"--to-turn {self.to_turn}: it must come after --from-turn {self.from_turn}")
+            raise ConfigError(f"--to-turn {self.to_turn} must be greater than --from-turn {self.from_turn}.")
 
 
 @dataclass(kw_only=True)
 class Recording:
-    """The recorded turns before `Plan.from_turn`, and what became of them in one fork."""
+    """Recorded turns before `Plan.from_turn`, and how one fork used them."""
 
     episode: Episode
     plan: Plan
     decode: Callable[[str, Sequence[int]], str] = field(default=lambda policy, ids: str(list(ids)))
-    """Policy and token ids -> text."""
+    """Decodes token IDs of a policy to text."""
     divergences: list[Divergence] = field(default_factory=list)
     stopped: str = ""
-    """Why no more model calls are answered, once that is so."""
+    """Why no further model calls are answered; empty while they are."""
     next_turn: int = 0
-    """The index that the next reply will have."""
+    """Index of the next reply."""
     sources: dict[str, int | None] = field(default_factory=dict)
-    """Agent -> the recorded turn that its last reply was, or None: the model's."""
+    """Agent -> recorded turn of its last reply, or None if the model answered."""
     given: list[int] = field(default_factory=list)
-    """The recorded turns that were given."""
+    """Recorded turns that were used."""
 
     def __post_init__(self) -> None:
-        received = [turn for turn in self.episode.turns if not turn.lost]  # what reached nobody is asked for once more
+        received = [turn for turn in self.episode.turns if not turn.lost]  # agents repeat requests of lost replies
         recorded: list[Turn | ExternalTurn] = [*received, *self.episode.external]
         self._left = [turn for turn in recorded if turn.index < self.plan.from_turn]
 
     def expected(self, agent: str) -> int | None:
-        """The recorded turn that an agent should ask for next; None: the model answers."""
+        """Return the recorded turn that an agent should request next, or None if the model answers."""
         return next((turn.index for turn in self._left if turn.agent == agent), None)
 
     def stop(self, why: str) -> None:
-        """Answer no more."""
+        """Stop answering model calls."""
         self.stopped = self.stopped or why
 
     def take(self, agent: str, policy: str, prompt_ids: Sequence[int]) -> Turn | None:
-        """The recorded turn that answers a request; None: the model is to.
+        """Return the recorded turn that answers a request, or None if the model answers.
 
-        :raises Diverged: the record has something else.
-        :raises Stopped: no more is to be asked.
+        :raises Diverged: The recording has a different request.
+        :raises Stopped: No further model calls are answered.
         """
         self._check_stopped()
         left = [turn for turn in self._left if isinstance(turn, Turn) and turn.agent == agent]
@@ -126,7 +131,7 @@ class Recording:
         return None
 
     def take_outside(self, agent: str, request: Sequence[Any]) -> ExternalTurn | None:
-        """As `take`, of a model outside of the run, which is known by the messages that are new to it."""
+        """Return the recorded turn of an external model, matched by the new messages; raise as `take`."""
         self._check_stopped()
         turn = next((turn for turn in self._left if isinstance(turn, ExternalTurn) and turn.agent == agent), None)
         if turn is not None and list(turn.request) == list(request):
@@ -136,17 +141,17 @@ class Recording:
         return None
 
     def finish(self, ended: StopReason) -> None:
-        """The workflow is over: what was recorded and never asked for is a divergence too."""
+        """Record a divergence for each recorded turn that the finished workflow never requested."""
         if self.stopped or (self.divergences and not self.plan.allow_divergence):
             return
         for turn in sorted(self._left, key=lambda turn: turn.index):
-            said = f"was never asked for: the workflow ended before ({ended.value})"
+            said = f"was not requested: the workflow ended first ({ended.value})"
             if not any(d.turn == turn.index for d in self.divergences):
                 self.divergences.append(_left_at(turn, f"turn {turn.index} of agent {turn.agent!r} {said}"))
 
     def _check_stopped(self) -> None:
         if self.plan.to_turn is not None and self.next_turn >= self.plan.to_turn:
-            self.stop(f"stopped before turn {self.plan.to_turn}, as --to-turn says")
+            self.stop(f"stopped before turn {self.plan.to_turn} (--to-turn)")
         if self.stopped:
             raise Stopped(self.stopped)
 
@@ -156,7 +161,10 @@ class Recording:
         self.sources[turn.agent] = turn.index
 
     def _ask_the_model(self, agent: str, divergence: Divergence | None) -> None:
-        """:raises Diverged: it is not to be asked."""
+        """Let the model answer.
+
+        :raises Diverged: The plan does not allow divergence.
+        """
         if divergence is not None:
             self.divergences.append(divergence)
         if self.divergences and not self.plan.allow_divergence:
@@ -166,14 +174,14 @@ class Recording:
     def _difference(self, expected: Turn, policy: str, prompt_ids: Sequence[int]) -> Divergence:
         who = f"turn {expected.index} of agent {expected.agent!r}"
         if expected.policy != policy:
-            return _left_at(expected, f"{who} was the policy {expected.policy!r} then, and is {policy!r} now")
+            return _left_at(expected, f"{who} used policy {expected.policy!r} in the recording, and {policy!r} now")
         recorded = expected.generation.prompt_ids
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(recorded, prompt_ids, strict=False)))
         before = self.decode(policy, recorded[max(0, same - _CONTEXT) : same])
         then, now = (self.decode(policy, ids[same : same + _CONTEXT]) for ids in (recorded, prompt_ids))
         said = (
-            f"{who}: the prompt differs from token {same} on ({len(recorded)} tokens then, {len(prompt_ids)} now), "
-            f"after {before!r}: then {then!r}, now {now!r}"
+            f"{who}: the prompt differs from token {same} on (recorded {len(recorded)} tokens, now {len(prompt_ids)}), "
+            f"after {before!r}: recorded {then!r}, now {now!r}"
         )
         return _left_at(expected, said, same)
 
@@ -181,8 +189,8 @@ class Recording:
 def _heard_otherwise(expected: ExternalTurn, request: Sequence[Any]) -> Divergence:
     then, now = (json.dumps(list(messages), ensure_ascii=False)[:_SHOWN] for messages in (expected.request, request))
     said = (
-        f"turn {expected.index} of agent {expected.agent!r}, the model {expected.model!r} outside of the run: it hears "
-        f"something else: then {then}, now {now}"
+        f"turn {expected.index} of agent {expected.agent!r}, external model {expected.model!r}: messages differ: "
+        f"recorded {then}, now {now}"
     )
     return _left_at(expected, said)
 
@@ -192,12 +200,12 @@ def _left_at(expected: Turn | ExternalTurn, said: str, token: int | None = None)
 
 
 def last_turn(episode: Episode) -> int:
-    """The index after the last turn, those of models outside of the run among them."""
+    """Return the index after the last turn, including turns of external models."""
     return max([turn.index for turn in episode.turns] + [turn.index for turn in episode.external], default=-1) + 1
 
 
 def first_difference(episode: Episode, other: Episode) -> int | None:
-    """The first turn whose reply is not the same, or that only one has; None: there is none."""
+    """Return the first turn whose reply differs or that only one episode has, or None if there is none."""
     one, two = ({t.index: (t.agent, tuple(t.generation.response_ids)) for t in e.turns} for e in (episode, other))
     return next((index for index in sorted({*one, *two}) if one.get(index) != two.get(index)), None)
 
@@ -206,7 +214,7 @@ _UNLIMITED = 1 << 30
 
 
 class ReplayEngine(InferenceEngine):
-    """One policy's model in one fork."""
+    """Model of one policy in one fork."""
 
     def __init__(self, inner: InferenceEngine, recording: Recording, policy: str, fork: int) -> None:
         self.max_model_len = inner.max_model_len
@@ -214,7 +222,7 @@ class ReplayEngine(InferenceEngine):
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, session: str = "") -> Generation:
         episode_id = self._recording.episode.workflow_task.episode_id
-        agent = session.removeprefix(f"{episode_id}/")  # `PolicySpeaker` names sessions so
+        agent = session.removeprefix(f"{episode_id}/")  # `PolicySpeaker` builds session names this way
         turn = self._recording.take(agent, self._policy, prompt_ids)
         if turn is not None:
             return turn.generation
@@ -222,19 +230,19 @@ class ReplayEngine(InferenceEngine):
 
 
 class NoEngine(InferenceEngine):
-    """Stands where no model is wanted: everything is recorded."""
+    """Engine for a rerun in which every reply is recorded."""
 
     def __init__(self, max_model_len: int) -> None:
         self.max_model_len = max_model_len
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, session: str = "") -> Generation:
         raise ModelFailed(
-            "the workflow asks for more than was recorded, and no model is loaded; for one write --from-turn K"
+            "The workflow sent more requests than were recorded, and no model is loaded. Add --from-turn K."
         )
 
 
 def replaying(models: Models, recording: Recording, fork: int) -> Models:
-    """``models``, answering from ``recording`` as far as that goes."""
+    """Return ``models`` that answer from ``recording`` first."""
     return {
         policy: PolicyModel(ReplayEngine(model.engine, recording, policy, fork), model.codec)
         for policy, model in models.items()
@@ -243,9 +251,9 @@ def replaying(models: Models, recording: Recording, fork: int) -> Models:
 
 @contextlib.contextmanager
 def real_models(config: Config, checkpoint: Path | None) -> Iterator[Models]:
-    """The models of the run, loaded and answering.
+    """Load the run's models, and yield them.
 
-    :raises astuner.contracts.errors.CheckpointError: the checkpoint lacks a policy's model.
+    :raises astuner.contracts.errors.CheckpointError: The checkpoint lacks the model of a policy.
     """
     backbone, _ = find_backbone(config)
     with serve_policies(backbone, config, checkpoint) as (_, models):
@@ -253,7 +261,7 @@ def real_models(config: Config, checkpoint: Path | None) -> Iterator[Models]:
 
 
 def tokenizers_only(config: Config) -> Models:
-    """Codecs without models, for a replay that is recorded from end to end.
+    """Return codecs without models, for a rerun in which every reply is recorded.
 
     :raises astuner.contracts.errors.MissingDependency: transformers is not installed.
     """
@@ -266,7 +274,7 @@ def tokenizers_only(config: Config) -> Models:
 
 
 class RecordedModel(ExternalModelPart):
-    """One agent's model: the recorded answers first, then the real one's."""
+    """External model of one agent that returns recorded answers first."""
 
     def __init__(self, real: ExternalModelPart, recording: Recording, agent: str) -> None:
         self.name = real.name
@@ -276,22 +284,22 @@ class RecordedModel(ExternalModelPart):
     async def chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
     ) -> ExternalReply:
-        plain = json.loads(json_text(list(messages)))  # as the log holds them
-        known = len(self._heard) if plain[: len(self._heard)] == self._heard else 0  # as `ExternalSpeaker` wrote them
+        plain = json.loads(json_text(list(messages)))  # same form as in the log
+        known = len(self._heard) if plain[: len(self._heard)] == self._heard else 0  # same rule as `ExternalSpeaker`
         turn = self._recording.take_outside(self._agent, plain[known:])
         self._heard = plain
         if turn is None:
             return await self._real.chat(messages, tools, options)
         return ExternalReply(
             message=turn.message,
-            finish_reason="tool_calls" if turn.message.get("tool_calls") else "stop",  # the log has it not
+            finish_reason="tool_calls" if turn.message.get("tool_calls") else "stop",  # not in the log
             prompt_tokens=turn.prompt_tokens,
             completion_tokens=turn.completion_tokens,
         )
 
 
 def replay_outside(tuner: ModelTuner, recording: Recording) -> None:
-    """Have the models outside of the run answer from ``recording`` in this episode."""
+    """Let external models answer from ``recording`` in this episode."""
     find = tuner._speaker
 
     def found(agent_name: str, role: str | None) -> Any:

@@ -1,8 +1,10 @@
-"""Asks a judge about recorded episodes, exactly as the runner would have.
+"""Judge recorded episodes exactly as the runner would.
 
-The judge gets the workflow task and the workflow's output as the log has them, which is as JSON holds them; a reward
-that the workflow set itself is taken out, or no judge would be asked.  One that compares attempts is asked about those
-of a group which were chosen.  Invariant: an episode gets a verdict or a reason why there is none, and never both.
+The judge receives the workflow task and output from the log, in their JSON form. A reward that the workflow set is
+removed, because otherwise no judge would be called. A judge that compares attempts receives the selected episodes of a
+group.
+
+Invariant: an episode gets either a verdict or a reason why it has none, never both.
 """
 
 from __future__ import annotations
@@ -23,45 +25,46 @@ from astuner_record.statistics import PairedTable, bootstrap_interval, cohens_ka
 
 @dataclass(frozen=True, kw_only=True)
 class Rejudged:
-    """One episode with its recorded verdict and the new one."""
+    """One episode with its recorded and its new verdict."""
 
     episode: Episode
-    """As recorded."""
+    """Episode as recorded."""
     verdict: JudgeOutput | None
-    """None: see `why`."""
+    """New verdict. None: `why` gives the reason."""
     why: str = ""
     """Why there is no new verdict."""
     asked_again: int = 0
-    """How many times the judge was asked again, since it failed."""
+    """Retries after failures of the judge."""
 
     @property
     def judged(self) -> Episode | None:
-        """The episode as it would be with the new verdict."""
+        """Episode with the new verdict."""
         if self.verdict is None:
             return None
         return replace(self.episode, verdict=self.verdict, reward_source="judge")
 
 
 class Rejudge:
-    """A judge, ready to be asked about recorded episodes."""
+    """Judge for recorded episodes."""
 
     def __init__(self, config: Config) -> None:
-        """
-        :param config: the run's settings; `task_judge.judge` is the judge to ask.
-        :raises ConfigError: there is no judge.
+        """Create the judge.
+
+        :param config: The run's settings. `task_judge.judge` selects the judge.
+        :raises ConfigError: No judge is configured.
         """
         self.name = config.astuner.task_judge.judge or ""
         if not self.name:
             raise ConfigError(
-                "the run has no judge, since its workflow sets the rewards; say which to ask: --judge NAME, or "
-                "--judge path/to/file.py->Class (`astuner plugins --hook judge` lists those that are installed)"
+                "The run has no judge because its workflow sets the rewards. Choose one with --judge NAME or "
+                "--judge path/to/file.py->Class. To list installed judges, run: astuner plugins --hook judge"
             )
         self._judge: Any = build_judge(config)
         self._limit_decides = isinstance(config.astuner.rollout.truncated_reward, float)
         self._judging = Judging(config, self._judge, TimeLimits())
 
     async def ask(self, episodes: list[Episode]) -> list[Rejudged]:
-        """Ask about a group, or one episode: that is a group of one for a judge that compares them."""
+        """Judge a group or a single episode, which is a group of one for a judge that compares attempts."""
         if self._judging.by_group:
             return await self._ask_group(episodes)
         return [await self._ask_alone(episode) for episode in episodes]
@@ -79,17 +82,18 @@ class Rejudge:
     async def ask_all(
         self, episodes: Iterator[Episode], *, max_parallel: int, on_verdict: Callable[[Rejudged], None]
     ) -> list[Rejudged]:
-        """Ask about many, ``max_parallel`` at once, each read from the log when its turn comes.
+        """Judge many episodes, up to ``max_parallel`` concurrently, reading each from the log when it is needed.
 
-        A judge that compares them is asked about ``max_parallel`` groups at once, and all are read first.
+        For a judge that compares attempts, all episodes are read first, and up to ``max_parallel`` groups are judged
+        concurrently.
 
-        :returns: in the order of ``episodes``.
+        :returns: Results in the order of ``episodes``.
         """
         found: dict[int, Rejudged] = {}
         numbered = self._together(enumerate(episodes))
 
         async def worker() -> None:
-            for numbers, group in numbered:  # shared: every worker takes the next one
+            for numbers, group in numbered:  # the iterator is shared by all workers
                 for number, one in zip(numbers, await self.ask(group), strict=True):
                     found[number] = one
                     on_verdict(one)
@@ -98,7 +102,7 @@ class Rejudge:
         return [found[number] for number in sorted(found)]
 
     def _together(self, numbered: Iterator[tuple[int, Episode]]) -> Iterator[tuple[list[int], list[Episode]]]:
-        """What the judge is asked about at once, with the places in the log."""
+        """Yield batches for the judge, with the positions of their episodes in the log."""
         if not self._judging.by_group:
             yield from (([number], [episode]) for number, episode in numbered)
             return
@@ -123,35 +127,35 @@ class Rejudge:
         return found
 
     def _impossible(self, episode: Episode) -> str:
-        """Why the runner would not ask a judge about an episode that ended so; empty if it would."""
+        """Return why the runner would not judge an episode with this stop reason, or an empty string."""
         reason, output = episode.stop_reason, episode.output
         if reason is StopReason.CHECK_ABORTED:
-            return "a check ended it, so its reward is rollout.agent_madness_reward, whoever judges"
+            return "a check ended it, so its reward is rollout.agent_madness_reward for every judge"
         if reason.is_limit and self._limit_decides:
-            return "a limit ended it, so its reward is rollout.truncated_reward, whoever judges"
+            return "a limit ended it, so its reward is rollout.truncated_reward for every judge"
         if reason is StopReason.JUDGE_FAILED:
             if output is None:
-                return "its judge failed, and the log no longer says how it had ended before"
+                return "its judge failed, and the log does not contain the stop reason before that"
         elif not reason.is_scored:
-            return f"it ended as {reason.value}, which is never judged"
+            return f"episodes that end with {reason.value} are never judged"
         wants = getattr(self._judge, "wants_evaluation", False)
         has_world = episode.workflow_task.task.has_environment
         if wants and has_world and (output is None or output.evaluation is None):
-            return f"the judge {self.name} goes by the environment's evaluation, which was not asked for then"
+            return f"judge {self.name} needs the environment's evaluation, which is not in the recording"
         return ""
 
 
 def _output(episode: Episode) -> WorkflowOutput:
-    """What the judge gets, with the reward open."""
+    """Return the recorded output without a reward."""
     output = episode.output or unfinished(episode.turns, episode.stop_reason)
     return replace(output, reward=None, is_success=None)
 
 
 def agreement(found: Sequence[Rejudged], *, seed: int = 0) -> dict[str, Any] | None:
-    """Recorded verdicts (old) against new ones, over the episodes that have both, for ``--json``; None: none has.
+    """Compare recorded verdicts (old) with new ones, over the episodes that have both. Return None if none has.
 
-    ``difference`` is the mean over groups of new - old, since the attempts at one task are not independent of each
-    other, and its 95 % interval a bootstrap over groups; ``cohens_kappa`` is None where it says nothing.
+    ``difference`` is the mean over groups of new - old, because attempts at one task are not independent. Its 95 %
+    interval is a bootstrap over groups. ``cohens_kappa`` is None if it is not defined.
     """
     both = [(one.episode, judged) for one in found if (judged := one.judged) and one.episode.verdict is not None]
     if not both:
@@ -187,7 +191,7 @@ def _reward(episode: Episode) -> float:
 
 
 def rejudged_row(one: Rejudged) -> dict[str, Any]:
-    """For ``--json``."""
+    """Return a result as a JSON object for ``--json``."""
     episode, new = one.episode, one.judged
     return {
         "episode_id": episode.workflow_task.episode_id,
@@ -213,7 +217,7 @@ def rejudged_row(one: Rejudged) -> dict[str, Any]:
 
 
 def verdict_text(one: Rejudged, judge: str) -> str:
-    """Both verdicts of one episode."""
+    """Format both verdicts of one episode."""
     episode = one.episode
     source = episode.reward_source or episode.stop_reason.value
     lines = [
@@ -225,23 +229,23 @@ def verdict_text(one: Rejudged, judge: str) -> str:
     else:
         lines.append(f"  now       {_verdict(one.verdict, one.judged.is_success, judge)}")
     if one.asked_again:
-        lines.append(f"  the judge failed and was asked again {one.asked_again} times")
+        lines.append(f"  the judge failed and was retried {one.asked_again} times")
     return "\n".join(lines)
 
 
 def verdicts_text(
     found: Sequence[Rejudged], agreed: Mapping[str, Any] | None, judge: str, *, show: int
 ) -> Iterator[str]:
-    """Many episodes with both verdicts: how they agree, and those that flipped.
+    """Yield the agreement of both verdicts over many episodes, and the episodes whose success changed.
 
-    :param agreed: of `agreement`.
+    :param agreed: Return value of `agreement`.
     """
     judged = sum(one.verdict is not None for one in found)
     yield f"{judge}: {judged} of {len(found)} episodes judged"
     for why, n in Counter(one.why for one in found if one.verdict is None).most_common():
-        yield f"  {n} not: {why}"
+        yield f"  {n} not judged: {why}"
     if agreed is None:
-        yield "no episode has a recorded verdict and a new one, so there is nothing to compare"
+        yield "No episode has both a recorded and a new verdict, so there is nothing to compare."
         return
     t, kappa = agreed["table"], agreed["cohens_kappa"]
     yield ""
@@ -251,7 +255,7 @@ def verdicts_text(
     yield ""
     yield (
         f"agreement on success {agreed['agreement']:.1%} of {agreed['episodes']} episodes; Cohen's kappa "
-        f"{'not defined: both always say the same' if kappa is None else f'{kappa:.3f}'}"
+        f"{'not defined: both judges always give the same verdict' if kappa is None else f'{kappa:.3f}'}"
     )
     yield (
         f"reward {agreed['reward_recorded']:.4g} recorded, {agreed['reward_now']:.4g} now; difference "
@@ -262,12 +266,12 @@ def verdicts_text(
     flipped = [(old, new) for old, new in both if old.is_success not in (None, new.is_success)]
     if flipped:
         yield ""
-        yield f"{len(flipped)} episodes flipped"
+        yield f"{len(flipped)} episodes changed"
         for old, new in flipped[:show]:
             way = "failure → success" if new.is_success else "success → failure"
             yield f"  {old.workflow_task.episode_id}  {way}, reward {old.reward:.4g} → {new.reward:.4g}"
         if len(flipped) > show:
-            yield f"  and {len(flipped) - show} more: --show {len(flipped)}, or --json"
+            yield f"  {len(flipped) - show} more: --show {len(flipped)}, or --json"
 
 
 def _verdict(verdict: JudgeOutput | None, success: bool | None, source: str) -> str:

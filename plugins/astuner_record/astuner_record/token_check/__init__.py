@@ -1,8 +1,8 @@
-"""Does an agent keep tokens exact?  Asked before any training, without a GPU and without weights.
+"""Check that an agent keeps tokens exact, before training, without a GPU and without model weights.
 
-A scripted model speaks the model family's own format through the real tokenizer, chat template and codec, to the
-experiment's real agent, or says again what a recording holds (`checks`, `scripted`).  What the agent sends back shows
-whether its turns continue token by token, and if not, which message broke it (`report`).
+A scripted model answers the experiment's agent in the format of the model family, through the real tokenizer, chat
+template and codec; or a recording is replayed (`checks`, `scripted`). The agent's requests show whether its turns
+continue token by token, and if not, which message breaks the continuation (`report`).
 
-Invariant: the codec decides what continues, exactly as in training; this package only explains.
+Invariant: the codec decides what continues, exactly as in training. This package only explains the result.
 """

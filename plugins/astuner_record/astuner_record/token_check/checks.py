@@ -1,9 +1,9 @@
-"""The two checks: of an experiment, whose own workflow runs with a scripted model, and of recorded conversations.
+"""Check an experiment, by running its workflow with a scripted model, or check recorded conversations.
 
-Of an experiment no weights are loaded, no judge is asked, no external model is called, and no length limit applies; but
-the agent's tools are its real ones, called with made-up arguments.  A recording is said again through the codec: its
-replies are written as a model of the family would write them, their arguments spelled as recorded.  Their tool calls
-get the codec's own ids, as in training, and the requests that mention them are told so.
+The check of an experiment loads no weights, calls no judge and no external model, and applies no length limit. The
+agent's tools are the real ones, called with generated arguments. The check of a recording writes each reply as a model
+of the family would write it, with the recorded spelling of arguments. Tool calls get new IDs from the codec, as in
+training, and requests that refer to these calls are updated.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ from astuner_record.token_check.scripted import (
 
 
 def read_tokenizer(path: str, revision: str | None = None, *, trust_remote_code: bool = False) -> Any:
-    """The Hugging Face tokenizer in a folder, or of a name on the hub.
+    """Load the Hugging Face tokenizer of a folder or of a model name.
 
     :raises MissingDependency: transformers is not installed.
-    :raises ConfigError: there is no such tokenizer.
-    :raises RunError: it is not on this machine, and the hub does not answer.
+    :raises ConfigError: The tokenizer does not exist.
+    :raises RunError: The tokenizer is not cached, and the Hugging Face Hub does not answer.
     """
     try:
         return load_tokenizer(path, revision, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as e:
         story = " ".join(str(e).split())
         raise ConfigError(
-            f"the tokenizer of {path} cannot be read: {story[:300]}; name a folder with tokenizer.json, or a name on "
-            "the Hugging Face hub"
+            f"Cannot load the tokenizer of {path}: {story[:300]}. Pass a folder with tokenizer.json or a model name on "
+            "the Hugging Face Hub."
         ) from e
 
 
@@ -95,29 +95,31 @@ FRAMEWORKS = {
     "openai": "openai",
     "anthropic": "anthropic",
 }
-"""Module -> distribution. Frameworks first, then the clients that they use."""
+"""Module -> distribution. Frameworks first, then their client libraries."""
 
 
 def frameworks_in_use() -> list[str]:
-    """``name version`` of those whose module is imported and whose distribution is installed."""
+    """Return ``name version`` of each known framework that is imported and installed."""
     found = []
     for module, distribution in FRAMEWORKS.items():
         if module in sys.modules:
             try:
                 found.append(f"{distribution} {metadata.version(distribution)}")
-            except metadata.PackageNotFoundError:  # some other module of that name, e.g. the user's own `agents`
+            except metadata.PackageNotFoundError:  # another module of that name, such as the user's own `agents`
                 continue
     return found
 
 
 OWN = "the tokenizer's own"
 _Prepared: TypeAlias = "tuple[ChatTemplate, Callable[[], Sequence[EpisodeFound]]]"
-"""A chat template, and what finds out how the conversations go with it."""
+"""A chat template, and a function that checks the conversations with it."""
 REPLIES = 64
-"""Model calls of one episode, after which the check ends it."""
+"""Model calls of one episode after which the check ends it."""
 
 
 class NoJudge(Judge):
+    """Judge that returns reward 0."""
+
     def judge(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> JudgeOutput:
         return JudgeOutput(reward=0.0)
 
@@ -130,21 +132,21 @@ def check_config(
     scenarios: Sequence[str] = (),
     tasks: int = 1,
 ) -> Report:
-    """Run the experiment's workflow on its first tasks against the scripted model.
+    """Run the experiment's workflow on its first tasks with the scripted model.
 
-    :param templates: Jinja files to try beside the experiment's own chat template.
-    :param tools: with tools, without, or both; as the experiment says by default.
-    :param scenarios: names of `SCENARIOS`; all by default.
-    :param tasks: how many of the training tasks.
-    :raises ConfigError: the experiment, or the name of a scenario, is wrong.
+    :param templates: Jinja files to check in addition to the experiment's chat template.
+    :param tools: Check with tools, without tools, or both. Default: as configured in the experiment.
+    :param scenarios: Names in `SCENARIOS`. Default: all.
+    :param tasks: Number of training tasks.
+    :raises ConfigError: The experiment or the name of a scenario is invalid.
     """
     for name in scenarios:
         if name not in SCENARIOS:
-            raise ConfigError(f"--scenario {name}: there is no such scenario; there are {', '.join(SCENARIOS)}")
+            raise ConfigError(f"--scenario {name} is not a known scenario. Available: {', '.join(SCENARIOS)}")
     chosen = [SCENARIOS[name] for name in scenarios or SCENARIOS]
     first = read_tasks(config).train[:tasks]
     if not first:
-        raise ConfigError(f"{config.path}: the task reader yields no training tasks, so there is nothing to run")
+        raise ConfigError(f"{config.path}: the task reader returns no training tasks, so there is nothing to check.")
     quiet = _quiet(config)
 
     def prepare(template: Path | None, with_tools: bool) -> _Prepared:
@@ -172,10 +174,10 @@ def _variants(
     own: str,
     everything: str,
 ) -> tuple[VariantFound, ...]:
-    """What is found with each chat template, with tools and without.
+    """Return the results for each chat template, with tools and without.
 
-    :param own: the name of the one that is no file.
-    :raises ConfigError: that one cannot be used; of another this is part of what is found.
+    :param own: Name of the default template, which is not a file.
+    :raises ConfigError: The default template is unusable. An unusable additional template is reported as a result.
     """
     variants = []
     for template, with_tools in product([None, *templates], tools):
@@ -193,7 +195,7 @@ def _variants(
 
 
 def _quiet(config: Config) -> Config:
-    """The experiment without what costs time or money and has nothing to do with tokens."""
+    """Return the experiment without parts that cost time or money and do not affect tokens."""
     a = config.astuner
     agents = {
         role: agent if agent.model == "policy" else agent.model_copy(update={"model": "policy", "train": False})
@@ -222,7 +224,7 @@ def _with_template(config: Config, template: Path | None, tools: bool) -> Config
 
 
 def _codecs(config: Config) -> dict[str, ChatCodec]:
-    """Policy -> codec; policies that start from the same model share it."""
+    """Return policy -> codec. Policies with the same base model share a codec."""
     by_path: dict[str, ChatCodec] = {}
     found = {}
     for policy in AgentRegistry.of(config.astuner).policies:
@@ -254,7 +256,7 @@ async def _run_all(
 async def _run_one(
     runner: EpisodeRunner, codecs: dict[str, ChatCodec], scenario: Scenario, number: int, task: Task, *, named: bool
 ) -> EpisodeFound:
-    """One episode; a workflow that fails is part of what is found."""
+    """Run one episode. A workflow that fails is a result."""
     ear = Ear()
     engines, models = {}, {}
     for policy, codec in codecs.items():
@@ -268,7 +270,7 @@ async def _run_one(
         episode = await runner.run(workflow_task, models, sampling_for(runner.config, Split.TRAIN))
         agents = {turn.index: turn.agent for turn in episode.turns}
         ended, error = episode.stop_reason.value, episode.error
-    except AstunerError as e:  # no other episode would fare better, says the runner; another scenario may
+    except AstunerError as e:  # the runner gives up on this episode; another scenario may still work
         ended, error = "unusable", str(e)
     return EpisodeFound(
         name=scenario.name,
@@ -281,29 +283,29 @@ async def _run_one(
 
 
 SESSIONS = ("session", "session_id", "conversation_id", "episode_id", "key", "api_key")
-"""Fields that tell conversations apart; the values of the last two are secret, and are not shown."""
+"""Fields that identify a conversation. The values of `_SECRET` fields are secret and are never shown."""
 _SECRET = ("key", "api_key")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """One request and its reply."""
+    """A recorded request and its reply."""
 
     place: str
-    """``file:line``, and the turn where a line holds several."""
+    """``file:line``, with the turn if a line contains several."""
     messages: tuple[Mapping[str, Any], ...]
-    """Normalised."""
+    """Normalized messages."""
     tools: tuple[Mapping[str, Any], ...]
     reply: Mapping[str, Any]
-    """Normalised."""
+    """Normalized reply."""
     cut: bool
-    """A length limit ended it."""
+    """Whether a length limit truncated the reply."""
 
 
 def read_trace(path: Path) -> dict[str, list[Recorded]]:
-    """Every conversation in ``path``, in order of appearance: its name -> what one agent was asked, in order.
+    """Return conversation name -> its requests in order, for all conversations in ``path``.
 
-    :raises DataError: the file cannot be read, or a line of it; names file and line.
+    :raises DataError: The file or a line is unreadable. The message includes file and line.
     """
     recordings: dict[str, list[Recorded]] = {}
     names: dict[tuple[str, str], str] = {}
@@ -318,11 +320,11 @@ def read_trace(path: Path) -> dict[str, list[Recorded]]:
             raise DataError(f"{place}: {e}") from e
         except (KeyError, IndexError, TypeError, AttributeError) as e:
             raise DataError(
-                f"{place}: this is neither an episode of a run nor a recorded request ({type(e).__name__}: {e}); write "
+                f"{place}: neither an episode of a run nor a recorded request ({type(e).__name__}: {e}). Write "
                 '{"messages": […], "tools": […], "response": {"choices": […]}, "session": "…"}'
             ) from e
     if not recordings:
-        raise DataError(f"{path}: there is no conversation in it")
+        raise DataError(f"{path} contains no conversation.")
     return recordings
 
 
@@ -330,7 +332,7 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:
-        raise DataError(f"{path} cannot be read: {e}") from e
+        raise DataError(f"Cannot read {path}: {e}") from e
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
@@ -338,22 +340,22 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as e:
-            raise DataError(f"{place}: this line is not JSON: {e}") from e
+            raise DataError(f"{place}: the line is not JSON: {e}") from e
         if not isinstance(value, dict):
-            raise DataError(f"{place}: this line is a JSON {type(value).__name__}, not an object")
+            raise DataError(f"{place}: the line is a JSON {type(value).__name__}. Write a JSON object in each line.")
         yield place, value
 
 
 def _turns(line: Mapping[str, Any], place: str) -> Iterator[tuple[str, Recorded]]:
-    """The turns of a transcript (`astuner.rollout.turns`), whole requests made of what was new in each."""
+    """Yield the turns of a transcript (`astuner_record.conversations`) with complete requests."""
     known: dict[int, Recorded] = {}
     offered = line.get("tools", [])
     for number, turn in enumerate(line["turns"]):
-        if "model" in turn and "messages" in turn:  # what a model outside of the run said
+        if "model" in turn and "messages" in turn:  # turn of an external model
             continue
         index, before = turn.get("turn", number), known.get(turn["continues"])
         if turn["continues"] is not None and before is None:
-            raise DataError(f"{place}: turn {index} continues turn {turn['continues']}, which is not there")
+            raise DataError(f"{place}: turn {index} continues turn {turn['continues']}, which does not exist.")
         earlier = (*before.messages, before.reply) if before else ()
         tools = offered[turn["tools"]] if "tools" in turn else before.tools if before else ()
         known[index] = Recorded(
@@ -379,8 +381,8 @@ def _request(line: Mapping[str, Any], place: str) -> Recorded:
         message, finish = response, response.get("finish_reason")
     else:
         raise DataError(
-            f'{place}: there is no response in it; record what came back as "response", an OpenAI chat completion '
-            "(one that was streamed, put together) or its message"
+            f'{place}: response is missing. Record it as "response": an OpenAI chat completion (with streamed chunks '
+            "merged) or its message."
         )
     return Recorded(
         place=place,
@@ -392,7 +394,7 @@ def _request(line: Mapping[str, Any], place: str) -> Recorded:
 
 
 def _session(line: Mapping[str, Any], names: dict[tuple[str, str], str]) -> str:
-    """Which conversation a line belongs to; a name that may be shown."""
+    """Return the conversation that a line belongs to, by a name without secrets."""
     for label in SESSIONS:
         value = line.get(label)
         if isinstance(value, (str, int)):
@@ -412,15 +414,15 @@ def check_trace(
     tools: Sequence[bool] = (),
     plugins: PluginManager | None = None,
 ) -> Report:
-    """Replay every conversation in ``path``.
+    """Check every conversation in ``path``.
 
-    :param model: whose tokenizer; a folder, a name on the hub, or one that a plugin locates.
-    :param config: the experiment whose model and template it is, where ``model`` is not given.
-    :param templates: Jinja files to try beside the model's own chat template.
-    :param plugins: to locate ``model`` with; the installed ones by default.
-    :param tools: with the recorded tools, without, or both; as ``config`` says by default, else with.
-    :raises DataError: a line cannot be read.
-    :raises ConfigError: there is no such tokenizer, or its template is of no family that ASTuner reads.
+    :param model: Tokenizer to use: a folder, a model name on the Hub, or a name that a plugin locates.
+    :param config: Experiment whose model and chat template are used if ``model`` is not given.
+    :param templates: Jinja files to check in addition to the model's chat template.
+    :param plugins: Plugins that locate ``model``. Default: the installed plugins.
+    :param tools: Check with recorded tools, without tools, or both. Default: as in ``config``, otherwise with tools.
+    :raises DataError: A line is unreadable.
+    :raises ConfigError: The tokenizer does not exist, or its template belongs to no supported family.
     """
     recordings = read_trace(path)
 
@@ -439,7 +441,7 @@ def check_trace(
 
 
 def say_again(codec: ChatCodec, name: str, turns: Sequence[Recorded]) -> EpisodeFound:
-    """One conversation."""
+    """Check one recorded conversation."""
     ear = Ear()
     conversation = ListeningCodec(codec, ear).conversation()
     ids: dict[str, list[str]] = {}
@@ -469,7 +471,7 @@ def say_again(codec: ChatCodec, name: str, turns: Sequence[Recorded]) -> Episode
 
 
 def _with_own_ids(messages: Sequence[Mapping[str, Any]], ids: Mapping[str, Sequence[str]]) -> list[Mapping[str, Any]]:
-    """``messages`` with the codec's ids for calls of replies; an id that was used again means the next such reply."""
+    """Replace recorded tool call IDs in ``messages`` by the codec's. A repeated ID refers to the next reply with it."""
     met: dict[str, int] = {}
     renamed: list[Mapping[str, Any]] = []
     for message in messages:
@@ -495,7 +497,7 @@ def _codec(
 ) -> ChatCodec:
     if model is None and config is None:
         raise ConfigError(
-            "a trace needs a tokenizer: add --model with a folder or a name on the Hugging Face hub, e.g. "
+            "Recorded conversations need a tokenizer. Pass --model with a folder or a model name, e.g. "
             "--model Qwen/Qwen2.5-0.5B-Instruct"
         )
     if config is not None:

@@ -1,7 +1,7 @@
-"""What a check found, for people and for machines: which message of a request broke the continuation, and how.
+"""Report of a check: which message of a request breaks the continuation, and how.
 
-The codec has already said that a request continues nothing, and why (`astuner.chat.history`); here the turn that it
-was meant to go on from is found, and the first message, or tool, in which the two differ.
+The codec has already decided that a request continues no turn, and why (`astuner.chat.history`). This module finds the
+turn that the request was meant to continue, and the first message or tool that differs.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from astuner_record.token_check.scripted import Asked
 
 NOTHING = "(nothing)"
 _BEFORE, _SHOWN = 30, 120
-"""Characters shown before the first difference, and in all."""
+"""Characters shown before the first difference, and in total."""
 _TELLING = 12
-"""Characters from which on it is no accident that a message holds what the model said."""
+"""Length from which a message that contains the model's text is not a coincidence."""
 REPLY_TOOL = "GenerateStructuredOutput"
-"""The tool that an `Agent` of AgentScope 2 offers only while it is asked for a structured reply."""
+"""Tool that an AgentScope 2 `Agent` offers only while it requests a structured reply."""
 CURES = {
     "history_retold": "use a formatter that keeps the agent's own replies as assistant messages",
     "tools_changed": "offer the same tools, with the same descriptions and order of keys, in every turn",
@@ -40,30 +40,30 @@ CURES = {
     "history_rewritten": "send earlier messages and replies back unchanged",
     "template_not_incremental": "try another chat template (--template)",
 }
-"""Branch reason -> what to do, where nothing more specific is known."""
-_BY_DESIGN = "by design: each summary starts a new training sample; a larger context_size gives fewer summaries"
+"""Branch reason -> default advice."""
+_BY_DESIGN = "by design: each summary starts a new training sample; increase context_size for fewer summaries"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Where a request leaves the turn that it was meant to continue."""
+    """First difference between a request and the turn it was meant to continue."""
 
     turn: int
-    """That turn."""
+    """Turn that the request was meant to continue."""
     message: int | None
-    """Index in the request of the first message that differs; None when the tools do."""
+    """Index in the request of the first message that differs; None if the tools differ."""
     before: str
-    """What stood there, shortened around the difference; ``(nothing)`` behind the end."""
+    """Earlier text, shortened around the difference. ``(nothing)`` after the last message."""
     after: str
-    """What stands there now."""
+    """Text in the request."""
 
 
 def find_difference(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], earlier: Sequence[Asked]
 ) -> Difference | None:
-    """What keeps a request from continuing one of ``earlier``, its agent's turns in order; None without any.
+    """Return why a request continues none of its agent's ``earlier`` turns, or None without earlier turns.
 
-    :param messages: normalised, as are those of ``earlier``.
+    :param messages: Normalized messages, as in ``earlier``.
     """
     if not earlier:
         return None
@@ -84,7 +84,7 @@ def find_difference(
 
 
 def quoted_turn(messages: Sequence[Mapping[str, Any]], earlier: Sequence[Asked]) -> int | None:
-    """The last of ``earlier`` whose words stand in a message that is not the model's, as in a retold history."""
+    """Return the last of ``earlier`` whose text is in a non-assistant message, as in a retold history."""
     others = [message["content"] for message in messages if message["role"] != "assistant"]
     for one in reversed(earlier):
         said = one.reply["content"].strip()
@@ -94,7 +94,7 @@ def quoted_turn(messages: Sequence[Mapping[str, Any]], earlier: Sequence[Asked])
 
 
 def _steps(messages: Sequence[Mapping[str, Any]]) -> list[tuple[int, Mapping[str, Any]]]:
-    """The messages with their indices, those together that mean one reply."""
+    """Return messages with their indices, merging consecutive messages that represent one reply."""
     steps: list[tuple[int, Mapping[str, Any]]] = []
     at = 0
     while at < len(messages):
@@ -122,7 +122,7 @@ def _joined(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 def _shared(
     expected: Sequence[tuple[int, Mapping[str, Any]]], given: Sequence[tuple[int, Mapping[str, Any]]], one: Asked
 ) -> int:
-    """How many steps both begin with."""
+    """Return the number of leading steps that are equal."""
     for n, ((_, was), (_, now)) in enumerate(zip(expected, given, strict=False)):
         if not _same(was, now, one):
             return n
@@ -130,7 +130,7 @@ def _shared(
 
 
 def _same(was: Mapping[str, Any], now: Mapping[str, Any], one: Asked) -> bool:
-    """Whether the codec takes one message for the other."""
+    """Return whether the codec treats both messages as equal."""
     if was["role"] == now["role"] == "assistant" and not (was.get("tool_calls") or now.get("tool_calls")):
         spellings = {was["content"].strip()} | ({one.text.strip()} if was is one.reply else set())
         return now["content"].strip() in spellings
@@ -153,7 +153,7 @@ def _written(message: Mapping[str, Any]) -> str:
 
 
 def _tools(was: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """Return the names of both lists, or where the names are the same, the first tool that is spelled differently."""
+    """Return the tool names of both lists, or if they are equal, the first tool whose definition differs."""
     names = [_tool_names(tools) for tools in (was, now)]
     if names[0] != names[1]:
         return tuple("tools " + (", ".join(n) or "(none)") for n in names)  # type: ignore[return-value]
@@ -168,12 +168,12 @@ def _tool_names(tools: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _alike(one: str, other: str) -> int:
-    """How many characters both begin with."""
+    """Return the number of leading characters that are equal."""
     return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _shortened(text: str, at: int) -> str:
-    """One line of ``text`` around its character ``at``."""
+    """Return one line of ``text`` around the character at index ``at``."""
     start = max(0, at - _BEFORE) if len(text) > _SHOWN else 0
     shown = text[start : start + _SHOWN]
     return ("…" if start else "") + shown.replace("\n", "⏎") + ("…" if start + _SHOWN < len(text) else "")
@@ -181,23 +181,23 @@ def _shortened(text: str, at: int) -> str:
 
 _PLAYED = (StopReason.JUDGE_FAILED, StopReason.LEFT_OUT)
 ENDED_BADLY = {r.value for r in StopReason if not r.is_scored and r not in _PLAYED} | {"unusable"}
-"""Ways to end after which nothing more is known about an episode; ``unusable``: the template or the trace is."""
+"""Endings after which an episode cannot be checked further. ``unusable``: the template or the recording is invalid."""
 ALLOWED = ({*BRANCH_REASONS} - STARTS) | {*APPROXIMATIONS} | ENDED_BADLY
-"""What ``--allow`` takes."""
+"""Values of ``--allow``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TurnFound:
-    """One turn."""
+    """Result for one turn."""
 
     agent: str
     turn: int
     what: str
-    """``start`` (nothing to go on from), ``exact``, or the rule that broke it: a branch reason or an approximation."""
+    """``start`` (no predecessor), ``exact``, or why it is not exact: a branch reason or an approximation."""
     why: str = ""
-    """What the rule means here; of a start, that the agent retells what the model said."""
+    """Explanation for this turn. For a start: that the agent retells the model's replies."""
     cure: str = ""
-    """What to do about it; empty for a start or an exact continuation."""
+    """Advice; empty for a start or an exact continuation."""
     difference: Difference | None = None
 
     @property
@@ -207,7 +207,7 @@ class TurnFound:
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeFound:
-    """One scenario with one task, or one recorded conversation."""
+    """Result for one scenario with one task, or for one recorded conversation."""
 
     name: str
     task: str = ""
@@ -218,13 +218,13 @@ class EpisodeFound:
 
     @property
     def problems(self) -> list[str]:
-        """The words for what is not exact, of `ALLOWED`."""
+        """Return the reasons, of `ALLOWED`, why the episode is not exact."""
         return [turn.what for turn in self.turns if turn.is_broken] + [self.ended] * (self.ended in ENDED_BADLY)
 
 
 @dataclass(frozen=True, kw_only=True)
 class VariantFound:
-    """Everything under one chat template, with tools on or off."""
+    """Results for one chat template, with tools on or off."""
 
     template: str
     tools: bool
@@ -234,7 +234,7 @@ class VariantFound:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a check found."""
+    """Results of a check."""
 
     target: str
     model: str
@@ -243,39 +243,39 @@ class Report:
 
     @property
     def counts(self) -> Counter[str]:
-        """Turns by `TurnFound.what`."""
+        """Count turns by `TurnFound.what`."""
         return Counter(turn.what for v in self.variants for e in v.episodes for turn in e.turns)
 
     def problems(self, allowed: Iterable[str] = ()) -> Counter[str]:
-        """What is not exact and not allowed -> how often."""
+        """Return reason -> count of everything that is neither exact nor allowed."""
         found = Counter(problem for v in self.variants for e in v.episodes for problem in e.problems)
         return Counter({what: n for what, n in found.items() if what not in set(allowed)})
 
     def as_dict(self, allowed: Iterable[str] = ()) -> dict[str, Any]:
-        """Plain data, for ``--json``."""
+        """Return the report as a JSON object for ``--json``."""
         problems = self.problems(allowed)
         return {**asdict(self), "turns": dict(self.counts), "problems": dict(problems), "exact": not problems}
 
     def text(self, allowed: Iterable[str] = ()) -> str:
-        """A table, and every break."""
+        """Return the report as a table, followed by each broken continuation."""
         lines = [f"{self.target}: {', '.join(self.frameworks) or 'no known agent framework'}; tokenizer {self.model}"]
         for variant in self.variants:
             lines += ["", *_variant(variant)]
         c, problems = self.counts, self.problems(allowed)
         broken = sum(n for what, n in c.items() if what not in ("start", "exact"))
         going_on = c["exact"] + broken
-        lines += ["", f"{c['exact']} of {going_on} turns that go on from an earlier one continue it exactly"]
+        lines += ["", f"Exact continuation: {c['exact']} of {going_on} turns"]
         if problems:
             lines[-1] += f"; not exact: {', '.join(f'{n} {what}' for what, n in problems.most_common())}"
         if not going_on and not problems:
-            lines[-1] += "; no turn went on from another, so this says little"
+            lines[-1] += "; no turn continues an earlier one, so this check proves little"
         return "\n".join(lines)
 
 
 def look_at(asked: Sequence[Asked], agents: Mapping[int, str], template: ChatTemplate) -> tuple[TurnFound, ...]:
-    """What became of every request of an episode, in order.
+    """Return the result of every request of an episode, in order.
 
-    :param agents: turn -> its agent.
+    :param agents: Turn -> agent.
     """
     found = []
     earlier: dict[str, list[Asked]] = {}
@@ -285,7 +285,7 @@ def look_at(asked: Sequence[Asked], agents: Mapping[int, str], template: ChatTem
         reason = one.encoded.branch_reason or one.encoded.approximation
         turn = TurnFound(agent=agent, turn=one.turn, what="exact" if one.encoded.continues is not None else "start")
         if reason in STARTS and (summary := summary_turn(one.messages, before)) is not None:
-            turn = replace(turn, why=f"has the summary of turn {summary} instead of the messages before it")
+            turn = replace(turn, why=f"replaces earlier messages by the summary of turn {summary}")
         elif reason and reason not in STARTS:
             difference = find_difference(one.messages, one.tools, before)
             why, cure = _explain(reason, one, before, difference, template)
@@ -298,7 +298,7 @@ def look_at(asked: Sequence[Asked], agents: Mapping[int, str], template: ChatTem
 def _explain(
     reason: str, one: Asked, before: Sequence[Asked], difference: Difference | None, template: ChatTemplate
 ) -> tuple[str, str]:
-    """Return why a turn continues no other, and what to do, as specifically as it is known."""
+    """Return why a turn continues no other turn, and specific advice."""
     why, cure = {**BRANCH_REASONS, **APPROXIMATIONS}[reason], CURES.get(reason, "")
     if reason == "template_not_incremental" and _is_probed(template, one, difference):
         return not_incremental_because(template), cure
@@ -310,11 +310,11 @@ def _explain(
     if reason == "history_retold":
         quoted = quoted_turn(one.messages, before)
         if quoted is not None:
-            why = f"tells what the model said in turn {quoted} as another's words"
+            why = f"repeats the model's reply of turn {quoted} as another role's text"
         systems = {_system(request.messages) for request in before}
         if _system(one.messages) not in systems:
             cure = (
-                "the system prompt is another too: if these are two agents, name them, such as "
+                "the system prompt differs too: if these are two agents, name them, for example "
                 "model_tuner.as_agentscope_model('critic') or chat(…, agent_name='critic')"
             )
     return why, cure
@@ -323,18 +323,18 @@ def _explain(
 def _explain_tools(one: Asked, before: Asked, why: str, cure: str) -> tuple[str, str]:
     was, now = _tool_names(before.tools), _tool_names(one.tools)
     if now == [STRUCTURED_TOOL]:
-        why = "the request is for a structured answer, such as a summary of the context, and offers a tool for it alone"
+        why = "the request asks for a structured answer, such as a context summary, and offers only a tool for it"
         return why, _BY_DESIGN
     if (REPLY_TOOL in was) != (REPLY_TOOL in now) and {*was} ^ {*now} == {REPLY_TOOL}:
-        why = f"AgentScope offers {REPLY_TOOL} only while the agent is asked for a structured reply"
-        return why, "ask for the structured reply in each turn, in none, or by another agent"
+        why = f"AgentScope offers {REPLY_TOOL} only while the agent requests a structured reply"
+        return why, "request the structured reply in every turn, in none, or from another agent"
     if was and not now:
-        cure = "offer the same tools in every turn; AgentScope 1.x withdraws them after max_iters, so raise max_iters"
+        cure = "offer the same tools in every turn; AgentScope 1.x removes them after max_iters, so increase max_iters"
     return why, cure
 
 
 def summary_turn(messages: Sequence[Mapping[str, Any]], earlier: Sequence[Asked]) -> int | None:
-    """Return the last of ``earlier`` that was a structured answer whose every text is in one message of another."""
+    """Return the last of ``earlier`` that was a structured answer whose texts all occur in one later message."""
     others = [message["content"] for message in messages if message["role"] != "assistant"]
     for one in reversed(earlier):
         for call in one.reply.get("tool_calls") or ():
@@ -351,7 +351,7 @@ def _system(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _is_probed(template: ChatTemplate, one: Asked, difference: Difference | None) -> bool:
-    """Return whether the probes of the chat template have seen that such messages cannot continue a turn."""
+    """Return whether probing the chat template showed that such messages cannot continue a turn."""
     if difference is None or difference.message is None:
         return bool(template.breaks)
     system = role_of(one.messages[0]) == "system"
@@ -359,7 +359,7 @@ def _is_probed(template: ChatTemplate, one: Asked, difference: Difference | None
 
 
 def facts_of(template: ChatTemplate) -> dict[str, Any]:
-    """What kind of chat template it is."""
+    """Return facts about a chat template."""
     names = ("renders_tools", "incremental", "reasons", "drops_reasoning")
     found = {name: getattr(template, name) for name in names}
     because = not_incremental_because(template)
@@ -372,12 +372,12 @@ def facts_of(template: ChatTemplate) -> dict[str, Any]:
 
 
 def not_incremental_because(template: ChatTemplate) -> str:
-    """When a reply cannot be continued, for people; empty when it always can."""
+    """Return when a chat template cannot continue a reply, or an empty string if it always can."""
     if not template.breaks:
         return ""
     first, *more = sorted(template.breaks)
     follow = ["tool results"] * first.following.results
-    follow += ["messages that are no tool results"] * first.following.others + [
+    follow += ["messages other than tool results"] * first.following.others + [
         "system messages"
     ] * first.following.systems
     what = f"{' and '.join(follow)} follow" if follow else "nothing follows"
@@ -385,33 +385,34 @@ def not_incremental_because(template: ChatTemplate) -> str:
     there = f" in a conversation with {' and '.join(before)}" if before else ""
     others = f" (and in {len(more)} more cases)" if more else ""
     return (
-        "the chat template writes history differently, depending on what came before, "
+        "the chat template renders history differently depending on earlier messages, "
         f"when {what} a reply{there}{others}; such a turn starts a branch"
     )
 
 
 def check_allowed(words: Sequence[str]) -> None:
-    """:raises ConfigError: one of them is not in `ALLOWED`."""
+    """Check the values of ``--allow``.
+
+    :raises ConfigError: A value is not in `ALLOWED`.
+    """
     for word in words:
         if word not in ALLOWED:
-            hint = did_you_mean(word, ALLOWED, f"; it takes {', '.join(sorted(ALLOWED))}")
-            raise ConfigError(f"--allow {word}: there is no such reason{hint}")
+            hint = did_you_mean(word, ALLOWED, f" Available: {', '.join(sorted(ALLOWED))}")
+            raise ConfigError(f"--allow {word}: not a known reason.{hint}")
 
 
 def _variant(variant: VariantFound) -> list[str]:
     f = variant.facts
     lines = [f"template {variant.template}, tools {'on' if variant.tools else 'off'}"]
     if f:
-        tools = f["tool_calls"] if f["renders_tools"] else "shows no tools"
+        tools = f["tool_calls"] if f["renders_tools"] else "does not render tools"
         kind = "incremental" if f["incremental"] else "not incremental"
-        reasons = "; its reasoning is told from its text" if f["reasons"] else ""
+        reasons = "; reasoning is parsed from the text" if f["reasons"] else ""
         lines.append(f"  {f['family']} family, {tools}; {kind}{reasons}")
         if not f["incremental"]:
             lines.append(f"  {f['not_incremental_because']}")
         if f["drops_reasoning"]:
-            lines.append(
-                "  it leaves earlier reasoning out once the user speaks again; in training it stays in the prompt"
-            )
+            lines.append("  removes earlier reasoning after a new user message; in training it stays in the prompt")
     width = max((len(_name(e)) for e in variant.episodes), default=0)
     for episode in variant.episodes:
         lines.append(f"  {_name(episode):<{width}}  {_turns(episode)}")
@@ -439,23 +440,23 @@ def _details(episode: EpisodeFound) -> list[str]:
         if turn.is_broken:
             lines.append(f"  {_name(episode)}, turn {turn.turn} of agent {turn.agent!r}: {turn.what}: {turn.why}")
             lines += _difference(turn.difference) if turn.difference else []
-            lines += [f"    to do: {turn.cure}"] if turn.cure else []
+            lines += [f"    fix: {turn.cure}"] if turn.cure else []
     return lines
 
 
 def _difference(d: Difference) -> list[str]:
     if d.message is not None and d.before == NOTHING:
-        return [f"    it does not go on from turn {d.turn}, behind which message {d.message} comes: {d.after}"]
+        return [f"    does not continue turn {d.turn}: message {d.message} follows it: {d.after}"]
     where = "the tools" if d.message is None else f"message {d.message}"
     return [
-        f"    it does not go on from turn {d.turn}; the first difference is {where}",
+        f"    does not continue turn {d.turn}; first difference: {where}",
         f"      was  {d.before}",
         f"      is   {d.after}",
     ]
 
 
 def _errors(episodes: Sequence[EpisodeFound]) -> list[str]:
-    """Every error once, with the episodes that it ended."""
+    """Return each error once, with the episodes that it ended."""
     of: dict[str, list[str]] = {}
     for episode in episodes:
         if episode.error:

@@ -1,12 +1,11 @@
-"""The scripted model: what it says, as the token ids that a model of the family would have made, and what it was asked.
+"""Scripted model: write replies as the token IDs that a model of the family would generate, and record requests.
 
-A scenario is about the model's side only: whatever the agent does with the replies is the agent's own.  Arguments of
-calls are made up from a tool's own JSON schema, as small as it allows and of the types that it asks for; a tool may
-still refuse what they say.  An engine sees token ids only; what the scripted one says depends on the tools of the
-request, which the codec heard.
+A scenario covers the model's side only; the agent is free in what it does with the replies. Arguments of tool calls are
+generated from the tool's JSON schema, as small as possible and with the required types; a tool may still reject them.
+An engine sees token IDs only, so the tools of a request come from the codec.
 
-Invariant: what is written is read back by the codec's own reader.  A reply that the family cannot give, or that reads
-back as another one, says so in its note; it is never passed off as what was wanted.
+Invariant: the codec's own parser reads back each written reply. If the family cannot express a reply, or parses it as a
+different one, a note reports this.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from astuner.contracts.messages import Message, call_parts, mapping_of, normalis
 from astuner.contracts.types import FinishReason, Generation, SamplingParams
 
 PLAIN = "2 + 2"
-"""A text that is also arithmetic, code and a search."""
+"""Text that is valid as arithmetic, as code and as a search query."""
 _DEEPEST = 8
 
 
 def parameters_of(tools: Tools, name: str) -> Mapping[str, Any]:
-    """The JSON schema of the parameters of one of ``tools``; empty if it has none."""
+    """Return the JSON schema of the parameters of one of ``tools``, or an empty mapping without parameters."""
     for tool in tools:
         function = tool.get("function", tool)
         if isinstance(function, Mapping) and function.get("name") == name:
@@ -44,9 +43,9 @@ def parameters_of(tools: Tools, name: str) -> Mapping[str, Any]:
 
 
 def make_arguments(schema: Mapping[str, Any], text: str = PLAIN) -> dict[str, Any]:
-    """Arguments that ``schema`` (an object's) allows.
+    """Return arguments that are valid for ``schema``, the schema of an object.
 
-    :param text: what every free text says.
+    :param text: Value of every free-form string.
     """
     return _object(schema, text, schema, 0)
 
@@ -95,7 +94,7 @@ def _value(schema: Any, text: str, root: Mapping[str, Any], depth: int) -> Any:
 
 
 def _follow(reference: str, root: Mapping[str, Any]) -> Any:
-    """What ``#/$defs/Name`` stands for."""
+    """Resolve ``#/$defs/Name``."""
     found: Any = root
     for part in reference.removeprefix("#/").split("/"):
         found = found.get(part) if isinstance(found, Mapping) else None
@@ -107,13 +106,13 @@ SPELLINGS: Mapping[str, Callable[[Any], str]] = {
     "spaced": lambda value: json.dumps(value, ensure_ascii=False, indent=1),
     "escaped": lambda value: json.dumps(value),
 }
-"""Ways to write JSON: without spaces, with line breaks, and with everything but ASCII escaped."""
+"""JSON styles: compact, with line breaks, and with non-ASCII characters escaped."""
 
 
 def respelled(text: str, spellings: Iterable[str]) -> str:
-    """``text`` with JSON objects in it written as ``spellings`` write the same objects, one after the other.
+    """Replace JSON objects in ``text`` by equal objects in the given spellings, in order.
 
-    One that does not stand there as JSON (some families write arguments in another way) is passed over.
+    Objects that do not occur as JSON are skipped, because some families write arguments in another format.
     """
     start = 0
     for spelling in spellings:
@@ -126,7 +125,7 @@ def respelled(text: str, spellings: Iterable[str]) -> str:
 
 
 def find_object(text: str, value: Mapping[str, Any], start: int = 0) -> tuple[int, int] | None:
-    """Where the JSON object ``value`` first stands in ``text``, from ``start`` on."""
+    """Return the span of the first occurrence of the JSON object ``value`` in ``text``, from ``start`` on."""
     decoder = json.JSONDecoder()
     at = text.find("{", start)
     while at != -1:
@@ -146,27 +145,27 @@ class Move:
 
     text: str = ""
     calls: int = 0
-    """How many of the offered tools it calls."""
+    """Number of offered tools that the reply calls."""
     arguments: str = PLAIN
-    """What the text arguments of the calls say."""
+    """Value of string arguments of the calls."""
     spelling: str = "compact"
-    """How the arguments are written, of `SPELLINGS`, in families that write them as JSON."""
+    """JSON style of the arguments, of `SPELLINGS`, in families that write arguments as JSON."""
     thought: str = ""
-    """Its reasoning, in families that mark it."""
+    """Reasoning, in families that mark it."""
     end: Literal["stop", "cut", "broken"] = "stop"
-    """``cut``: a length limit ends it in the middle; ``broken``: its last call cannot be read."""
+    """``cut``: a length limit truncates the reply; ``broken``: the last call is malformed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """Replies of one agent, in order; then `DONE`."""
+    """Replies of one agent, in order, followed by `DONE`."""
 
     name: str
     summary: str
     moves: tuple[Move, ...]
 
     def move(self, number: int) -> Move:
-        """The ``number``-th reply, from 0."""
+        """Return the reply with index ``number``."""
         return self.moves[number] if number < len(self.moves) else DONE
 
 
@@ -179,13 +178,13 @@ def _scenarios() -> dict[str, Scenario]:
 
 
 SCENARIOS = _scenarios()
-"""Every scenario by its name."""
+"""All scenarios by name."""
 DONE = SCENARIOS["text"].moves[0]
-"""What is said once a scenario is over, as often as it is asked."""
+"""Reply after the end of a scenario, repeated for each further request."""
 
 
 Written: TypeAlias = tuple[Generation, str]
-"""A reply, and how it differs from what was wanted, and why; empty when it does not."""
+"""A reply, and a note on how and why it differs from the intended reply; the note is empty if it does not."""
 
 
 def _written(prompt_ids: Sequence[int], ids: Sequence[int], finish_reason: FinishReason) -> Generation:
@@ -199,20 +198,20 @@ def _written(prompt_ids: Sequence[int], ids: Sequence[int], finish_reason: Finis
 
 
 def write_move(template: ChatTemplate, move: Move, tools: Tools, number: int, prompt_ids: Sequence[int]) -> Written:
-    """A scripted reply.
+    """Write a scripted reply.
 
-    :param tools: those that the request offers; with a tool for structured answers among them, that one is called.
-    :param number: which reply of its agent it is; it decides which tool is called.
+    :param tools: Tools of the request. If they include a tool for structured answers, the reply calls that tool.
+    :param number: Index of the reply among the replies of its agent, which selects the tool to call.
     """
     names = [str(tool.get("function", tool).get("name")) for tool in tools]
     note = ""
     if STRUCTURED_TOOL in names:
         move, names = Move(calls=1), [STRUCTURED_TOOL]
     if move.calls and not names:
-        move, note = replace(move, calls=0, text=move.text or "Let me see."), "no tools are offered, so it says text"
+        move, note = replace(move, calls=0, text=move.text or "Let me see."), "no tools are offered: replies with text"
     if move.thought and not template.reasons:
         move = replace(move, thought="")
-        note = note or f"{template.format.name} marks no reasoning here, so there is none"
+        note = note or f"{template.format.name} marks no reasoning here: replies without reasoning"
     spell = SPELLINGS[move.spelling]
     chosen = [names[(number + n) % len(names)] for n in range(move.calls)]
     calls = [
@@ -228,7 +227,7 @@ def write_move(template: ChatTemplate, move: Move, tools: Tools, number: int, pr
     except UnsupportedRequest:
         if len(calls) < 2:
             raise
-        calls, note = calls[:1], note or "the family makes one call in a reply, so there is one"
+        calls, note = calls[:1], note or "the family allows one call per reply: makes one call"
         text = _text(template, move.text, calls, move.thought, prompt_ids)
     if move.end == "broken" and calls:
         text = _broken(text, calls[-1])
@@ -243,10 +242,10 @@ def write_move(template: ChatTemplate, move: Move, tools: Tools, number: int, pr
 def write_message(
     template: ChatTemplate, message: Mapping[str, Any], tools: Tools, prompt_ids: Sequence[int], *, cut: bool
 ) -> Written:
-    """A recorded assistant message (normalised), its arguments spelled as they were.
+    """Write a recorded assistant message (normalized), with its arguments spelled as recorded.
 
-    :param cut: a length limit ended it.
-    :raises UnsupportedRequest: the family has no such replies.
+    :param cut: Whether a length limit truncated the message.
+    :raises UnsupportedRequest: The family cannot express this reply.
     """
     calls = list(message.get("tool_calls") or ())
     text = _text(template, message["content"], calls, message.get("reasoning_content", ""), prompt_ids)
@@ -267,9 +266,9 @@ def misread(
     *,
     said: tuple[str, str],
 ) -> str:
-    """What the codec reads from ``text`` instead of what was meant; empty when it reads just that.
+    """Return what the codec parses from ``text`` instead of the intended reply, or an empty string if it matches.
 
-    :param said: content and reasoning.
+    :param said: Content and reasoning.
     """
     read = template.read(text, tools, prompt_ids=prompt_ids)
     wanted = [call_parts(call) for call in calls]
@@ -279,10 +278,10 @@ def misread(
         for (name, arguments), (other, others) in zip(wanted, found, strict=True)
     )
     if not same:
-        return f"its calls {_names(wanted)} are read as {_names(found)}"
+        return f"calls {_names(wanted)} are parsed as {_names(found)}"
     for what, meant, came in zip(("text", "reasoning"), said, (read.content, read.reasoning), strict=True):
         if meant.strip() != came.strip():
-            return f"the family writes such a reply otherwise: its {what} is read as {came.strip()[:40]!r}"
+            return f"the family writes this reply differently: its {what} is parsed as {came.strip()[:40]!r}"
     return ""
 
 
@@ -291,16 +290,16 @@ def _names(calls: Sequence[tuple[str, str]]) -> str:
 
 
 def _text(template: ChatTemplate, content: str, calls: Sequence[Any], thought: str, prompt_ids: Sequence[int]) -> str:
-    """What the model says, with the arguments of its calls spelled as they are in ``calls``."""
+    """Return the text of a reply, with the arguments of its calls spelled as in ``calls``."""
     text = template.write_reply(content, calls, thought, prompt_ids=prompt_ids)
     if not calls:
-        stripped = content.strip()  # some templates strip the content; a model may write white space all the same
+        stripped = content.strip()  # some templates strip the content, but a model may generate white space
         return text.replace(stripped, content, 1) if stripped and content not in text else text
     return respelled(text, [call_parts(call)[1] for call in calls])
 
 
 def _broken(text: str, call: Any) -> str:
-    """``text`` with a last call that cannot be read: a brace is missing, or the last tag where there are no braces."""
+    """Make the last call in ``text`` malformed by removing a brace, or the last tag if there are no braces."""
     value = parse_arguments(call_parts(call)[1])
     span = None if value is None else find_object(text, value)
     if span is not None:
@@ -309,7 +308,7 @@ def _broken(text: str, call: Any) -> str:
 
 
 def _end(template: ChatTemplate, calls: Sequence[Any]) -> int:
-    """The token that a model ends such a reply with: the one with which the template goes on behind it."""
+    """Return the token that ends such a reply: the first token that the template writes after it."""
     results = [
         {"role": "tool", "content": "r", "tool_call_id": call["id"], "name": call_parts(call)[0]} for call in calls
     ]
@@ -322,34 +321,34 @@ def _end(template: ChatTemplate, calls: Sequence[Any]) -> int:
 
 LOGPROB = -0.5
 CONTEXT = 1 << 24
-"""Tokens; the check is not about lengths."""
+"""Context length in tokens. The check is independent of lengths."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """One request as it came, what the codec made of it, and the reply."""
+    """A request as received, its encoding, and the reply."""
 
     messages: tuple[Mapping[str, Any], ...]
-    """All of them, normalised."""
+    """All messages, normalized."""
     tools: tuple[Mapping[str, Any], ...]
     encoded: EncodedPrompt
     turn: int
     reply: Mapping[str, Any]
     text: str
-    """The whole reply, as the model wrote it."""
+    """Complete reply as generated."""
 
 
 @dataclass
 class Ear:
-    """Hears what is asked, in the order of the answers."""
+    """Recorder of requests, in the order of their replies."""
 
     asked: list[Asked] = field(default_factory=list)
     offered: dict[tuple[int, ...], Tools] = field(default_factory=dict)
-    """Prompt -> the tools of the request that it was made of."""
+    """Prompt -> tools of the request it was built from."""
 
 
 class ListeningCodec(ChatCodec):
-    """The codec of an experiment, unchanged but for an ear at every conversation."""
+    """Codec of an experiment that records every conversation, otherwise unchanged."""
 
     def __init__(self, codec: ChatCodec, ear: Ear) -> None:
         vars(self).update(vars(codec))
@@ -360,13 +359,13 @@ class ListeningCodec(ChatCodec):
 
 
 class ListeningConversation(Conversation):
-    """Tells what it is asked and what is answered."""
+    """Conversation that records requests and replies."""
 
     def __init__(self, codec: ChatCodec, ear: Ear) -> None:
         super().__init__(codec)
         self._ear = ear
         self._requests: dict[int, tuple[EncodedPrompt, list[dict[str, Any]], list[Mapping[str, Any]]]] = {}
-        """By the identity of the prompt, which is kept with it so that no other takes it over."""
+        """Keyed by the identity of the prompt. The prompt is kept alive so that its identity is not reused."""
 
     async def encode_within(
         self,
@@ -402,19 +401,25 @@ class ListeningConversation(Conversation):
 
 
 class ScriptedEngine(InferenceEngine):
-    """Says what ``scenario`` tells it, to every agent of an episode."""
+    """Engine that plays ``scenario`` for every agent of an episode."""
 
     max_model_len = CONTEXT
 
     def __init__(self, codec: ChatCodec, ear: Ear, scenario: Scenario, *, most: int) -> None:
-        """:param most: replies in all; the next one ends the episode as truncated."""
+        """Create the engine.
+
+        :param most: Maximum number of replies. The next request ends the episode as truncated.
+        """
         self._codec, self._ear, self._scenario, self._most = codec, ear, scenario, most
         self._said: Counter[str] = Counter()
         self.notes: dict[str, None] = {}
-        """What could not be said as the scenario wants it, each once."""
+        """Unique notes on replies that differ from the scenario."""
 
     async def generate(self, prompt_ids: Sequence[int], sampling: SamplingParams, *, session: str = "") -> Generation:
-        """:raises TurnLimitReached: everything was said that the check allows."""
+        """Return the next reply of the scenario.
+
+        :raises TurnLimitReached: The maximum number of replies is reached.
+        """
         if self._said.total() >= self._most:
             raise TurnLimitReached(f"the check ends after {self._most} replies")
         number = self._said[session]

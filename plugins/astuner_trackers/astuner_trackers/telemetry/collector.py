@@ -1,8 +1,8 @@
-"""Where to send: addresses and headers of a collector, from the config and from OpenTelemetry's own variables; and
-what OpenTelemetry's exporters say of it, kept off the screen and put into our own words.
+"""Find a collector's address and headers, and turn the exporters' log records into messages.
 
-They say it again for every batch, with their own class names and with URLs that may hold a password.  Invariant: what
-they log in a thread of ours is not printed, and what is told of it holds no secret.
+Addresses and headers come from the config and from OpenTelemetry's environment variables. OpenTelemetry's exporters log
+every failed batch, with internal class names and URLs that may contain a password. Invariant: log records from
+ASTuner's exporter threads are not printed, and messages derived from them contain no secret.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from astuner_trackers.telemetry.settings import Telemetry
 
 DEFAULT = "http://localhost:4318"
-"""OTLP over HTTP, as the specification has it."""
+"""Paths of OTLP over HTTP, as specified."""
 _TIMEOUT = 10.0
-"""Seconds, as the specification has it."""
+"""Default timeout in seconds, as specified."""
 PATHS = {"traces": "v1/traces", "metrics": "v1/metrics"}
 _LOGGERS = (
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
@@ -36,43 +36,43 @@ _LOGGERS = (
 )
 _ours = threading.local()
 
-_ADDRESS = "check {url}: the address of OTLP over HTTP, often port 4318 (4317 is gRPC)"
-_CAUSES = (  # what is looked for in the first line, what that means, what to check; the first that fits
-    (r"refused", "nothing takes connections there", "check that it runs, and {url}"),
-    (r"resolve|not known|nodename|No address associated", "there is no such host", "check {url}"),
-    (r"CERTIFICATE|SSL", "its certificate is not trusted, or it speaks no TLS",
+_ADDRESS = "check {url}: it must be an OTLP/HTTP address, usually with port 4318 (4317 is gRPC)"
+_CAUSES = (  # (pattern in the first line, cause, advice); the first match counts
+    (r"refused", "connection refused", "check that it is running, and {url}"),
+    (r"resolve|not known|nodename|No address associated", "unknown host", "check {url}"),
+    (r"CERTIFICATE|SSL", "its certificate is not trusted, or it does not support TLS",
      "check {url}, and OTEL_EXPORTER_OTLP_CERTIFICATE"),
-    (r"code: 40[13]|Unauthorized|Forbidden", "it does not accept the key{code}", "check {headers}"),
-    (r"code: 40[45]|Not Found|Method Not Allowed", "it takes no spans under that path{code}", _ADDRESS),
-    (r"aborted|BadStatusLine|Disconnected|reset by peer", "what listens there breaks the connection off", _ADDRESS),
-    (r"timed out|[Tt]imeout", "it does not answer in time", "check that it is well, and {url}"),
-    (r"code: \d{3}", "it refuses them{code}", "look into its own log"),
-    (r"Unavailable|Too Many|Bad Gateway|Internal Server", "it cannot take any now{code}", "look into its own log"),
+    (r"code: 40[13]|Unauthorized|Forbidden", "it rejected the key{code}", "check {headers}"),
+    (r"code: 40[45]|Not Found|Method Not Allowed", "it accepts no spans at this path{code}", _ADDRESS),
+    (r"aborted|BadStatusLine|Disconnected|reset by peer", "it closed the connection", _ADDRESS),
+    (r"timed out|[Tt]imeout", "it did not answer in time", "check that it is healthy, and {url}"),
+    (r"code: \d{3}", "it rejected the data{code}", "check its log"),
+    (r"Unavailable|Too Many|Bad Gateway|Internal Server", "it is temporarily unavailable{code}", "check its log"),
 )  # fmt: skip
 _LONGEST = 200
-"""Characters of a line that none of them fits."""
+"""Maximum characters of a line that matches no pattern."""
 
 
 @dataclass(frozen=True)
 class Collector:
-    """Where one kind of signal goes."""
+    """Destination of one kind of signal."""
 
     url: str
-    """For the exporter, which may hold a user and a password where a variable does."""
+    """URL for the exporter. It may contain a user and a password if it comes from a variable."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Those of `headers_env`; the exporter itself adds those of ``OTEL_EXPORTER_OTLP_HEADERS``."""
+    """Headers of `headers_env`. The exporter adds the headers of ``OTEL_EXPORTER_OTLP_HEADERS``."""
     url_from: str = "astuner.telemetry.otlp_endpoint"
-    """What named the address, for a person who has to correct it."""
+    """Name of the setting that contains the address, for messages."""
     headers_from: str = "astuner.telemetry.headers_env"
 
     @property
     def shown(self) -> str:
-        """The URL for people to read, without a user."""
+        """URL without user and password."""
         parts = urllib.parse.urlsplit(self.url)
         return urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
     def without_secrets(self, text: str) -> str:
-        """``text`` without the values of headers and without what stands before the ``@`` of the URL."""
+        """Remove header values and the user part of the URL from ``text``."""
         user = urllib.parse.urlsplit(self.url).netloc.rpartition("@")[0]
         for secret in (user, *self.headers.values(), *_headers_of_variables().values()):
             if secret:
@@ -81,12 +81,12 @@ class Collector:
 
 
 def collector(telemetry: Telemetry, signal: str) -> Collector:
-    """Where ``traces`` or ``metrics`` go.
+    """Return the destination of ``traces`` or ``metrics``.
 
-    The config's endpoint wins over ``OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`` (whole) and ``OTEL_EXPORTER_OTLP_ENDPOINT``
-    (to which the signal's path is added, as to the config's).
+    The config's endpoint takes precedence over ``OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`` (a complete address) and
+    ``OTEL_EXPORTER_OTLP_ENDPOINT``, to which the signal's path is added, as to the config's.
 
-    :raises ConfigError: the variable with headers is not set, or holds none.
+    :raises ConfigError: The variable with headers is not set, or contains none.
     """
     headers = _headers(telemetry.headers_env)
     if telemetry.otlp_endpoint:
@@ -101,16 +101,16 @@ def collector(telemetry: Telemetry, signal: str) -> Collector:
 
 
 def timeout(signal: str) -> float:
-    """Seconds for a request of ``traces`` or ``metrics``, from OpenTelemetry's variables; else 10."""
+    """Return the request timeout for ``traces`` or ``metrics`` in seconds, from OpenTelemetry's variables, or 10."""
     names = (f"OTEL_EXPORTER_OTLP_{signal.upper()}_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
     try:
         return float(next(filter(None, map(os.environ.get, names)), _TIMEOUT))
     except ValueError:
-        return _TIMEOUT  # as they do, with a warning of their own
+        return _TIMEOUT  # as the exporters do, which also log a warning
 
 
 def _with_path(base: str, signal: str) -> str:
-    for path in PATHS.values():  # somebody wrote the whole address
+    for path in PATHS.values():  # the address is already complete
         base = base.rstrip("/").removesuffix(f"/{path}")
     return f"{base}/{PATHS[signal]}"
 
@@ -120,18 +120,18 @@ def _headers(name: str | None) -> dict[str, str]:
         return {}
     text = os.environ.get(name, "")
     if not text:
-        raise ConfigError(f"astuner.telemetry.headers_env: the environment variable {name} is not set")
+        raise ConfigError(f"astuner.telemetry.headers_env: the environment variable {name} is not set.")
     headers = _parsed(text)
     if not headers or not all(v.isascii() and v.isprintable() for pair in headers.items() for v in pair):
         raise ConfigError(
-            f"astuner.telemetry.headers_env: the variable {name} holds no headers; write key=value, and several with "
-            "commas between them"
+            f"astuner.telemetry.headers_env: the environment variable {name} contains no headers. Use "
+            "key=value, separated by commas."
         )
     return headers
 
 
 def _parsed(text: str) -> dict[str, str]:
-    """``key=value`` with commas between them, values percent-encoded (W3C Baggage, as OTLP's variables have it)."""
+    """Parse comma-separated ``key=value`` with percent-encoded values (W3C Baggage, as in OTLP's variables)."""
     pairs = (item.partition("=") for item in text.split(","))
     return {key.strip().lower(): urllib.parse.unquote(value.strip()) for key, equals, value in pairs if equals and key}
 
@@ -143,7 +143,7 @@ def _headers_of_variables() -> dict[str, str]:
 
 
 class _Divert(logging.Filter):
-    """Keeps what is logged by threads of ours."""
+    """Filter that captures log records of ASTuner's exporter threads."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         lines: list[str] | None = getattr(_ours, "lines", None)
@@ -158,9 +158,9 @@ _divert = _Divert()
 
 @contextmanager
 def diverted() -> Iterator[list[str]]:
-    """Within it, what this thread makes the exporters log goes into the list."""
+    """Capture the exporters' log messages of this thread in a list."""
     for name in _LOGGERS:
-        logging.getLogger(name).addFilter(_divert)  # once: it is the same object
+        logging.getLogger(name).addFilter(_divert)  # adding the same filter again has no effect
     lines: list[str] = []
     _ours.lines = lines
     try:
@@ -170,11 +170,11 @@ def diverted() -> Iterator[list[str]]:
 
 
 def timed_out(lines: Sequence[str], seconds: float, timeout: float) -> bool:
-    """Whether a request went out and its answer did not come in time; it may have been taken.
+    """Return whether a request was sent and its response did not arrive in time, so the data may have been accepted.
 
-    :param seconds: it took until the exporter said ``lines``, which names no cause where its time is up: it says the
-        same of a refusal after which there is no time for another try.
-    :param timeout: seconds that it had.
+    :param seconds: Time until the exporter logged ``lines``. After its time limit, the message contains no cause and is
+        the same if a request was rejected and no time is left for a retry.
+    :param timeout: Time limit in seconds.
     """
     if any(re.search(r"Read timed out|ReadTimeout", line) for line in lines):
         return True
@@ -182,9 +182,9 @@ def timed_out(lines: Sequence[str], seconds: float, timeout: float) -> bool:
 
 
 def why(lines: Sequence[str], collector: Collector) -> str:
-    """Why a collector did not take what it was sent, and what to check.
+    """Return why a collector did not accept data, and what to check.
 
-    :param lines: what the exporter said; the first names the cause, later ones only say that it gave up.
+    :param lines: Log messages of the exporter. The first one contains the cause, later ones only report giving up.
     """
     text = lines[0] if lines else "timed out"
     for pattern, cause, check in _CAUSES:

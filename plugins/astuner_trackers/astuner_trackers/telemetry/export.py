@@ -1,9 +1,10 @@
-"""Spans and numbers to a collector, through OpenTelemetry's SDK and its OTLP exporters.
+"""Export spans and metrics to a collector with OpenTelemetry's SDK and its OTLP exporters.
 
-No provider is made, so what an agent framework sets up for itself stays as it is.  Spans wait in a bounded queue, which
-a thread of the SDK empties.  Invariant: an outage of the collector is said once, and once more that it is over; when
-the end has come no batch is tried over and over, and the first that fails is the last.  What it may have got, since it
-was sent and no answer came, is never said to have been lost for certain.
+No provider is created, so the tracing setup of an agent framework is unchanged. Spans wait in a bounded queue that an
+SDK thread empties.
+
+Invariant: an outage of the collector is reported once, and so is its end. After `close` no batch is retried, and the
+first failing batch is the last. Spans that were sent without a response are never reported as certainly lost.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ from astuner_trackers.telemetry.collector import Collector, diverted, timed_out,
 from astuner_trackers.telemetry.spans import Attribute, Span
 
 QUEUE, BATCH = 8192, 256
-"""Spans that may wait, and that go together."""
+"""Maximum number of queued spans, and spans per batch."""
 LINGER = 2.0
-"""Seconds that a span waits for others."""
+"""Seconds that a span waits for a batch to fill."""
 FAREWELL = 3.0
-"""Seconds that the end waits for a collector that refuses what waits, or is known to be down."""
+"""Seconds that closing waits for a collector that rejects batches or is known to be down."""
 PATIENCE = 3
-"""Times in a row that metrics are refused before no more are sent."""
+"""Consecutive rejections of metrics after which no more are sent."""
 SCHEMA = "https://opentelemetry.io/schemas/1.41.0"
 LAST_CHANCE = 2.0
-"""Seconds that a batch may take once the end has come, where the collector is known to take nothing."""
+"""Time limit of a batch in seconds during closing, if the collector is known to be down."""
 
 Remark = Callable[[str], None]
 
 
 def resource(attributes: Mapping[str, Attribute]) -> Resource:
-    """Who sends: ``attributes``, and what ``OTEL_SERVICE_NAME`` and ``OTEL_RESOURCE_ATTRIBUTES`` say."""
+    """Return the sender's resource: ``attributes``, ``OTEL_SERVICE_NAME`` and ``OTEL_RESOURCE_ATTRIBUTES``."""
     found = Resource.create(dict(attributes))
     if str(found.attributes.get("service.name", "")).startswith("unknown_service"):
         found = found.merge(Resource({"service.name": "astuner"}))
@@ -49,7 +50,7 @@ def resource(attributes: Mapping[str, Attribute]) -> Resource:
 
 
 class SpanSender:
-    """Sends spans. Its methods are called from one thread and never wait for the collector, but `close`."""
+    """Sender of spans, for use by one thread. Only `close` waits for the collector."""
 
     def __init__(self, collector: Collector, who: Resource, version: str, remark: Remark) -> None:
         def exporter(seconds: float) -> OTLPSpanExporter:
@@ -66,7 +67,7 @@ class SpanSender:
         )
 
     def send(self, spans: Sequence[Span]) -> None:
-        with diverted():  # what the SDK says of a full queue; `close` counts
+        with diverted():  # captures the SDK's message about a full queue; `close` counts the losses
             for span in spans:
                 self._exporter.made += 1
                 self._waiting.on_end(self._readable(span))
@@ -90,13 +91,13 @@ class SpanSender:
 
     @property
     def made_and_sent(self) -> tuple[int, int]:
-        """Spans so far, and those of them that the collector took."""
+        """Numbers of created spans and of spans that the collector accepted."""
         return self._exporter.made, self._exporter.sent
 
     def close(self) -> None:
-        """Send what waits, for at most half a minute; say what was lost.
+        """Send queued spans for up to half a minute, and report losses.
 
-        Only a collector that takes something, or has not answered yet and may, is waited for longer than `FAREWELL`.
+        Waits longer than `FAREWELL` only for a collector that accepts data, or that may still respond.
         """
         self._exporter.end()
         ending = threading.Thread(target=self._shut_down, name="astuner-last-spans", daemon=True)
@@ -110,13 +111,13 @@ class SpanSender:
         self._exporter.sum_up()
 
     def _shut_down(self) -> None:
-        """Ends when the queue is empty, or given up, or after the SDK's half a minute."""
+        """Wait until the queue is empty, sending was given up, or the SDK's half a minute has passed."""
         with diverted():
             self._waiting.shutdown()  # type: ignore[no-untyped-call]
 
 
 class MetricSender:
-    """Sends the numbers of steps as gauges; waits for the collector, as long as ``OTEL_EXPORTER_OTLP_TIMEOUT``."""
+    """Sender of step metrics as gauges. Waits for the collector for up to ``OTEL_EXPORTER_OTLP_TIMEOUT``."""
 
     def __init__(self, collector: Collector, who: Resource, version: str, remark: Remark) -> None:
         self._collector, self._who, self._remark = collector, who, remark
@@ -125,7 +126,10 @@ class MetricSender:
         self._failures = 0
 
     def send(self, values: Mapping[str, float], attributes: Mapping[str, Attribute]) -> None:
-        """:param values: name -> value, at this moment."""
+        """Send the current values.
+
+        :param values: Name -> value.
+        """
         if self._failures >= PATIENCE or not values:
             return
         now = time.time_ns()
@@ -144,8 +148,8 @@ class MetricSender:
         self._failures += 1
         if self._failures == PATIENCE:
             self._remark(
-                f"the collector at {self._collector.shown} takes no metrics: {why(lines, self._collector)}. No more "
-                "are sent"
+                f"The collector at {self._collector.shown} does not accept metrics: {why(lines, self._collector)}. No "
+                "more metrics are sent."
             )
 
     def close(self) -> None:
@@ -165,15 +169,16 @@ def _clean(attributes: Mapping[str, Attribute]) -> dict[str, Any]:
 
 
 def _plain(text: str) -> str:
-    """``text`` without half surrogates, for which a whole batch would be refused."""
+    """Replace lone surrogates, which would make the collector reject the batch."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 class WatchedExporter:
-    """
-    :param make: makes the exporter, with a timeout in seconds for each batch.
-    :param remark: is told of outages, and in the end of what was lost.
-    :param timeout: seconds for each batch.
+    """Exporter that tracks outages and losses.
+
+    :param make: Creates the exporter with a timeout in seconds per batch.
+    :param remark: Called with messages about outages, and at the end about losses.
+    :param timeout: Seconds per batch.
     """
 
     def __init__(self, make: Callable[[float], Any], collector: Collector, remark: Remark, *, timeout: float) -> None:
@@ -182,12 +187,12 @@ class WatchedExporter:
         self._collector, self._remark = collector, remark
         self.made = self.sent = 0
         self._why = ""
-        """Why it takes nothing; empty while it takes what it is sent."""
+        """Cause of the current outage; empty without one."""
         self._unanswered = 0
-        """Of those that were not taken, spans that it may have got all the same."""
+        """Spans that were not confirmed but may have been received."""
         self._last_why = ""
         self._out: tuple[int, list[str]] = (0, [])
-        """Spans that are being tried now, and what was said of that so far."""
+        """Number of spans being sent, and log messages about them so far."""
         self._ending = self._given_up = False
 
     def export(self, spans: Sequence[Any]) -> SpanExportResult:
@@ -195,35 +200,37 @@ class WatchedExporter:
             return SpanExportResult.FAILURE
         inner = self._inner
         went, lines, late = self._try(spans)
-        if not went and not late and inner is not self._inner:  # the end came between its tries
+        if not went and not late and inner is not self._inner:  # `end` was called between retries
             went, lines, late = self._try(spans)
         if went:
             self.sent += len(spans)
             if self._why:
                 self._why = ""
-                self._remark(f"the collector at {self._collector.shown} takes spans again; the end says what was lost")
+                self._remark(
+                    f"The collector at {self._collector.shown} accepts spans again; losses are reported at the end"
+                )
         else:
             self._unanswered += len(spans) if late else 0
             self._failed(why(lines, self._collector))
-        self._out = (0, [])  # after `sent`: whoever waits sees one of the two
+        self._out = (0, [])  # after `sent`, so that a waiting thread sees at least one of them
         return SpanExportResult.SUCCESS if went else SpanExportResult.FAILURE
 
     def end(self) -> None:
-        """What waits still has a chance, but a short one if it took nothing lately: somebody waits for the end."""
+        """Limit further attempts, and shorten them if the last ones failed, because the user waits for the end."""
         self._timeout = LAST_CHANCE if self._why else max(self._usual, LAST_CHANCE)
         trying, self._inner = self._inner, self._make(self._timeout)
         self._ending = True
         with diverted():
-            trying.shutdown()  # it waits no longer between its tries
+            trying.shutdown()  # ends the wait between retries
 
     @property
     def may_answer(self) -> bool:
-        """Whether a request is out that nobody has refused, to a collector that is not known to be down."""
+        """Return whether a request is pending to a collector that is not known to be down."""
         count, lines = self._out
         return bool(count) and not lines and not self._why
 
     def give_up(self) -> None:
-        """Try no more: it takes too long."""
+        """Stop sending after the time limit."""
         self._given_up = True
         self._why = self._why or why(self._out[1], self._collector)
 
@@ -234,19 +241,19 @@ class WatchedExporter:
         return True
 
     def sum_up(self) -> None:
-        """Say what was lost, if anything was."""
+        """Report losses, if there are any."""
         if lost := self.made - self.sent:
-            why_not = self._why or (f"for a while, {self._last_why}" if self._last_why else "it took fewer than came")
+            why_not = self._why or (f"for a while, {self._last_why}" if self._last_why else "it was too slow")
             count, lines = self._out
             unanswered = min(self._unanswered + (0 if lines else count), lost)
-            late = f" ({unanswered:,} of them may have: its answer was late)" if unanswered else ""
+            late = f" ({unanswered:,} of them may have arrived: the response was late)" if unanswered else ""
             self._remark(
                 f"{lost:,} of {self.made:,} spans did not reach the collector at {self._collector.shown}{late}: "
                 f"{why_not}"
             )
 
     def _try(self, spans: Sequence[Any]) -> tuple[bool, list[str], bool]:
-        """Whether they were taken; else what was said, and whether that is because no answer came in time."""
+        """Return whether the spans were accepted, log messages otherwise, and whether the response was missing."""
         inner, timeout, began = self._inner, self._timeout, time.perf_counter()
         with diverted() as lines:
             self._out = (len(spans), lines)
@@ -257,18 +264,18 @@ class WatchedExporter:
         is_new, self._why = not self._why, why_not
         self._last_why = why_not
         if self._ending:
-            self._given_up = True  # `sum_up` says it
+            self._given_up = True  # `sum_up` reports it
         elif is_new:
             self._remark(
-                f"the collector at {self._collector.shown} takes no spans: {why_not}. Nothing waits for it; it is said "
-                "when it takes them again"
+                f"The collector at {self._collector.shown} does not accept spans: {why_not}. The run does not wait for "
+                "it; a message follows when it accepts spans again."
             )
 
 
 def went(export: Callable[[Any], Any], what: Any, success: Any, lines: list[str]) -> bool:
-    """Whether an exporter took ``what``; older ones raise where nobody takes the connection."""
+    """Return whether an exporter delivered ``what``. Older exporters raise if a connection is refused."""
     try:
         return bool(export(what) is success)
-    except Exception as e:  # whatever it is: the SDK's thread would only log it, for every batch
+    except Exception as e:  # the SDK's thread would log any exception for every batch
         lines.append(f"{type(e).__name__}: {e}")
         return False

@@ -1,4 +1,4 @@
-"""OpenAI-style messages in the words of OpenTelemetry: a role and its parts, as JSON."""
+"""Convert OpenAI-style messages to OpenTelemetry's format: a role and its parts, as JSON."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 from astuner.contracts.messages import call_id, call_parts, mapping_of, parse_arguments, reasoning_of
 
 LONGEST = 16_000
-"""Characters of one text; what is longer is cut and says so, since collectors refuse large requests."""
+"""Maximum characters of a text. Longer texts are truncated with a note, because collectors reject large requests."""
 
 
 def short(text: str) -> str:
-    """``text``, cut where it is too long."""
+    """Truncate ``text`` if it is too long."""
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}… [{len(text) - LONGEST:,} more characters]"
 
 
 def shown(content: Any) -> str:
-    """A message's content as text; parts that are no text are named."""
+    """Return a message's content as text, with placeholders for parts that are not text."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, (list, tuple)):
@@ -34,21 +34,22 @@ def _shown_part(part: Any) -> str:
 
 
 def arguments_of(text: str) -> Any:
-    """The arguments of a call as an object; as the text that they are where that is not JSON."""
+    """Return the arguments of a call as an object, or as text if they are not JSON."""
     return short(text) if len(text) > LONGEST or (found := parse_arguments(text)) is None else found
 
 
 def as_json(value: Any) -> str:
+    """Return ``value`` as JSON text."""
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def input_messages(messages: Iterable[Mapping[str, Any]]) -> str:
-    """What `gen_ai.input.messages` holds."""
+    """Return the value of `gen_ai.input.messages`."""
     return as_json([_message(mapping_of(message)) for message in messages])
 
 
 def output_messages(reply: Mapping[str, Any], finish_reason: str) -> str:
-    """What `gen_ai.output.messages` holds: the one reply."""
+    """Return the value of `gen_ai.output.messages`: the reply."""
     return as_json([{**_message({"role": "assistant", **reply}), "finish_reason": finish_reason}])
 
 

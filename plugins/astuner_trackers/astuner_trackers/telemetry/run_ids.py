@@ -1,10 +1,10 @@
-"""Names of what one run sends out, equal in everything that it sends and different in any other run; and an episode's
-root span as the parent of spans that the agent's own framework starts meanwhile.
+"""Derive trace and span IDs of a run, and make an episode's root span the parent of its agent framework's spans.
 
-Episode ids repeat from run to run, since they count draws and attempts, and tracing systems keep many runs.  Trace and
-span ids are derived rather than drawn, so that a span can be named as a parent before it is made: the root span is made
-when the episode is over.  A person who has AgentScope's tracing on, say, finds its spans in the trace of their episode,
-where episodes run in the process of the run.
+IDs are equal in everything that one run sends and differ between runs. Episode IDs count tasks and attempts and repeat
+from run to run, while tracing systems store many runs. IDs are derived instead of random, so that a span can be
+referenced as a parent before it is created: the root span is created at the end of the episode. If an agent framework
+such as AgentScope creates its own spans, they appear in the episode's trace, provided that episodes run in the process
+of the run.
 """
 
 from __future__ import annotations
@@ -21,52 +21,52 @@ from typing import Any
 from astuner.contracts.parts import EpisodeContextPart
 
 _TRACE_BITS = 64
-"""What a share of traces is decided by: the last bits, as OpenTelemetry's `TraceIdRatioBased` has it."""
+"""Bits that decide whether a trace is sampled, the last ones as in OpenTelemetry's `TraceIdRatioBased`."""
 
 
 @dataclass(frozen=True)
 class RunIds:
-    """The ids of one run, from its beginning (or resumption) to its end."""
+    """IDs of one run, from start or resumption to end."""
 
     run: str
-    """16 hexadecimal digits, random."""
+    """16 random hexadecimal digits."""
 
     def conversation(self, episode_id: str) -> str:
-        """What `gen_ai.conversation.id` and AgentScope Studio call an episode."""
+        """Return the ID of an episode in `gen_ai.conversation.id` and AgentScope Studio."""
         return f"{self.run}-{episode_id}"
 
     def root(self, episode_id: str) -> tuple[int, int]:
-        """(trace id, span id) of an episode's root span, also before it is over."""
+        """Return (trace ID, span ID) of an episode's root span, also before the span exists."""
         return self.trace(episode_id), self.span(episode_id)
 
     def trace(self, name: str) -> int:
-        """128 bits."""
+        """Return a trace ID of 128 bits."""
         return self._derived(f"trace {name}", 16)
 
     def span(self, *name: object) -> int:
-        """64 bits."""
+        """Return a span ID of 64 bits."""
         return self._derived(f"span {name}", 8)
 
     def _derived(self, name: str, size: int) -> int:
         digest = hashlib.blake2b(f"{self.run} {name}".encode("utf-8", "backslashreplace"), digest_size=size).digest()
-        return int.from_bytes(digest, "big") or 1  # 0 is no id
+        return int.from_bytes(digest, "big") or 1  # 0 is not a valid ID
 
 
 def is_sampled(trace_id: int, share: float) -> bool:
-    """Whether a trace is among the ``share`` that are kept."""
+    """Return whether a trace is in the sampled ``share``."""
     return trace_id % (1 << _TRACE_BITS) < share * (1 << _TRACE_BITS)
 
 
 _lock = threading.Lock()
 _runs: dict[Path, RunIds] = {}
 _traced: dict[Path, float] = {}
-"""Those of them whose root spans will be sent, and of which share of their episodes."""
+"""Active runs that send root spans -> share of their episodes that is sent."""
 
 
 def begin(run_dir: Path, *, traced: float | None = None) -> RunIds:
-    """The ids of the run in this folder, for each sink that asks until `end`.
+    """Return the IDs of the run in this folder, shared by all sinks until `end`.
 
-    :param traced: the share of its episodes whose root spans will be sent, if any are.
+    :param traced: Share of the episodes whose root spans are sent, if any.
     """
     with _lock:
         if traced is not None:
@@ -75,20 +75,19 @@ def begin(run_dir: Path, *, traced: float | None = None) -> RunIds:
 
 
 def end(run_dir: Path) -> None:
-    """The run is over; one that begins later in the same folder is another."""
+    """Mark the run as finished. A later run in the same folder gets new IDs."""
     with _lock:
         _runs.pop(run_dir, None)
         _traced.pop(run_dir, None)
 
 
 class EpisodeSpans(EpisodeContextPart):
-    """The part ``episode_context``: within it, OpenTelemetry's current span is the episode's root, if that will be
-    sent."""
+    """Part ``episode_context``: within it, OpenTelemetry's current span is the episode's root span, if it is sent."""
 
     def around(self, episode_id: str) -> AbstractContextManager[Any]:
         with _lock:
             traced = [(_runs[run_dir], share) for run_dir, share in _traced.items() if run_dir in _runs]
-        if len(traced) != 1 or "opentelemetry.trace" not in sys.modules:  # none, or nobody could say which
+        if len(traced) != 1 or "opentelemetry.trace" not in sys.modules:  # no run, or several, or tracing is unused
             return nullcontext()
         ((ids, share),) = traced
         trace_id, span_id = ids.root(episode_id)

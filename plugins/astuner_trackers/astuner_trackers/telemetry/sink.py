@@ -1,5 +1,7 @@
-"""The log sink `otel`, a run's episodes and steps as OpenTelemetry traces; and the log sinks that the section
-``astuner.telemetry`` asks for, whether or not `trainer_common.logger` names them."""
+"""Log sink `otel` for episodes and steps as OpenTelemetry traces, and activation of sinks by ``astuner.telemetry``.
+
+An address in the config section enables its sink, even if `trainer_common.logger` does not name it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 OTEL, STUDIO = "otel", "studio"
 LINKS = 128
-"""Episodes that a step's span is linked to at most: OpenTelemetry's own limit."""
+"""Maximum episodes linked to a step's span, OpenTelemetry's limit."""
 
 
 class OtelSink(LogSink):
@@ -85,7 +87,7 @@ class OtelSink(LogSink):
 
 
 def _sampling(rollout: Mapping[str, Any]) -> dict[str, Attribute]:
-    """``gen_ai.request.*`` as training asks for it; what is off is left out."""
+    """Return the training values of ``gen_ai.request.*``, without disabled ones."""
     found: dict[str, Attribute] = {"gen_ai.request.temperature": float(rollout["temperature"])}
     if rollout["top_p"] < 1:
         found["gen_ai.request.top_p"] = float(rollout["top_p"])
@@ -95,7 +97,7 @@ def _sampling(rollout: Mapping[str, Any]) -> dict[str, Attribute]:
 
 
 class Wanted(Subscriber):
-    """A collector's or a Studio's address is reason enough to send there."""
+    """Enables the sinks whose address is configured."""
 
     @classmethod
     def for_run(cls, context: RunContext) -> Sequence[Subscriber]:
@@ -104,19 +106,20 @@ class Wanted(Subscriber):
 
     @classmethod
     def check(cls, config: Any) -> None:
-        """
-        :raises ConfigError: one of those that are asked for here, or named as loggers, lacks what it needs.
+        """Check the settings of enabled and configured sinks.
+
+        :raises ConfigError: A sink lacks a setting or a package.
         """
         wanted, named = _wanted(config), _named(config)
         if OTEL in (*wanted, *named):
-            collector(config.astuner.telemetry, "traces")  # its mistakes show now
+            collector(config.astuner.telemetry, "traces")  # reports invalid settings now
         if STUDIO in named and STUDIO not in wanted:
             raise ConfigError(
-                f"trainer_common.logger names {STUDIO}, which needs astuner.telemetry.studio_url, e.g. "
+                f"trainer_common.logger contains {STUDIO}, which requires astuner.telemetry.studio_url, e.g. "
                 "http://localhost:3000"
             )
         for name in wanted:
-            config.resolve("log sink", name)  # what it needs is installed
+            config.resolve("log sink", name)  # checks its dependencies
 
 
 def _wanted(config: Config) -> list[str]:

@@ -1,7 +1,7 @@
-"""An episode, and a step, as spans: names and attributes of OpenTelemetry's semantic conventions for generative AI.
+"""Convert episodes and steps to spans with OpenTelemetry's semantic conventions for generative AI.
 
-The conventions are those of version 1.41.0, whose GenAI pages now live on in a repository of their own, with the same
-names.  What they have no name for is below ``astuner.``.  Nothing here needs OpenTelemetry.
+The names follow version 1.41.0 of the conventions; its GenAI pages have since moved to their own repository. Facts
+without a standard name are below ``astuner.``. This module does not need OpenTelemetry.
 
 ::
 
@@ -24,21 +24,21 @@ from astuner_trackers.telemetry import messages as said
 from astuner_trackers.telemetry.run_ids import RunIds
 
 PROVIDER = "astuner"
-"""`gen_ai.provider.name` of a policy of the run; that of an external model is `external`."""
+"""`gen_ai.provider.name` of the run's policies. For external models it is `external`."""
 Attribute = str | bool | int | float | Sequence[str]
 CLIENT, SERVER, INTERNAL = "client", "server", "internal"
-"""Kinds of spans: a call that goes to a server, its other side, and anything else."""
+"""Span kinds: a call to a server, the server side of a call, and all other spans."""
 VALIDATION_TIME = "time/validation"
-"""Only the numbers of a validation have this one."""
+"""Metric that only validations have."""
 
 
 Event: TypeAlias = tuple[str, float, Mapping[str, Attribute]]
-"""Something that happened at a moment of a span: its name, when, and attributes."""
+"""Event of a span: name, time, and attributes."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """Times are seconds since 1970."""
+    """A span. Times are seconds since 1970."""
 
     name: str
     trace_id: int
@@ -49,19 +49,19 @@ class Span:
     attributes: Mapping[str, Attribute]
     kind: str = INTERNAL
     error: str = ""
-    """Why it failed; empty where it did not."""
+    """Error message; empty on success."""
     events: Sequence[Event] = ()
     links: Sequence[tuple[int, int]] = ()
-    """(trace id, span id) of others."""
+    """(trace ID, span ID) of linked spans."""
 
 
 def known(attributes: Mapping[str, Attribute | None]) -> dict[str, Attribute]:
-    """Those that have a value."""
+    """Return the attributes that have a value."""
     return {name: value for name, value in attributes.items() if value is not None}
 
 
 def step_span(step: int, metrics: Mapping[str, float], ids: RunIds, links: Sequence[tuple[int, int]]) -> Span:
-    """A trace of its own for the numbers of a step, linked to the traces of its episodes; also for a validation."""
+    """Return the span of a step or validation: a separate trace with its metrics, linked to its episodes' traces."""
     name = "validation" if VALIDATION_TIME in metrics else "train_step"
     seconds = metrics.get(VALIDATION_TIME, metrics.get("time/step", 0.0))
     attributes = {f"astuner.metrics.{dotted(key)}": value for key, value in metrics.items()}
@@ -72,28 +72,28 @@ def step_span(step: int, metrics: Mapping[str, float], ids: RunIds, links: Seque
 
 
 def dotted(metric: str) -> str:
-    """A metric's name with OpenTelemetry's separator."""
+    """Return a metric name with OpenTelemetry's separator."""
     return metric.replace("/", ".")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Naming:
-    """What spans of a run are told beside the episode."""
+    """Facts about the run for the spans of its episodes."""
 
     ids: RunIds
     workflow: str
     models: Mapping[str, str]
-    """Policy -> model."""
+    """Policy -> model name."""
     default_model: str
     sampling: Mapping[str, Attribute] = field(default_factory=dict)
-    """``gen_ai.request.*`` of training; nobody wrote down what validation was asked for."""
+    """``gen_ai.request.*`` of training. The values of validations are not recorded."""
     content: bool = False
 
 
 def episode_spans(step: int, episode: Episode, naming: Naming, *, now: float) -> list[Span]:
-    """The trace of an episode, the root first.
+    """Return the trace of an episode, with the root span first.
 
-    :param now: what counts as its end where nobody wrote down when it began.
+    :param now: End of the episode if its start is unknown.
     """
     return list(_OfEpisode(step, episode, naming, now).spans())
 
@@ -148,7 +148,7 @@ class _OfEpisode:
         if self._naming.content:
             attributes["astuner.query"] = said.short(of.task.main_query)
             asked = {"role": "user", "content": of.task.main_query}
-            attributes["gen_ai.input.messages"] = said.input_messages([asked])  # what viewers list a trace by
+            attributes["gen_ai.input.messages"] = said.input_messages([asked])  # viewers use it as a trace's title
             attributes["astuner.error"] = said.short(episode.error) or None
             if self._turns:
                 last = self._turns[-1]
@@ -157,7 +157,7 @@ class _OfEpisode:
         return Span(name, self._trace, self._root, None, *times, known(attributes), error=error, events=self._verdict())
 
     def _verdict(self) -> tuple[Event, ...]:
-        """The convention's event for what a judge says; a span event, since not every collector takes logs."""
+        """Return the conventional event for a verdict, as a span event because not all collectors accept logs."""
         episode = self._episode
         if episode.verdict is None:
             return ()
@@ -226,7 +226,7 @@ class _OfEpisode:
         return Span(f"chat {model}", self._trace, own, above, *self._times(turn), known(attributes), kind=CLIENT)
 
     def _tool_spans(self, turns: Sequence[Turn | ExternalTurn]) -> Iterator[Span]:
-        """Of one agent: the calls whose results came back, each once, though a branch repeats its history."""
+        """Yield spans for one agent's calls with results, each once, because a branch repeats its history."""
         waiting: dict[str, tuple[Turn | ExternalTurn, str, str]] = {}
         for turn in turns:
             for message in map(mapping_of, turn.request):
@@ -267,7 +267,7 @@ class _OfEpisode:
         return self._naming.ids.span(self._of.episode_id, *name)
 
     def _times(self, turn: Turn | ExternalTurn) -> tuple[float, float]:
-        """Start and end; the whole episode where nobody wrote them down."""
+        """Return start and end of a turn, or of the episode if they are unknown."""
         if turn.started is None:
             return self._start, self._end
         return turn.started, turn.started + (turn.seconds or 0.0)
@@ -290,14 +290,14 @@ def _provider(turn: Turn | ExternalTurn) -> str:
 
 
 def _usage(turn: Turn | ExternalTurn) -> tuple[int, int]:
-    """Tokens of prompt and reply."""
+    """Return the number of prompt and reply tokens."""
     if isinstance(turn, ExternalTurn):
         return turn.prompt_tokens, turn.completion_tokens
     return len(turn.generation.prompt_ids), len(turn.generation.response_ids)
 
 
 def _finish(turn: Turn | ExternalTurn) -> str:
-    """In the convention's words."""
+    """Return the finish reason as a value of the conventions."""
     if isinstance(turn, Turn) and turn.generation.finish_reason is FinishReason.LENGTH:
         return "length"
     return "tool_call" if turn.message.get("tool_calls") else "stop"
