@@ -509,7 +509,7 @@ def test_trinity_takes_it(name: str, machine: str, tmp_path: Path) -> None:
     ("overrides", "says"),
     [
         ([f"trinity.{ACTOR}.no_such_field=1"], "Trinity does not take this configuration: .*no_such_field"),
-        ([f"trinity.{VERL}.model.no_such_field=1"], r"model\.no_such_field is no key of VERL's"),
+        ([f"trinity.{VERL}.model.no_such_field=1"], r"model\.no_such_field is not a key of VERL's"),
         ([f"trinity.{REF}.fsdp_config.no_such_field=1"], "ref.fsdp_config: .*no_such_field"),
         (["trinity.explorer.over_rollout.ratio=0.5"], "write astuner.rollout.oversample"),
         (
@@ -586,15 +586,15 @@ def test_keys_are_nested_or_dotted(tmp_path: Path) -> None:
     [
         (
             "trinity:\n  explorer:\n    rollout_model:\n      gpu_memory_utilisation: 0.7\n",
-            f"mine.yaml:9:7: trinity.{ENGINE}.gpu_memory_utilisation is no key of Trinity; "
+            f"mine.yaml:9:7: trinity.{ENGINE}.gpu_memory_utilisation is not a key of Trinity; "
             f"did you mean {ENGINE}.gpu_memory_utilization?",
         ),
         (
             "trinity:\n  rollout_model.gpu_memory_utilization: 0.7\n",
-            f"trinity.rollout_model.gpu_memory_utilization is no key of Trinity; did you mean "
+            f"trinity.rollout_model.gpu_memory_utilization is not a key of Trinity; did you mean "
             f"{ENGINE}.gpu_memory_utilization?",
         ),
-        ("trinity:\n  trainer.zzz: 1\n", "mine.yaml:7:3: trinity.trainer.zzz is no key of Trinity"),
+        ("trinity:\n  trainer.zzz: 1\n", "mine.yaml:7:3: trinity.trainer.zzz is not a key of Trinity"),
         (
             "trinity:\n  trainer:\n    balance_batch: 3\n",
             "mine.yaml:8:5: trinity.trainer.balance_batch should be true or false, got 3",
@@ -620,7 +620,7 @@ def test_keys_are_nested_or_dotted(tmp_path: Path) -> None:
             f"trinity:\n  {ACTOR}: 4\n",
             f"mine.yaml:7:3: trinity.{ACTOR} is a section of VERL's; write keys below it",
         ),
-        (f"trinity:\n  {VERL}.rewards.x: 4\n", f"trinity.{VERL}.rewards.x is no key of Trinity"),
+        (f"trinity:\n  {VERL}.rewards.x: 4\n", f"trinity.{VERL}.rewards.x is not a key of Trinity"),
         (
             "trinity:\n  buffer:\n    batch_size: 4\n",
             "mine.yaml:8:5: trinity.buffer.batch_size is set by ASTuner: write astuner.data.train_batch_size and "
@@ -640,7 +640,7 @@ def test_keys_are_nested_or_dotted(tmp_path: Path) -> None:
         ),
         (
             "trinity:\n  trainer.sav_interval: 3\n",
-            "trinity.trainer.sav_interval is no key of Trinity; trainer.save_interval is one, and is set by ASTuner: "
+            "trinity.trainer.sav_interval is not a key of Trinity; trainer.save_interval is, but it is set by ASTuner: "
             "write astuner.trainer_common.save_freq instead",
         ),
     ],
@@ -742,7 +742,7 @@ def test_a_platform_lends_gpus() -> None:
     ("overrides", "message"),
     [
         (a("data.max_prompt_length=13000"), "astuner.data.max_prompt_length is 13000, which leaves no room to answer"),
-        (a("model.path=tiny-calculator"), "astuner.rollout.max_model_len is 13000, but the model was made for"),
+        (a("model.path=tiny-calculator"), "astuner.rollout.max_model_len is 13000, but the context of the model"),
         (
             ["trinity.trainer.max_token_len_per_gpu=12999"],
             "trinity.trainer.max_token_len_per_gpu is 12999, but a sequence of the whole context has 13000 tokens",

@@ -124,7 +124,7 @@ def test_parameters_are_read_by_vllms_names():
     assert read({}) == SamplingParams(max_tokens=48, stop_token_ids=(STOP,))
     assert read({"max_tokens": 500}, room=4).max_tokens == 4
     assert read({"ignore_eos": True}).stop_token_ids == ()
-    with pytest.raises(ValueError, match="does not know the sampling parameter 'min_p'"):
+    with pytest.raises(ValueError, match="do not support the sampling parameter 'min_p'"):
         read({"min_p": 0.1})
     with pytest.raises(ValueError, match="repetition_penalty"):
         read({"repetition_penalty": 1.2})

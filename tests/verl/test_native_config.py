@@ -370,16 +370,16 @@ def test_keys_are_nested_or_dotted_and_a_plus_adds_one(tmp_path: Path) -> None:
     [
         (
             "verl:\n  actor_rollout_ref:\n    rollout:\n      gpu_memory_utilisation: 0.7\n",
-            f"mine.yaml:9:7: verl.{ROLLOUT}.gpu_memory_utilisation is no key of verl; "
+            f"mine.yaml:9:7: verl.{ROLLOUT}.gpu_memory_utilisation is not a key of verl; "
             f"did you mean {ROLLOUT}.gpu_memory_utilization?",
         ),
         (
             "verl:\n  rollout.gpu_memory_utilization: 0.7\n",
-            f"verl.rollout.gpu_memory_utilization is no key of verl; did you mean {ROLLOUT}.gpu_memory_utilization?",
+            f"verl.rollout.gpu_memory_utilization is not a key of verl; did you mean {ROLLOUT}.gpu_memory_utilization?",
         ),
         (
             "verl:\n  trainer.zzz: 1\n",
-            "mine.yaml:7:3: verl.trainer.zzz is no key of verl; for a key that its YAML files lack write trainer.+zzz",
+            "mine.yaml:7:3: verl.trainer.zzz is not a key of verl; ",
         ),
         (
             "verl:\n  trainer:\n    balance_batch: 3\n",
@@ -427,7 +427,7 @@ def test_a_wrong_key_is_an_error_with_its_place(tmp_path: Path, section: str, me
 
 def test_a_misspelt_key_that_is_locked_leads_to_ours() -> None:
     with pytest.raises(
-        ConfigError, match=r"verl\.trainer\.sav_freq is no key of verl; trainer\.save_freq is one, and is"
+        ConfigError, match=r"verl\.trainer\.sav_freq is not a key of verl; trainer\.save_freq is, but it is"
     ):
         told(["verl.trainer.sav_freq=3"])
 
@@ -568,7 +568,7 @@ def test_the_person_wins_over_the_platform() -> None:
         ),
         (a("trainer_common.micro_batch_tokens=12999"), "must fit into one pass; write at least 13000"),
         (a("model.lora.alpha=12.5"), "astuner.model.lora.alpha is 12.5, and verl takes whole numbers"),
-        (a("model.path=tiny-calculator"), "astuner.rollout.max_model_len is 13000, but the model was made for"),
+        (a("model.path=tiny-calculator"), "astuner.rollout.max_model_len is 13000, but the context of the model"),
         *(
             (a("model.lora.rank=4", f"model.lora.target_modules={targets}"), f"target_modules names {layers}")
             for targets, layers in (

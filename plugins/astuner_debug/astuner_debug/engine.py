@@ -78,7 +78,7 @@ class OpenAICompletionsEngine(InferenceEngine):
         room = self.max_model_len - len(prompt_ids)
         if room < 1:
             raise ContextOverflow(
-                f"a prompt of {len(prompt_ids)} tokens fills the context of {self.max_model_len} tokens"
+                f"a prompt of {len(prompt_ids)} tokens leaves no room in a context of {self.max_model_len}"
             )
         with given_up_when_cancelled():
             answer = await in_daemon_thread(self._complete, list(prompt_ids), sampling, min(sampling.max_tokens, room))
