@@ -282,7 +282,7 @@ def test_weights_that_do_not_fit_change_nothing(server):
     norm = "model.norm.weight"
     cases = {
         "model.norm.weight is missing": {name: tensor for name, tensor in whole.items() if name != norm},
-        "nobody.weight has no place": {**whole, "nobody.weight": torch.zeros(1)},
+        "nobody.weight is not in the model": {**whole, "nobody.weight": torch.zeros(1)},
         r"model.norm.weight is \(3,\)": {**whole, norm: torch.zeros(3)},
     }
     before = {name: tensor.clone() for name, tensor in server.engine.model.state_dict().items()}
