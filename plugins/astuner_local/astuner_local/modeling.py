@@ -247,7 +247,7 @@ def _source(model_config: ModelSection, path: str | None) -> tuple[str, dict[str
         folder = Path(source).expanduser()
         if not folder.is_dir():
             raise ConfigError(
-                f"astuner.model.path is {source}, but this folder does not exist ({folder.resolve()}); "
+                f"astuner.model.path is {source}, but there is no such folder ({folder.resolve()}); "
                 "correct it, or use a Hugging Face name such as Qwen/Qwen2.5-0.5B-Instruct"
             )
         require_whole(folder.resolve())

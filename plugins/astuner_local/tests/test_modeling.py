@@ -190,7 +190,7 @@ def test_the_template_of_an_experiment_is_the_codecs_and_lies_beside_the_experim
 
 
 def test_a_folder_that_is_missing_or_empty_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"does not exist.*Hugging Face name"):
+    with pytest.raises(ConfigError, match=r"no such folder.*Hugging Face name"):
         modeling.load_model(ModelSection(path=str(tmp_path / "absent")))
     with pytest.raises(ConfigError, match=r"no config\.json"):
         modeling.load_model(ModelSection(path=str(tmp_path)))
