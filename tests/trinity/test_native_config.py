@@ -748,7 +748,10 @@ def test_a_platform_lends_gpus() -> None:
             "trinity.trainer.max_token_len_per_gpu is 12999, but the longest sequence has 13000 tokens",
         ),
         (["trinity.trainer.max_token_len_per_gpu=null"], "should be an integer of at least 1, got None"),
-        (["trinity.synchronizer.sync_style=fully_async", "trinity.synchronizer.sync_offset=1"], "sync_offset has no effect"),
+        (
+            ["trinity.synchronizer.sync_style=fully_async", "trinity.synchronizer.sync_offset=1"],
+            "sync_offset has no effect",
+        ),
         (["trinity.explorer.max_inflight_batches=3"], "trinity.explorer.max_inflight_batches has no effect but with"),
         ([f"trinity.{STALENESS}=3"], "max_staleness has no effect but with fully_async"),
         (

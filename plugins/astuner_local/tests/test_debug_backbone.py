@@ -174,9 +174,7 @@ def test_a_wrong_key_and_a_wrong_model_are_said(server: Server) -> None:
 def test_without_a_name_the_only_model_is_taken_and_several_are_refused(server: Server) -> None:
     assert OpenAICompletionsEngine(server.url, api_key=KEY).model == "tiny"
     server.models.append({"id": "other"})
-    with pytest.raises(
-        RunError, match=r"serves tiny, other, and no model is selected; set astuner.model.path"
-    ):
+    with pytest.raises(RunError, match=r"serves tiny, other, and no model is selected; set astuner.model.path"):
         OpenAICompletionsEngine(server.url, api_key=KEY)
     assert OpenAICompletionsEngine(server.url, api_key=KEY, paths=["other"]).max_model_len == 32768
 

@@ -78,10 +78,13 @@ def test_exact_tokens_are_taken_as_they_are(tmp_path: Path) -> None:
         ({"text": "no conversation"}, "'messages'"),
         ([], "list indices"),
         ({"messages": [{"role": "user", "content": "1 + 1?"}]}, "no assistant tokens"),
-        ({"messages": [{"role": "tool", "content": "2"}, {"role": "assistant", "content": "2"}]}, "has no preceding call"),
-        ({"input_ids": [5, 6], "loss_mask": [1]}, "2 input_ids with a loss_mask of 1"),
+        (
+            {"messages": [{"role": "tool", "content": "2"}, {"role": "assistant", "content": "2"}]},
+            "has no preceding call",
+        ),
+        ({"input_ids": [5, 6], "loss_mask": [1]}, "2 input_ids need a loss_mask"),
         ({"input_ids": [5, 6], "loss_mask": [1, 1]}, "no context to be predicted from"),
-        ({"input_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 0, 1]}, "may have 3 below"),
+        ({"input_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 0, 1]}, "allowed are 3 tokens below"),
         ({"input_ids": [5, 1_000_000], "loss_mask": [0, 1]}, "up to 1000000"),
     ],
 )
