@@ -190,7 +190,7 @@ def test_a_server_whose_model_is_called_something_else_is_told(server: Server) -
     assert "serves 'tiny', but astuner.model.path is 'Qwen/Qwen3-8B'" in note
     server.models[:] = [{"id": "a", "root": "/models/a"}, {"id": "tiny", "root": "/models/qwen3"}]
     assert connected("Qwen/Qwen3-8B", "/models/qwen3") == ("tiny", "")
-    with pytest.raises(RunError, match=r"serves a, tiny, not Qwen/Qwen3-0\.6B"):
+    with pytest.raises(RunError, match=r"serves a, tiny, but not Qwen/Qwen3-0\.6B"):
         connected("Qwen/Qwen3-0.6B")
     server.models[:] = []
     with pytest.raises(RunError, match="serves no model"):
