@@ -158,4 +158,4 @@ def test_kill_lists_and_asks_which(start, tmp_path, capsys):
 
 def test_kill_with_nothing_to_end(capsys):
     assert run("kill") == 0
-    assert "nothing of yours is running" in capsys.readouterr().out
+    assert "no process of your runs is running" in capsys.readouterr().out

@@ -132,7 +132,7 @@ def test_a_batch_without_weights_is_no_batch() -> None:
 
 
 def test_another_trainer_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"trainer_type is tinker.*leave it out"):
+    with pytest.raises(ValueError, match=r"trainer_type is tinker.*remove the key"):
         TokenLoss("tinker", settings=TrainerCommon().model_dump(mode="json"))
 
 

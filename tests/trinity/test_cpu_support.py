@@ -175,7 +175,7 @@ def test_the_context_is_never_left(served):
 def test_what_would_be_ignored_is_refused_with_its_name(served):
     for wrong in ([], [5, 512], [5, -1], [5, "a"], [True]):
         assert "tokens from 0 to 511" in served.refusal(prompt=wrong)
-    assert "neither a list of token ids nor a text" in served.refusal(prompt=None)
+    assert "must be a list of token IDs or a string" in served.refusal(prompt=None)
     for name, value in {"stream": True, "echo": True, "logit_bias": {"5": 1}}.items():
         assert repr(name) in served.refusal(prompt=[5], **{name: value})
     assert "'min_p'" in served.refusal(prompt=[5], min_p=0.1)
@@ -434,7 +434,7 @@ print("fine")
 def test_other_versions_are_refused_with_what_to_type(monkeypatch):
     monkeypatch.setattr(hooks.wrapt, "register_post_import_hook", lambda *_: pytest.fail("it changes something"))
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.9.1" if name == "verl" else "0.6.0")
-    with pytest.raises(RuntimeError, match=r"verl 0\.8\.0, and it is 0\.9\.1 here.*pip install verl==0\.8\.0"):
+    with pytest.raises(RuntimeError, match=r"verl 0\.8\.0, but found 0\.9\.1.*pip install verl==0\.8\.0"):
         hooks.setup.__wrapped__()
 
 

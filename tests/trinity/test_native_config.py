@@ -459,7 +459,7 @@ def test_a_persons_operators_come_before_the_credit(trinity_has: Callable[..., A
 def test_operators_that_leave_nothing_of_a_batch_are_an_error() -> None:
     from astuner_trinity.experiences import CreditOperator
 
-    with pytest.raises(RunError, match=f"trinity.{OPERATORS} left no experience of a batch"):
+    with pytest.raises(RunError, match=f"trinity.{OPERATORS} removed all experiences of a batch"):
         asyncio.run(CreditOperator(multiple=1).process([]))
 
 
@@ -508,13 +508,13 @@ def test_trinity_takes_it(name: str, machine: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        ([f"trinity.{ACTOR}.no_such_field=1"], "Trinity does not take this configuration: .*no_such_field"),
-        ([f"trinity.{VERL}.model.no_such_field=1"], r"model\.no_such_field is no key of VERL's"),
+        ([f"trinity.{ACTOR}.no_such_field=1"], "Trinity rejects this configuration: .*no_such_field"),
+        ([f"trinity.{VERL}.model.no_such_field=1"], r"model\.no_such_field is not a key of VERL"),
         ([f"trinity.{REF}.fsdp_config.no_such_field=1"], "ref.fsdp_config: .*no_such_field"),
         (["trinity.explorer.over_rollout.ratio=0.5"], "write astuner.rollout.oversample"),
         (
             [f"trinity.{OPERATORS}=[{{name: no.such.Operator}}]"],
-            "Trinity does not take this configuration: Cannot dynamically import Operator from no.such",
+            "Trinity rejects this configuration: Cannot dynamically import Operator from no.such",
         ),
     ],
 )
@@ -527,7 +527,7 @@ def test_what_trinity_does_not_take_is_an_error_before_anything_starts(
 
 def test_what_trinity_would_change_in_silence_is_an_error(tmp_path: Path) -> None:
     machine = {"explorer.concurrent_mode": "asynchronous", RUNNERS: 1000}  # who writes an experiment may not say that
-    with pytest.raises(ConfigError, match=f"Trinity would not keep trinity.{RUNNERS}: 1000; it makes that 132"):
+    with pytest.raises(ConfigError, match=f"Trinity would change trinity.{RUNNERS}: 1000 to 132"):
         taken(tmp_path, machine=machine)
 
 
@@ -586,15 +586,15 @@ def test_keys_are_nested_or_dotted(tmp_path: Path) -> None:
     [
         (
             "trinity:\n  explorer:\n    rollout_model:\n      gpu_memory_utilisation: 0.7\n",
-            f"mine.yaml:9:7: trinity.{ENGINE}.gpu_memory_utilisation is no key of Trinity; "
+            f"mine.yaml:9:7: trinity.{ENGINE}.gpu_memory_utilisation is not a key of Trinity; "
             f"did you mean {ENGINE}.gpu_memory_utilization?",
         ),
         (
             "trinity:\n  rollout_model.gpu_memory_utilization: 0.7\n",
-            f"trinity.rollout_model.gpu_memory_utilization is no key of Trinity; did you mean "
+            f"trinity.rollout_model.gpu_memory_utilization is not a key of Trinity; did you mean "
             f"{ENGINE}.gpu_memory_utilization?",
         ),
-        ("trinity:\n  trainer.zzz: 1\n", "mine.yaml:7:3: trinity.trainer.zzz is no key of Trinity"),
+        ("trinity:\n  trainer.zzz: 1\n", "mine.yaml:7:3: trinity.trainer.zzz is not a key of Trinity"),
         (
             "trinity:\n  trainer:\n    balance_batch: 3\n",
             "mine.yaml:8:5: trinity.trainer.balance_batch should be true or false, got 3",
@@ -605,22 +605,22 @@ def test_keys_are_nested_or_dotted(tmp_path: Path) -> None:
         ),
         (
             "trinity:\n  explorer.max_inflight_batches: many\n",
-            "trinity.explorer.max_inflight_batches should be a whole number from 1, got 'many'",
+            "trinity.explorer.max_inflight_batches should be an integer of at least 1, got 'many'",
         ),
         (
             "trinity:\n  explorer.runner_prepare_concurrency: many\n",
-            "mine.yaml:7:3: trinity.explorer.runner_prepare_concurrency should be a whole number, got 'many'",
+            "mine.yaml:7:3: trinity.explorer.runner_prepare_concurrency should be an integer, got 'many'",
         ),
         (
             "trinity:\n  explorer.auxiliary_models:\n  - model_pth: x\n",
-            "trinity.explorer.auxiliary_models is not what Trinity takes: Key 'model_pth' not in",
+            "trinity.explorer.auxiliary_models is not accepted by Trinity: Key 'model_pth' not in",
         ),
-        ("trinity:\n  explorer: 4\n", "mine.yaml:7:3: trinity.explorer is a section of Trinity's; write keys below it"),
+        ("trinity:\n  explorer: 4\n", "mine.yaml:7:3: trinity.explorer is a section of Trinity; write keys below it"),
         (
             f"trinity:\n  {ACTOR}: 4\n",
-            f"mine.yaml:7:3: trinity.{ACTOR} is a section of VERL's; write keys below it",
+            f"mine.yaml:7:3: trinity.{ACTOR} is a section of VERL; write keys below it",
         ),
-        (f"trinity:\n  {VERL}.rewards.x: 4\n", f"trinity.{VERL}.rewards.x is no key of Trinity"),
+        (f"trinity:\n  {VERL}.rewards.x: 4\n", f"trinity.{VERL}.rewards.x is not a key of Trinity"),
         (
             "trinity:\n  buffer:\n    batch_size: 4\n",
             "mine.yaml:8:5: trinity.buffer.batch_size is set by ASTuner: write astuner.data.train_batch_size and "
@@ -640,7 +640,7 @@ def test_keys_are_nested_or_dotted(tmp_path: Path) -> None:
         ),
         (
             "trinity:\n  trainer.sav_interval: 3\n",
-            "trinity.trainer.sav_interval is no key of Trinity; trainer.save_interval is one, and is set by ASTuner: "
+            "trinity.trainer.sav_interval is not a key of Trinity; trainer.save_interval is, but it is set by ASTuner: "
             "write astuner.trainer_common.save_freq instead",
         ),
     ],
@@ -742,22 +742,25 @@ def test_a_platform_lends_gpus() -> None:
     ("overrides", "message"),
     [
         (a("data.max_prompt_length=13000"), "astuner.data.max_prompt_length is 13000, which leaves no room to answer"),
-        (a("model.path=tiny-calculator"), "astuner.rollout.max_model_len is 13000, but the model was made for"),
+        (a("model.path=tiny-calculator"), "astuner.rollout.max_model_len is 13000, but the context of the model"),
         (
             ["trinity.trainer.max_token_len_per_gpu=12999"],
-            "trinity.trainer.max_token_len_per_gpu is 12999, but a sequence of the whole context has 13000 tokens",
+            "trinity.trainer.max_token_len_per_gpu is 12999, but the longest sequence has 13000 tokens",
         ),
-        (["trinity.trainer.max_token_len_per_gpu=null"], "should be a whole number from 1, got None"),
-        (["trinity.synchronizer.sync_style=fully_async", "trinity.synchronizer.sync_offset=1"], "sync_offset means"),
-        (["trinity.explorer.max_inflight_batches=3"], "trinity.explorer.max_inflight_batches means nothing but with"),
-        ([f"trinity.{STALENESS}=3"], "max_staleness means nothing but with fully_async"),
+        (["trinity.trainer.max_token_len_per_gpu=null"], "should be an integer of at least 1, got None"),
+        (
+            ["trinity.synchronizer.sync_style=fully_async", "trinity.synchronizer.sync_offset=1"],
+            "sync_offset has no effect",
+        ),
+        (["trinity.explorer.max_inflight_batches=3"], "trinity.explorer.max_inflight_batches has no effect but with"),
+        ([f"trinity.{STALENESS}=3"], "max_staleness has no effect but with fully_async"),
         (
             [f"trinity.{ENGINE}.engine_num=8"],
-            f"trinity.{ENGINE}.engine_num makes 8 x 1 for rollouts, but there are 1 x 8 = 8 GPUs, and training needs",
+            f"trinity.{ENGINE}.engine_num makes 8 x 1 for rollouts, but there are 1 x 8 = 8 GPUs and training needs",
         ),
         (
             a("trainer_common.nnodes=2"),
-            "which leave 14 of 2 x 8 = 16 GPUs for training; Trinity trains on GPUs of one machine or on whole",
+            "which leave 14 of 2 x 8 = 16 GPUs for training; Trinity trains on GPUs of one machine or on full",
         ),
         (
             a("trainer_common.ulysses_sequence_parallel_size=4"),
@@ -765,34 +768,34 @@ def test_a_platform_lends_gpus() -> None:
         ),
         (
             a("trainer_common.nnodes=3", "rollout.tensor_model_parallel_size=12"),
-            "makes rollout engines of 12 GPUs, which are neither a part of a machine's 8 nor whole machines",
+            "makes rollout engines of 12 GPUs, which fit neither into one machine with 8 nor",
         ),
         (
             a("rollout.oversample=1.5"),
-            "astuner.rollout.oversample is 1.5, and while rollouts and training take turns Trinity waits for all",
+            "astuner.rollout.oversample is 1.5, but with alternating rollouts and training Trinity waits for all",
         ),
-        (a("model.lora.rank=8", "model.lora.alpha=1.5"), "astuner.model.lora.alpha is 1.5, and verl takes whole"),
+        (a("model.lora.rank=8", "model.lora.alpha=1.5"), "astuner.model.lora.alpha is 1.5, but verl accepts integers"),
         (
             [*a("model.lora.rank=8"), "trinity.synchronizer.sync_method=memory"],
-            "trinity.synchronizer.sync_method is memory, by which Trinity sends the model and its adapters apart",
+            "trinity.synchronizer.sync_method is memory, but Trinity then sends model and adapters separately",
         ),
         (
             [*a("model.lora.rank=8"), f"trinity.{VERL}.model.external_lib=mine"],
-            "external_lib is 'mine', and with astuner.model.lora it is astuner_trinity.merged",
+            "external_lib is 'mine', but astuner.model.lora needs astuner_trinity.merged",
         ),
-        (["trinity.mode=serve"], "trinity.mode is 'serve'; `astuner run --with feedback` serves users"),
-        (["trinity.mode=bench"], "trinity.mode is 'bench'; `astuner eval` measures checkpoints; write one of both"),
-        (["trinity.mode=colocate"], "trinity.mode is 'colocate'; it never starts in Trinity 0.6.0"),
-        (["trinity.synchronizer.sync_style=sometimes"], "is 'sometimes'; write one of fixed, explorer_driven"),
-        ([f"trinity.{ENGINE}.engine_num=two"], "engine_num should be a whole number from 1, got 'two'"),
-        (["trinity.synchronizer.sync_interval=0"], "sync_interval should be a whole number from 1, got 0"),
+        (["trinity.mode=serve"], "trinity.mode is 'serve'; run `astuner run --with feedback`"),
+        (["trinity.mode=bench"], "trinity.mode is 'bench'; run `astuner eval` to measure checkpoints; use one of both"),
+        (["trinity.mode=colocate"], "trinity.mode is 'colocate'; Trinity 0.6.0 cannot start it"),
+        (["trinity.synchronizer.sync_style=sometimes"], "is 'sometimes'; use one of fixed, explorer_driven"),
+        ([f"trinity.{ENGINE}.engine_num=two"], "engine_num should be an integer of at least 1, got 'two'"),
+        (["trinity.synchronizer.sync_interval=0"], "sync_interval should be an integer of at least 1, got 0"),
         (
             [ASYNC, "trinity.synchronizer.sync_interval=4"],
-            "sync_interval is 4, so rollouts would wait for weights that training, which waits for rollouts, hands out "
-            "too late; write 3 at most",
+            "sync_interval is 4, so rollouts would wait for weights that training, which waits for rollouts, provides "
+            "too late; use at most 3",
         ),
         (["trinity.explorer.auxiliary_models=judge"], "should be a list with a section for each model"),
-        (["trinity.explorer.auxiliary_models=[{engine_num: no}]"], "should say engine_num and *_parallel_size as"),
+        (["trinity.explorer.auxiliary_models=[{engine_num: no}]"], "should have integers of at least 1 as engine_num"),
     ],
 )
 def test_facts_that_do_not_fit_together_are_an_error(overrides: list[str], message: str) -> None:
@@ -808,7 +811,9 @@ def test_two_commands_of_one_run_tell_trinity_what_one_command_tells_it(mode: st
 
 @pytest.mark.parametrize("gpus", [0, 1])
 def test_too_few_gpus_are_an_error(gpus: int) -> None:
-    says = "is 0, and trinity needs one" if not gpus else "trinity needs two: one for rollouts, one for training"
+    says = (
+        "is 0, but trinity needs at least one" if not gpus else "trinity needs two: one for rollouts, one for training"
+    )
     with pytest.raises(ConfigError, match=f"astuner.trainer_common.n_gpus_per_node .*{says}"):
         facts_of(path=MATH_AGENT, gpus=gpus)
 

@@ -332,7 +332,7 @@ def test_a_group_that_no_runner_brings_ends_the_run_unless_stragglers_are_cut(
     session = session_of(experiment, tmp_path)
     step, draws, _ = asyncio.run(session.next_draws())
     session.group_over(step, group(draws[0], 0.0, 1.0))
-    with pytest.raises(RunError, match="step 1: 1 of its groups did not come back"):
+    with pytest.raises(RunError, match="step 1: 1 of its groups did not return"):
         session.credit(step, [draws[0][0]])
     session = session_of(experiment, tmp_path, cuts_stragglers=True)
     step, draws, _ = asyncio.run(session.next_draws())
@@ -344,7 +344,7 @@ def test_a_group_that_no_runner_brings_ends_the_run_unless_stragglers_are_cut(
 def test_an_explorer_step_that_never_came_to_the_pipeline_ends_the_run(experiment: TrainingRun, tmp_path: Path) -> None:
     session = session_of(experiment, tmp_path)
     asyncio.run(session.next_draws())
-    with pytest.raises(RunError, match="step 1: its groups did not come back"):
+    with pytest.raises(RunError, match="step 1: its groups did not return"):
         session.rolled_out(1)
 
 
@@ -360,7 +360,7 @@ def test_weights_are_validated_when_one_of_their_steps_was_due(experiment: Train
     assert (step, len(draws), repeat) == (0, 6, 1)
     for draw in draws[:-1]:
         session.validated(0, group(draw, 1.0))
-    with pytest.raises(RunError, match="1 of 6 tasks did not come back"):
+    with pytest.raises(RunError, match="1 of 6 tasks did not return"):
         session.end_validation()
     session.validated(0, group(draws[-1], 0.0))
     session.end_validation()

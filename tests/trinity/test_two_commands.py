@@ -61,7 +61,7 @@ def test_one_command_rolls_out_and_the_other_lends_it_a_trainer(cluster: str, tm
 
     folder = tmp_path / "run"  # both print into the file beside it
     with running("trinity", MATH_AGENT, folder, TRAIN, *SMALL) as lender:
-        lender.until(lambda: "waits for the command with trinity.mode=explore" in lender.said())
+        lender.until(lambda: "waiting for the command with trinity.mode=explore" in lender.said())
         assert not folder.exists(), "the run folder is the other command's"
         with running("trinity", MATH_AGENT, folder, "--no-resume", EXPLORE, *SMALL) as run:
             assert run.ends() == 0, run.said()
@@ -82,12 +82,12 @@ def test_a_trainer_that_is_asked_to_stop_leaves_a_run_that_can_be_continued(clus
     more = (*SMALL, *(f"astuner.trainer_common.{key}" for key in ("total_steps=200", "val_before_train=false")))
     folder = tmp_path / "run"
     with running("trinity", MATH_AGENT, folder, "--no-resume", EXPLORE, *more) as run:
-        run.until(lambda: "waits for the command with trinity.mode=train" in run.said())
+        run.until(lambda: "waiting for the command with trinity.mode=train" in run.said())
         with running("trinity", MATH_AGENT, folder, TRAIN, *more) as lender:
             run.until(lambda: max(run.steps(), default=0) >= 2)
             assert lender.interrupted() == 130, lender.said()
         assert run.ends() == 1, run.said()
-    assert "the trainer left" in run.said()
+    assert "the trainer was withdrawn" in run.said()
     assert run.resumable_at() == max(run.steps())
 
 

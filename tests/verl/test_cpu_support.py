@@ -124,7 +124,7 @@ def test_parameters_are_read_by_vllms_names():
     assert read({}) == SamplingParams(max_tokens=48, stop_token_ids=(STOP,))
     assert read({"max_tokens": 500}, room=4).max_tokens == 4
     assert read({"ignore_eos": True}).stop_token_ids == ()
-    with pytest.raises(ValueError, match="does not know the sampling parameter 'min_p'"):
+    with pytest.raises(ValueError, match="do not support the sampling parameter 'min_p'"):
         read({"min_p": 0.1})
     with pytest.raises(ValueError, match="repetition_penalty"):
         read({"repetition_penalty": 1.2})
@@ -282,7 +282,7 @@ def test_weights_that_do_not_fit_change_nothing(server):
     norm = "model.norm.weight"
     cases = {
         "model.norm.weight is missing": {name: tensor for name, tensor in whole.items() if name != norm},
-        "nobody.weight has no place": {**whole, "nobody.weight": torch.zeros(1)},
+        "nobody.weight is not in the model": {**whole, "nobody.weight": torch.zeros(1)},
         r"model.norm.weight is \(3,\)": {**whole, norm: torch.zeros(3)},
     }
     before = {name: tensor.clone() for name, tensor in server.engine.model.state_dict().items()}

@@ -85,7 +85,7 @@ def test_a_prompt_without_room_never_reaches_the_server() -> None:
 
 @pytest.mark.parametrize("logprobs", [None, [-0.5]])
 def test_tokens_without_a_logprob_each_are_refused(logprobs: Any) -> None:
-    with pytest.raises(ModelFailed, match=r"2 tokens and [01] log-probabilities"):
+    with pytest.raises(ModelFailed, match=r"2 tokens but [01] log-probabilities"):
         generate(Client([3, END], logprobs=logprobs))
 
 

@@ -43,5 +43,5 @@ def test_a_run_takes_what_was_planned_and_a_worker_that_dies_ends_it_named_in_it
         assert run.ends() == 1, run.said()
     last = run.said().strip().splitlines()[-1]
     assert last.startswith(f"astuner: WorkerDict (pid {victim.pid} on 127.0.0.1) died: "), run.said()
-    assert "mostly for want of memory" in last
+    assert "because memory ran out" in last
     assert f"the run stopped: RunError: WorkerDict (pid {victim.pid} " in (folder / "run" / "run.log").read_text()

@@ -104,7 +104,7 @@ def test_engines_with_gpus_of_their_own_are_counted_apart(monkeypatch, tmp_path)
     assert validates == together == rolls_out, "the trainer's GPUs have an engine too, for validations"
     assert rolls_out == the_same
     assert trains == float(re.search(r"= ([\d.]+) GiB", said["only trains"]["an update"]).group(1)) < validates
-    assert "of the trainer's stay" in said["together"]["a rollout"]
+    assert "of the trainer stay" in said["together"]["a rollout"]
     assert "stay" not in said["apart"]["a rollout"]
 
 

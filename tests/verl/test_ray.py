@@ -183,7 +183,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(
     ("counted", "expected"),
-    [(34, "placed"), (30, "refused: after 30 s Ray has no room for what the run reserves (STRICT_PACK: 1 GPU + 3 CPU")],
+    [(34, "placed"), (30, "refused: Ray could not place the run's reservation within 30 s (STRICT_PACK: 1 GPU + 3")],
 )
 def test_what_verl_reserves_is_placed_or_refused(experiment, counted, expected):
     """Of a machine with eight GPUs, as Ray counts them; fewer CPUs, and its queue leaves no room for them."""

@@ -1,2 +1,1 @@
-"""Looked at by hand: an experiment's keys (``astuner config explain``), an episode (debug backbone, breakpoints,
-``astuner chat``) or a machine (``astuner doctor``)."""
+"""Debugging tools: ``astuner config``, ``chat``, ``eval``, ``doctor`` and ``kill``, the debug backbone, breakpoints."""

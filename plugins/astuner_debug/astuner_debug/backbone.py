@@ -1,7 +1,7 @@
-"""The `debug` backbone: the same experiment, a few tasks, one process, no Ray, no training.
+"""The `debug` backbone: run a few tasks of an experiment in one process, without Ray and without training.
 
-Workflows run on the main thread's event loop, so a breakpoint in one stops there.  Tokens come from the `local`
-backbone's engine, from a running OpenAI-compatible server, or from a vLLM started for the occasion.
+Workflows run on the main thread's event loop, so breakpoints in them stop there.  Tokens come from the `local`
+backbone's engine, from a running OpenAI-compatible server, or from a vLLM server that this run starts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class DebugBackbone(Backbone):
-    """Tries the first tasks, one episode each, and shows every turn."""
+    """Run one episode of each of the first tasks and show every turn."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
         trains=False,
@@ -49,12 +49,12 @@ class DebugBackbone(Backbone):
         d = self.config.astuner.debug
         self.check()
         return {
-            "debug": f"the first {d.debug_first_n_tasks} training tasks, one episode each, "
-            f"{d.debug_max_parallel} at once, no training",
+            "debug": f"first {d.debug_first_n_tasks} training tasks, one episode each, "
+            f"{d.debug_max_parallel} in parallel, no training",
             "engine": {
-                "openai": f"the server at {d.base_url}",
-                "vllm": "a vLLM started here",
-                "local": "the local backbone's",
+                "openai": f"server at {d.base_url}",
+                "vllm": "vLLM server started by this run",
+                "local": "engine of the local backbone",
             }[d.engine],
         }
 
@@ -98,9 +98,9 @@ class DebugBackbone(Backbone):
             yield Served(engine=engine, tokenizer=tokenizer, name=engine.model, note=engine.note)
 
     def train(self, run: Run) -> None:
-        """Run the first tasks and show them; nothing is learned.
+        """Run the first tasks and show their turns; the weights do not change.
 
-        :raises RunError: no episode could be scored.
+        :raises RunError: No episode could be scored.
         """
         settings = self.config.astuner.debug
         self._interrupted = lambda: run.interrupt.requested
@@ -132,7 +132,7 @@ def _summary(episodes: list[Episode]) -> str:
 
 
 def transcript_text(episode: Episode) -> str:
-    """The conversation as it went, for a terminal."""
+    """Return the conversation of an episode as text for a terminal."""
     lines = [f"── episode {episode.workflow_task.episode_id}: {episode.workflow_task.task.main_query}"]
     everybody: Sequence[Turn | ExternalTurn] = [*episode.turns, *episode.external]
     for turn in sorted(everybody, key=lambda turn: turn.index):
@@ -147,7 +147,7 @@ def transcript_text(episode: Episode) -> str:
 
 def _facts(turn: Turn | ExternalTurn) -> str:
     if isinstance(turn, ExternalTurn):
-        return f"{turn.model}, not of this run"
+        return f"{turn.model}, external model"
     facts = [
         f"{len(turn.generation.prompt_ids)} + {len(turn.generation.response_ids)} tokens",
         turn.generation.finish_reason.value,
@@ -155,7 +155,7 @@ def _facts(turn: Turn | ExternalTurn) -> str:
     if turn.branch_reason:
         facts.append(f"branch: {turn.branch_reason}")
     if turn.approximation:
-        facts.append(f"approximated: {turn.approximation}")
+        facts.append(f"approximate: {turn.approximation}")
     if not turn.trained:
         facts.append("not trained")
     return ", ".join(facts)

@@ -1,8 +1,8 @@
-"""``--db TAG|TAG``: what a run is told of its breakpoints, what happens at one, and what is heard from its workers.
+"""``--db TAG|TAG``: activate breakpoints by tag, stop at them, and report stops in workers.
 
-A stop is pdb where a person has this process on a terminal, otherwise debugpy.  That listens on loopback, on a free
-port of its own for each process, and lets whoever connects run code as this person: there is no password in its
-protocol.  So it listens only from the first stop on.  Invariant: nobody is waited for before the run was told where.
+A breakpoint opens pdb if the process is on a terminal, otherwise debugpy.  debugpy listens on loopback, on its own free
+port for each process, and only from the first stop on: its protocol has no password, so anyone who connects can run
+code as this user.  Invariant: the address is reported before the process starts to wait for a debugger.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ if TYPE_CHECKING:
     from astuner.contracts.backbone import Backbone
 
 TAGS_VARIABLE = "ASTUNER_DEBUG_TAGS"
-"""The tags that stop, joined by ``|``; `astuner.bp` reads it, in whatever process of the run."""
+"""Active tags, joined by ``|``; `astuner.bp` reads this variable in every process of the run."""
 RUN_VARIABLE = "ASTUNER_DEBUG_RUN"
-"""Which run hears of a stop in a Ray worker."""
+"""ID of the run to which a Ray worker reports a stop."""
 NAMESPACE = b"astuner-breakpoints"
-"""Of Ray's key-value store, in which a worker leaves its stops for the run."""
+"""Namespace in Ray's key-value store through which workers report stops to the run."""
 LOOPBACK = "127.0.0.1"
 _TAG = re.compile(r"[\w.-]+")
 _LONGEST = 86400.0
-"""Seconds in which somebody has to come, as the time limits of episodes have it."""
+"""Seconds to wait for a debugger; equal to the time limits of episodes under ``--db``."""
 _LOOK = 0.5
-"""Seconds between looks at what workers say."""
+"""Seconds between polls for reports from workers."""
 
 _current: Breakpoints | None = None
-"""Those of this process's own run."""
+"""Breakpoints of the run in this process, if any."""
 _lock = threading.Lock()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stop:
-    """Somebody has come to a breakpoint."""
+    """A process that stopped at a breakpoint."""
 
     tag: str
     place: str
@@ -61,12 +61,12 @@ class Stop:
     pid: int
     host: str
     port: int | None = None
-    """Where debugpy listens on the loopback of ``host``; None: this is pdb, on the run's terminal."""
+    """Port on the loopback of ``host`` where debugpy listens; None if pdb runs on the run's terminal."""
 
     def __str__(self) -> str:
         at = f"breakpoint {self.tag} at {self.place}"
         if self.port is None:
-            return f"{at}: n goes to the next line, c on with the run, q fails this episode, h says what else there is"
+            return f"{at}: type n for the next line, c to continue, q to fail this episode, h for help"
         there = self.host != socket.gethostname()
         forward = f" (first: ssh -L {self.port}:{LOOPBACK}:{self.port} {self.host})" if there else ""
         return (
@@ -76,10 +76,10 @@ class Stop:
 
 
 class Breakpoints(DebuggerPart):
-    """Those of one command.
+    """Breakpoints of one command.
 
-    A person at a breakpoint takes longer than anything may take, and wants to see one episode.  So the time limits of
-    episodes, judges and environments are a day, and one episode runs at a time, unless the command line says otherwise.
+    Debugging takes longer than normal time limits allow, and is easiest with one episode.  The time limits of episodes,
+    judges and environments are one day, and one episode runs at a time, unless the command line overrides them.
     """
 
     overrides = AT_LEISURE
@@ -87,11 +87,11 @@ class Breakpoints(DebuggerPart):
     def __init__(self, tags: Sequence[str], *, listen: bool = False) -> None:
         self.tags = tuple(dict.fromkeys(tag.strip() for text in tags for tag in re.split(r"[|,]", text)))
         if "" in self.tags:
-            raise ConfigError("--db has an empty tag; write --db 'TAG1|TAG2', as in bp(\"TAG1\")")
+            raise ConfigError('--db has an empty tag; write --db \'TAG1|TAG2\' for bp("TAG1") and bp("TAG2")')
         if wrong := next((tag for tag in self.tags if not _TAG.fullmatch(tag)), None):
-            raise ConfigError(f"{wrong!r} is no tag: tags are letters, digits and _ . -, and between two of them is |")
+            raise ConfigError(f"{wrong!r} is not a valid tag: use letters, digits, _ . - and separate tags with |")
         if not self.tags:
-            raise ConfigError("--db-listen says how breakpoints stop, and there are none: write --db TAG too")
+            raise ConfigError("--db-listen has no effect without breakpoints; add --db TAG")
         self.note = _to_stderr
         self.listen = listen
         self._run, self._pid = uuid.uuid4().hex, os.getpid()
@@ -99,10 +99,10 @@ class Breakpoints(DebuggerPart):
 
     def check(self, backbone: Backbone) -> str:
         if backbone.lends:
-            raise ConfigError("--db is for the command that has the run; this one lends a part to it: leave it out")
+            raise ConfigError("--db works only in the command that owns the run; remove it from this command")
         return (
-            f"breakpoints: {', '.join(self.tags)}; time limits are a day, and one episode runs at a time, unless the "
-            "command line says otherwise (astuner.rollout.max_env_worker=N)"
+            f"breakpoints: {', '.join(self.tags)}; time limits are one day and one episode runs at a time, unless the "
+            "command line overrides them (astuner.rollout.max_env_worker=N)"
         )
 
     @contextmanager
@@ -116,14 +116,14 @@ class Breakpoints(DebuggerPart):
             _current = None
 
     def hear(self, stop: Stop) -> None:
-        """Somebody has come to a breakpoint."""
+        """Report that a process stopped at a breakpoint."""
         self._reached.add(stop.tag)
-        (self.note if os.getpid() == self._pid else _to_stderr)(str(stop))  # a fork has no say in the run's log
+        (self.note if os.getpid() == self._pid else _to_stderr)(str(stop))  # a fork cannot write to the run's log
 
     def end(self) -> None:
         if missed := [tag for tag in self.tags if tag not in self._reached]:
             calls = ", ".join(f'bp("{tag}")' for tag in missed)
-            self.note(f"breakpoints that nothing came to: {calls}; is it spelt so, and on a path that was taken?")
+            self.note(f"breakpoints never reached: {calls}; check the spelling and that this code runs")
 
     @staticmethod
     def stop(tag: str, frame: FrameType) -> None:
@@ -133,15 +133,15 @@ class Breakpoints(DebuggerPart):
             _say(here)
             pdb.Pdb().set_trace(frame)
             return
-        with _lock:  # two threads may come to two tags at once
+        with _lock:  # two threads may reach breakpoints at the same time
             port = _listening()
         _say(replace(here, port=port))
         import pydevd  # debugpy's own, importable since it listens
 
         if not _somebody_came():
-            (_current.note if _current else _to_stderr)(f"nobody came to breakpoint {tag}, so it is passed")
+            (_current.note if _current else _to_stderr)(f"no debugger connected to breakpoint {tag}; continuing")
             return
-        # as `debugpy.breakpoint` does it, which knows no other frame than the one that calls it
+        # as in `debugpy.breakpoint`, which can only stop in the frame that calls it
         pydevd.settrace(suspend=True, trace_only_current_thread=True, patch_multiprocessing=False, stop_at_frame=frame)
 
     @staticmethod
@@ -161,41 +161,41 @@ class Breakpoints(DebuggerPart):
 
 
 def on_terminal() -> bool:
-    """Whether a person has this process, and no parent of it, on a terminal."""
+    """Return whether this process runs on a terminal and is not a child of multiprocessing."""
     return multiprocessing.parent_process() is None and sys.stdin.isatty() and sys.stdout.isatty()
 
 
 @functools.lru_cache(maxsize=1)
 def _listening() -> int:
-    """The port on which debugpy listens; it can begin that once for each process."""
-    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # a warning about frozen modules of Python
+    """Start debugpy if needed and return its port; debugpy can listen only once per process."""
+    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # no warning about frozen modules
     import debugpy
 
-    debugpy.configure(subProcess=False)  # what an agent starts is its own business
+    debugpy.configure(subProcess=False)  # do not debug processes that an agent starts
     port: int = debugpy.listen((LOOPBACK, 0))[1]
     return port
 
 
 def _somebody_came() -> bool:
-    """Wait for a debugger, for `_LONGEST` and until the person asks the run to stop."""
+    """Wait for a debugger up to `_LONGEST` seconds or until the user interrupts; return whether it connected."""
     import pydevd
 
     enough, deadline = threading.Event(), time.monotonic() + _LONGEST
 
     def look() -> None:
-        interrupt = getattr(signal.getsignal(signal.SIGINT), "__self__", None)  # it listens in the run's own process
+        interrupt = getattr(signal.getsignal(signal.SIGINT), "__self__", None)  # set in the run's own process
         while not enough.wait(_LOOK) and time.monotonic() < deadline:
             if isinstance(interrupt, Interrupt) and interrupt.requested:
                 break
         enough.set()
 
     threading.Thread(target=look, name="astuner breakpoint", daemon=True).start()
-    pydevd._wait_for_attach(cancel=enough)  # as `debugpy.wait_for_client`, of which one thread can cancel another's
+    pydevd._wait_for_attach(cancel=enough)  # unlike `debugpy.wait_for_client`, another thread can cancel it
     return bool(pydevd._is_attached())
 
 
 def _say(stop: Stop) -> None:
-    """Tell the run, or whoever reads this process's errors."""
+    """Report a stop to the run, or to this process's standard error."""
     if _current is not None:
         _current.hear(stop)
     elif not _left_with_ray(stop):
@@ -203,11 +203,11 @@ def _say(stop: Stop) -> None:
 
 
 def _left_with_ray(stop: Stop) -> bool:
-    """Leave the stop where the run's own process looks for it; False: this is no worker of a run."""
+    """Report the stop through Ray's key-value store; return False if this is not a worker of a run."""
     ray, run = sys.modules.get("ray"), os.environ.get(RUN_VARIABLE)
     if ray is None or not run or not ray.is_initialized():
         return False
-    from ray.experimental.internal_kv import _internal_kv_put  # what Ray's own debugger uses; there is no public one
+    from ray.experimental.internal_kv import _internal_kv_put  # used by Ray's own debugger; no public alternative
 
     _internal_kv_put(f"{run}/{uuid.uuid4().hex}", json.dumps(asdict(stop)), namespace=NAMESPACE)
     return True
@@ -224,8 +224,8 @@ def _hear(breakpoints: Breakpoints, over: threading.Event) -> None:
                 said = internal_kv._internal_kv_get(key, namespace=NAMESPACE)
                 internal_kv._internal_kv_del(key, namespace=NAMESPACE)
                 breakpoints.hear(Stop(**json.loads(said)))
-        except RayError as e:  # the cluster is gone, which ends the run by itself
-            breakpoints.note(f"breakpoints in workers are no longer heard of: {type(e).__name__}: {e}")
+        except RayError as e:  # the cluster is gone, which ends the run anyway
+            breakpoints.note(f"breakpoints in workers are no longer reported: {type(e).__name__}: {e}")
             return
         if ended:
             return

@@ -1,4 +1,4 @@
-"""``astuner chat FILE``: talk to the model of an experiment, plainly or through its workflow."""
+"""``astuner chat FILE``: chat with the model of an experiment, directly or through its workflow."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from astuner_models.serving import Serving
 
 
-HELP = "/exit ends, /reset starts anew, /tokens shows the last answer token by token"
+HELP = "/exit quits, /reset clears the conversation, /tokens shows the last answer token by token"
 
 
 def chat(
@@ -43,25 +43,25 @@ def chat(
     backbone: BackboneOption = None,
     checkpoint: CheckpointOption = "best",
     run_dir: RunDirOption = None,
-    message: Annotated[str | None, typer.Option(metavar="TEXT", help="Ask this, print the answer, and stop.")] = None,
+    message: Annotated[str | None, typer.Option(metavar="TEXT", help="Send TEXT, print the answer and exit.")] = None,
     workflow: Annotated[
         bool, typer.Option("--workflow", help="Answer with the experiment's agent and its tools.")
     ] = False,
     policy: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Talk to this policy, where an experiment has several.")
+        str | None, typer.Option(metavar="NAME", help="Select a policy, if the experiment has several.")
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
+    temperature: Annotated[float, typer.Option(min=0, help="Set the sampling temperature. 0 is greedy.")] = 0.0,
     services: WithOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Talk to the model of an experiment."""
+    """Chat with the model of an experiment."""
     from astuner_models.serving import serve
 
-    # with a workflow a person is waiting, and may ask again
+    # in a chat the user decides whether to try again
     given = [*(overrides or ()), *["astuner.rollout.max_retries=0"] * workflow]
     told = asked(ctx, file, given, run_dir, services, backbone=backbone, checkpoint=checkpoint)
     if as_json and message is None:
-        raise ConfigError("--json prints one answer; say what to ask with --message TEXT")
+        raise ConfigError("--json prints a single answer; add --message TEXT")
     with only_data_on_stdout(as_json), serve(**told) as models, _own_loop() as loop:
         served, codec = models.policy(policy)
         if workflow:
@@ -102,7 +102,7 @@ def _converse(speaker: Model | Agent, name: str, loop: asyncio.AbstractEventLoop
 
 
 class Model:
-    """The bare model: every message goes into one conversation."""
+    """The model without a workflow; all messages belong to one conversation."""
 
     def __init__(self, config: Config, served: Served, codec: ChatCodec, temperature: float) -> None:
         self.served, self.codec = served, codec
@@ -120,7 +120,7 @@ class Model:
         try:
             self.last = await self.served.engine.generate(encoded.prompt_ids, self.sampling, session="chat")
         except ContextOverflow as e:
-            raise ContextOverflow(f"{e}; start over with /reset") from None
+            raise ContextOverflow(f"{e}; clear the conversation with /reset") from None
         reply = self.conversation.accept(encoded, self.last, len(messages))
         self.messages = [*messages, reply]
         return {
@@ -130,12 +130,12 @@ class Model:
         }
 
     def tokens(self) -> list[str]:
-        """The last answer: one line per token with its probability."""
+        """Return the tokens of the last answer with their probabilities, one per line."""
         return [] if self.last is None else _token_lines(self.served, self.last)
 
 
 class Agent:
-    """The experiment's workflow: every message is a task of its own, run as in training, without retries."""
+    """The experiment's workflow; each message is a separate task, run as in training but without retries."""
 
     def __init__(self, serving: Serving, temperature: float) -> None:
         from astuner import EpisodeRunner
@@ -169,19 +169,18 @@ class Agent:
         }
 
     def _no_environment(self) -> str:
-        """Why a workflow may have failed that acts in an environment, as the end of a sentence; else nothing."""
+        """Return a hint for a workflow that needs an environment, as the end of a sentence, or an empty string."""
         config = self.serving.config
         reader = config.astuner.task_reader.type
         if not reader or not config.resolve("task reader", reader).of_environments:
             return ""
         return (
-            "; a typed message is a task without an environment, and the tasks of this experiment have one: see its "
-            f"workflow act with: astuner run {config.path} --backbone debug --with NAME; or act yourself with: astuner "
-            "env try NAME"
+            "; this experiment's tasks have an environment, but a typed message has none. To watch the workflow, run: "
+            f"astuner run {config.path} --backbone debug --with NAME; to act yourself: astuner env try NAME"
         )
 
     def tokens(self) -> list[str]:
-        """The last answer, call by call."""
+        """Return the tokens of the last answer, call by call."""
         lines = []
         for turn in self.turns:
             said = _token_lines(self.serving.served[turn.policy], turn.generation)
@@ -191,7 +190,7 @@ class Agent:
 
 @contextmanager
 def _own_loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """One event loop for the whole conversation, since an engine may live on it (3.10 has no `asyncio.Runner`)."""
+    """Yield one event loop for the complete conversation; an engine may live on it (3.10 has no `asyncio.Runner`)."""
     loop = asyncio.new_event_loop()
     try:
         yield loop
@@ -214,12 +213,12 @@ def _token_lines(served: Served, generation: Generation) -> list[str]:
 
 
 def _shown(answer: Mapping[str, Any]) -> str:
-    """An answer for people: what was said, and every tool call with what came back."""
+    """Return an answer as text: messages, tool calls and tool results."""
     if "turns" not in answer:
         return _message(answer["message"])
     lines = []
     for index, turn in enumerate(answer["turns"]):
-        # the first request is the prompt; later ones bring what the tools answered
+        # the first request is the prompt; later requests add the tool results
         lines += [
             f"  {m.get('role')}: {text_of(m.get('content'))}"
             for m in turn["request"]

@@ -29,7 +29,9 @@ app = new_app(no_args_is_help=True, help="Show, check and explain experiment fil
 app.command()(explain)
 app.command()(schema)
 
-BackboneOption = Annotated[str | None, typer.Option("--backbone", metavar="NAME", help="Instead of the file's.")]
+BackboneOption = Annotated[
+    str | None, typer.Option("--backbone", metavar="NAME", help="Use this backbone instead of the file's.")
+]
 
 
 @app.command()
@@ -37,18 +39,18 @@ def show(
     ctx: typer.Context,
     file: FileArgument,
     overrides: OverridesArgument = None,
-    origin: Annotated[bool, typer.Option("--origin", help="Say where each value comes from.")] = False,
+    origin: Annotated[bool, typer.Option("--origin", help="Show where each value comes from.")] = False,
     native: Annotated[
-        bool, typer.Option("--native", help="What the backbone tells the engine underneath, in that engine's words.")
+        bool, typer.Option("--native", help="Show the configuration that the backbone passes to its engine.")
     ] = False,
     as_json: JsonOption = False,
     backbone: BackboneOption = None,
 ) -> None:
-    """Print every setting of an experiment, defaults included and secrets removed."""
+    """Print all settings of an experiment, including defaults; secrets are removed."""
     config = load_config(file, overrides or (), backbone=backbone, plugins=command_line(ctx).plugins)
     if native:
         if origin:
-            raise typer.BadParameter("--native has no origins; leave one of the two out", param_hint="--origin")
+            raise typer.BadParameter("--native has no origins; remove --native or --origin", param_hint="--origin")
         _print(_native(config), as_json)
     elif as_json and origin:
         write_json({key: {"value": value, "origin": where} for key, value, where in config.items()})
@@ -66,10 +68,10 @@ def check(
     as_json: JsonOption = False,
     backbone: BackboneOption = None,
 ) -> None:
-    """Find every mistake in an experiment, in keys, model, workflow, judge and data; exits with 1 when there are any.
+    """Check an experiment's keys, model, workflow, judge and data. Exit with status 1 if there are mistakes.
 
-    It loads the workflow and the judge, reads the tasks and the model's configuration, and no weights. What cannot be
-    checked here, since it is to be fetched, it says.
+    Loads the workflow and the judge, and reads the tasks and the model's configuration, but no weights. Lists checks
+    that need a download as "not checked".
     """
     found, tasks = None, None
     with only_data_on_stdout(True):  # the user's code may print while it is loaded
@@ -79,7 +81,7 @@ def check(
             found.parts()
             tasks = found.tasks(dry_run=True)
             mistakes = found.mistakes.told
-        except ConfigError as e:  # so wrong that nothing else can be looked at
+        except ConfigError as e:  # too broken for further checks
             mistakes = list(e.problems)
     notes, unchecked = (found.notes, found.unchecked) if found else ([], [])
     name = found.config.astuner.backbone if found else backbone
@@ -97,7 +99,7 @@ def check(
 
 
 def _native(config: Config) -> Mapping[str, Any]:
-    """What the backbone tells its engine, secrets removed; refused like a run where it would ignore keys."""
+    """Return the engine's configuration without secrets; refuse keys that the backbone ignores, as a run does."""
     backbone, _ = find_backbone(config)
     clean: dict[str, Any] = redact(backbone.native(), {})
     return clean
@@ -115,7 +117,7 @@ def _yaml(settings: Mapping[str, Any], width: int = 10_000) -> str:
 
 
 def _with_origins(config: Config) -> str:
-    """The settings as YAML, with each key's origin as a comment."""
+    """Return the settings as YAML, with the origin of each key as a comment."""
     text = _yaml(config.as_dict())
     line_of = dict(_lines(yaml.compose(text)))
     lines = text.splitlines()
@@ -127,7 +129,7 @@ def _with_origins(config: Config) -> str:
 
 
 def _lines(node: yaml.Node | None, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Each key below a mapping, with the line that it stands on, from 0."""
+    """Yield each key below a mapping with its line number, counted from 0."""
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         yield (*above, key.value), key.start_mark.line
         yield from _lines(value, (*above, key.value))

@@ -1,7 +1,7 @@
-"""``astuner doctor``: what would stop a run on this machine, and what to type; ``astuner doctor RUN``: `run_folder`.
+"""``astuner doctor``: report problems of this machine that would stop a run, each with a command that fixes it.
 
-Reads versions from package metadata and asks the operating system; imports no package it reports on.  Plugins add
-what their users need (`hookspecs.register_diagnoses`).
+``astuner doctor RUN`` checks a run folder instead (`run_folder`).  Versions come from package metadata and the
+operating system; no package under test is imported.  Plugins add their own checks (`hookspecs.register_diagnoses`).
 """
 
 from __future__ import annotations
@@ -28,19 +28,21 @@ if TYPE_CHECKING:
 
 CORE = "astuner-core"
 DEBUG = "debug"
-"""The backbone that trains nothing."""
+"""Name of the backbone that does not train."""
 GIB = 2**30
 
 
 def doctor(
     ctx: typer.Context,
-    run: Annotated[Path | None, typer.Argument(metavar="RUN", help="A run's folder, to check in its place.")] = None,
-    run_dir: Annotated[Path, typer.Option(metavar="DIR", help="Where runs will be written.")] = Path("launcher_record"),
+    run: Annotated[Path | None, typer.Argument(metavar="RUN", help="Check this run folder instead.")] = None,
+    run_dir: Annotated[Path, typer.Option(metavar="DIR", help="Check disk space and write access here.")] = Path(
+        "launcher_record"
+    ),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check this machine and what this environment is for, or what of a run's folder is whole and can be gone on from.
+    """Check this machine and installation, or check which parts of a run folder are intact and whether it can resume.
 
-    Exits with 1 when something would stop a run.
+    Exits with status 1 if something would stop a run.
     """
     if run is not None:
         from astuner_debug.run_folder import of_run
@@ -64,7 +66,7 @@ def doctor(
 
 
 def _echo(line: str) -> None:
-    """A run's folder may be somebody else's: a terminal obeys nothing that stands in it."""
+    """Print a line without control characters: a run folder may come from another user."""
     typer.echo("".join(c if c.isprintable() else "\ufffd" for c in line))
 
 
@@ -80,11 +82,11 @@ def _python() -> Iterator[Finding]:
 
 
 def _aside(manager: PluginManager) -> dict[str, str]:
-    """Return packages that this environment is not for, each with what to type where it is wanted.
+    """Return packages that are not meant for this environment, each with the command that installs it elsewhere.
 
-    These are backbones of which no requirement is installed while another backbone is complete, as after
-    ``pip install --no-deps``, and packages that only such backbones need and of which nothing runs here. If a part of a
-    backbone is installed, what is missing is a fault.
+    These are backbones without any installed requirement while another backbone is complete, as after
+    ``pip install --no-deps``, and packages that only such backbones need and that cannot run here. If some requirements
+    of a backbone are installed, the missing ones are reported as an error.
     """
     lacking: dict[str, Provider] = {}
     is_another_complete = False
@@ -95,7 +97,7 @@ def _aside(manager: PluginManager) -> dict[str, str]:
         is_another_complete |= not missing and name != DEBUG
     if not is_another_complete:
         return {}
-    aside = {dist: p.install and f"{p.install}, in an environment of its own" for dist, p in lacking.items()}
+    aside = {dist: p.install and f"{p.install}, in a separate environment" for dist, p in lacking.items()}
     needed_by: dict[str, list[str]] = {}
     for dist in {plugin.dist for plugin in manager.plugins}:
         for name in _first_party_requirements(dist):
@@ -108,12 +110,12 @@ def _aside(manager: PluginManager) -> dict[str, str]:
 
 
 def _cannot_run(plugin: Plugin) -> bool:
-    """Whether everything that the plugin offers lacks a module here."""
+    """Return whether every provider of the plugin lacks a module here."""
     return all(missing_modules(provider) for offers in plugin.provides.values() for provider in offers.values())
 
 
 def _first_party_requirements(dist: str) -> set[str]:
-    """Return the names of ASTuner's packages that a package requires, without extras."""
+    """Return the names of ASTuner packages that a package requires, without extras."""
     from packaging.requirements import InvalidRequirement, Requirement
 
     names = set()
@@ -134,7 +136,7 @@ def _packages(manager: PluginManager, aside: Mapping[str, str]) -> Iterator[Find
         if have is None:
             continue  # `_plugins` reports a plugin whose metadata cannot be read
         if dist in aside:
-            detail = f"{have}, not for this environment: nothing that it runs on is installed"
+            detail = f"{have}, not for this environment: none of its dependencies are installed"
             yield skip(what=dist, detail=detail, fix=aside[dist])
             continue
         problems = list(unmet(dist))
@@ -152,7 +154,7 @@ def _plugins(manager: PluginManager) -> Iterator[Finding]:
             fix = f"pip install --upgrade {plugin.dist}  (or: pip uninstall {plugin.dist})"
             yield warn(what=f"plugin {plugin.name}", detail=detail, fix=fix)
     if all(name == DEBUG for _, name, _ in manager.offers("backbone")):
-        yield warn(what="backbones", detail="none is installed that trains", fix="pip install astuner-local")
+        yield warn(what="backbones", detail="no backbone that trains is installed", fix="pip install astuner-local")
     loaded = [p.name for p in manager.plugins if p.status.value == "loaded"]
     yield ok(what="plugins", detail=", ".join(loaded))
 
@@ -182,6 +184,6 @@ def _of_plugins(manager: PluginManager, aside: Mapping[str, str]) -> Iterator[Fi
             continue
         try:
             yield from import_target(provider.target)()
-        except Exception as e:  # a stranger's code; the others are asked all the same
+        except Exception as e:  # third-party code; continue with the other plugins
             detail = f"the diagnosis of {plugin.dist} failed: {type(e).__name__}: {e}"
             yield warn(what=name, detail=detail, fix=f"pip install --upgrade {plugin.dist}")

@@ -1,8 +1,8 @@
-"""Token ids in, token ids out, over an OpenAI-compatible ``/v1/completions``, also of a vLLM started for the occasion.
+"""Engine over an OpenAI-compatible ``/v1/completions`` server, including a vLLM server that this module starts.
 
-The completions route takes a prompt as token ids; vLLM (0.10.2 and newer) also returns ids when asked with
-``return_token_ids``.  A server that returns text only is refused with the reason: re-tokenising its text would train
-on tokens the model never produced.
+The completions route accepts a prompt as token IDs.  vLLM 0.10.2 and newer also returns IDs if a request sets
+``return_token_ids``.  A server that returns text only is refused: re-tokenized text would train on tokens that the
+model never produced.
 """
 
 from __future__ import annotations
@@ -25,51 +25,52 @@ from astuner.contracts.types import FinishReason, Generation, SamplingParams
 from astuner_http.client import HttpError, JsonClient, given_up_when_cancelled
 
 TIMEOUTS = 600.0, 60.0
-"""Seconds for an answer, and for what a server serves."""
+"""Timeouts in seconds of a generation and of the list of models."""
 MAX_REPLY = 1 << 26
-"""Bytes: about 100 for each token of an answer (ids, text, log-probabilities), and the prompt's ids again."""
+"""Bytes: about 100 per token of an answer (IDs, text, logprobs), plus the prompt's IDs."""
 
 
 class OpenAICompletionsEngine(InferenceEngine):
     """One model of one server."""
 
     def __init__(self, base_url: str, *, api_key: str = "", paths: Sequence[str] = ()) -> None:
-        """Ask the server what it serves.
+        """Connect to the server and select a model.
 
-        :param paths: what the model may be called there: ``astuner.model.path``, whose tokenizer will be used with it,
-            and what that was located as; where the server has one model only, that is taken.
-        :raises RunError: it does not answer, serves several models and none is called so, or cannot give token ids.
+        :param paths: Accepted names of the model: ``astuner.model.path``, whose tokenizer is used, and the path that it
+            resolves to. If the server has a single model, that model is used regardless of its name.
+        :raises RunError: The server does not answer, serves several models of which none matches, or does not return
+            token IDs.
         """
         try:
             self._client, asker = (
                 JsonClient(base_url, api_key=api_key, timeout=seconds, max_reply=MAX_REPLY) for seconds in TIMEOUTS
             )
         except HttpError as e:
-            raise RunError(f"the server's address (astuner.debug.base_url) or its key cannot be used: {e}") from None
-        try:  # id, what vLLM loaded it from, and its context
+            raise RunError(f"invalid server address (astuner.debug.base_url) or API key: {e}") from None
+        try:  # ID, path that vLLM loaded it from, and context length
             listed = asker.get("/models")["data"]
             served = [(m["id"], m.get("root") or "", int(m.get("max_model_len") or 32768)) for m in listed]
         except (HttpError, LookupError, TypeError, ValueError, AttributeError) as e:
             reason = str(e) if isinstance(e, HttpError) else f"/models: {type(e).__name__}: {e}"
             raise RunError(
-                f"no OpenAI-compatible server answers at {self._client.base_url} ({reason}); "
-                "start one (--backbone debug needs none, with astuner.debug.engine=local)"
+                f"no OpenAI-compatible server answers at {self._client.base_url} ({reason}). "
+                "Start one, or use astuner.debug.engine=local, which needs no server"
             ) from None
         named = next((m for path in paths for m in served if path in m[:2]), None)
         if named is None and len(served) != 1:
-            which = f"not {paths[0]}" if paths else "and which one is meant is not said"
+            which = f"but not {paths[0]}" if paths else "and no model is selected"
             raise RunError(
                 f"{base_url} serves {', '.join(m[0] for m in served) or 'no model'}, {which}; "
-                "set astuner.model.path to the one whose tokenizer is to be used"
+                "set astuner.model.path to the served model, because its tokenizer is used"
             )
         self.model, _, self.max_model_len = named or served[0]
         self.note = ""
-        """What the user should know: that the only model is called something else, so that it may be one with other
-        tokens; that log-probabilities are not of the distribution that was sampled from."""
+        """Warnings for the user: the served model has a different name, so the tokenizer may not match; logprobs do not
+        belong to the sampling distribution."""
         if paths and named is None:
             self.note = (
-                f"the server at {base_url} serves {self.model!r} and astuner.model.path is {paths[0]!r}: if these are "
-                "not the same model, the tokenizer is the wrong one; set astuner.model.path to what the server runs"
+                f"the server at {base_url} serves {self.model!r}, but astuner.model.path is {paths[0]!r}. If these are "
+                "different models, the tokenizer does not match: set astuner.model.path to the model of the server"
             )
         self._check_token_ids()
 
@@ -91,7 +92,7 @@ class OpenAICompletionsEngine(InferenceEngine):
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
-            "min_p": 0.0,  # what is not said, vLLM takes from the model's generation_config.json
+            "min_p": 0.0,  # vLLM takes missing parameters from the model's generation_config.json
             "repetition_penalty": 1.0,
             "logprobs": 0,
             "return_token_ids": True,
@@ -100,7 +101,7 @@ class OpenAICompletionsEngine(InferenceEngine):
         if sampling.seed is not None:
             body["seed"] = sampling.seed
         if sampling.stop:
-            body["stop"] = list(sampling.stop)  # vLLM's token ids go on to the token that completes it
+            body["stop"] = list(sampling.stop)  # vLLM's token IDs include the token that completes the stop string
         try:
             answer = self._client.post("/completions", body)
         except HttpError as e:
@@ -110,16 +111,16 @@ class OpenAICompletionsEngine(InferenceEngine):
         return answer
 
     def _check_token_ids(self) -> None:
-        try:  # of the likeliest token alone, whose probability is 1 where log-probabilities are what they should be
+        try:  # the likeliest token alone has probability 1 under the sampling distribution
             made = _generation([0], self._complete([0], SamplingParams(max_tokens=1, top_k=1), 1))
         except ModelFailed as e:
             raise RunError(
-                f"the server at {self._client.base_url} cannot give token ids ({e}); training data needs the ids it "
-                "really produced: use vLLM 0.10.2 or newer (--backbone debug needs none, by astuner.debug.engine=local)"
+                f"the server at {self._client.base_url} cannot give token ids ({e}); training needs the exact IDs. "
+                "Use vLLM 0.10.2 or newer, or astuner.debug.engine=local, which needs no server"
             ) from e
         if any(one < -1e-3 for one in made.logprobs):
-            raw = f"the server at {self._client.base_url} gives log-probabilities from before temperature, top_k "
-            raw += "and top_p, which is wrong where one is set: start vLLM with --logprobs-mode processed_logprobs"
+            raw = f"the server at {self._client.base_url} returns log-probabilities before temperature, top_k and "
+            raw += "top_p, which are wrong if one of them is set: start vLLM with --logprobs-mode processed_logprobs"
             self.note = f"{self.note}; {raw}" if self.note else raw
 
 
@@ -150,18 +151,18 @@ def running_vllm(
     interrupted: Callable[[], bool] = lambda: False,
     trust_remote_code: bool = False,
 ) -> Iterator[OpenAICompletionsEngine]:
-    """Serve ``model`` on loopback with a key of its own until the block ends.
+    """Serve ``model`` with vLLM on loopback, protected by a random key, until the block ends.
 
-    :param interrupted: asked while waiting; once it says yes, the server is stopped.
-    :raises Interrupted: it did.
+    :param interrupted: Polled during startup; if it returns True, the server is stopped.
+    :raises Interrupted: ``interrupted`` returned True.
     :raises MissingDependency: vLLM is not installed.
-    :raises RunError: it ended, or did not answer within ``debug.startup_timeout``; its log is named.
+    :raises RunError: The server ended or did not answer within ``debug.startup_timeout``; the message names its log.
     """
     program = shutil.which("vllm")
     if program is None:
         raise MissingDependency(
-            "astuner.debug.engine=vllm needs vLLM, which is not installed; "
-            "pip install vllm (GPU), or set astuner.debug.engine=local"
+            "astuner.debug.engine=vllm needs vLLM, which is not installed. "
+            "Run: pip install vllm (needs a GPU), or set astuner.debug.engine=local"
         )
     key = secrets.token_urlsafe(32)
     command = [
@@ -197,9 +198,9 @@ def _wait(
     deadline = time.monotonic() + settings.startup_timeout
     while True:
         if interrupted():
-            raise Interrupted(f"stopped on request while vLLM was starting; its log is {log}")
+            raise Interrupted(f"stopped on request while vLLM was starting; log: {log}")
         if server.poll() is not None:
-            raise RunError(f"vLLM ended with status {server.returncode} before it answered; its log is {log}")
+            raise RunError(f"vLLM ended with status {server.returncode} before it answered; log: {log}")
         try:
             return OpenAICompletionsEngine(url, api_key=key)
         except RunError as e:
@@ -208,13 +209,13 @@ def _wait(
             if time.monotonic() > deadline:
                 raise RunError(
                     f"vLLM did not answer at {url} within astuner.debug.startup_timeout = "
-                    f"{settings.startup_timeout:g} s; its log is {log}"
+                    f"{settings.startup_timeout:g} s; log: {log}"
                 ) from e
         time.sleep(0.5)
 
 
 def _stop(server: subprocess.Popen[bytes], grace: float = 20.0) -> None:
-    """End the server and its workers: they share the session this run gave them, and nothing else is in it."""
+    """End the server and its workers, which share a separate session."""
     for number, wait in ((signal.SIGTERM, grace), (signal.SIGKILL, grace)):
         try:
             os.killpg(server.pid, number)

@@ -1,4 +1,4 @@
-"""``astuner eval FILE``: success on the validation tasks."""
+"""``astuner eval FILE``: measure the success on the validation tasks."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ def measure(
     backbone: BackboneOption = None,
     checkpoint: CheckpointOption = "best",
     run_dir: RunDirOption = None,
-    tasks: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only the first N validation tasks.")] = None,
-    repeat: Annotated[int | None, typer.Option(min=1, metavar="K", help="Episodes per task.")] = None,
+    tasks: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Use only the first N validation tasks.")
+    ] = None,
+    repeat: Annotated[int | None, typer.Option(min=1, metavar="K", help="Run K episodes per task.")] = None,
     services: WithOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""``astuner config explain KEY``: what a key means; ``astuner config schema``: the same of all, for editors."""
+"""``astuner config explain KEY`` describes a key; ``astuner config schema`` prints a schema of all keys for editors."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ if TYPE_CHECKING:
 
 
 def schema(ctx: typer.Context) -> None:
-    """Print a JSON schema of experiment files, for editors."""
+    """Print a JSON schema of experiment files for editors."""
     typer.echo(json.dumps(json_schema(command_line(ctx).plugins), indent=2, ensure_ascii=False, default=str))
 
 
 def explain(
     ctx: typer.Context,
-    key: Annotated[str, typer.Argument(metavar="KEY", help="For example rollout.num_repeat.", show_default=False)],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Key, such as rollout.num_repeat.", show_default=False)],
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="Also say its value there.", show_default=False)
+        Path | None, typer.Argument(metavar="[FILE]", help="Also show its value in FILE.", show_default=False)
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what a key means, what may be written, and who honours it."""
+    """Explain a key: its meaning, allowed values and the backbones that support it."""
     plugins = command_line(ctx).plugins
     config = load_config(file, plugins=plugins) if file is not None else None
     info = find_key(key, plugins, config)
@@ -59,35 +59,35 @@ def explain(
 
 @dataclass(frozen=True, kw_only=True)
 class KeyInfo:
-    """One key, for a person."""
+    """Description of one key."""
 
     key: str
     doc: str
     type: str
-    """What may be written, e.g. ``whole number ≥ 1``."""
+    """Allowed values, e.g. ``whole number ≥ 1``."""
     default: Any = None
     required: bool = False
     keys: tuple[str, ...] = ()
-    """Of a section: the keys in it."""
+    """Keys of a section."""
     honoured_by: tuple[str, ...] = ()
-    """Installed backbones."""
+    """Installed backbones that support the key."""
     value: Any = None
-    """Its value in the experiment that was asked about."""
+    """Value in the given experiment."""
     origin: str = ""
     """Where that value comes from; empty without an experiment."""
 
 
 def find_key(key: str, manager: PluginManager, config: Config | None = None) -> KeyInfo:
-    """What ``key`` means, and its value in ``config``.
+    """Return the description of ``key`` and its value in ``config``.
 
-    :param key: the whole key, or its last parts as far as no other key has the same.
-    :raises ConfigError: there is no such key, or there are several; an older one says what it is now.
+    :param key: The full key, or an unambiguous ending of it.
+    :raises ConfigError: The key does not exist, is ambiguous, or was renamed or removed.
     """
     full, older = _whole(key, manager), _older(manager)
     if now := older.renamed.get(full):
         raise ConfigError(f"{full} is now {now}; try: astuner config explain {now}")
     if full in older.gone:
-        raise ConfigError(f"{full} is not a key any more: {older.gone[full]}")
+        raise ConfigError(f"{full} was removed: {older.gone[full]}")
     found = _find(full, manager)
     if found is None:
         known = [info.key for info in reference(manager)]
@@ -103,7 +103,7 @@ def _older(manager: PluginManager) -> OlderSpellingsPart:
 
 
 def _whole(key: str, manager: PluginManager) -> str:
-    """The whole key that ``key`` is, or is the end of; today's keys before older ones."""
+    """Return the full key for a key or its ending; current keys take precedence over older ones."""
     sections = [dotted(prefix) for prefix, _ in key_models(manager)]
     roots = {name.partition(".")[0] for name in sections}
     full, older = key if key.partition(".")[0] in roots else f"astuner.{key}", _older(manager)
@@ -112,21 +112,21 @@ def _whole(key: str, manager: PluginManager) -> str:
             return full
         ending = [name for name in dict.fromkeys(known) if name.endswith(f".{key}")]
         if len(ending) > 1:
-            raise ConfigError(f"{len(ending)} keys end in {key}; write one of them: {', '.join(ending)}")
+            raise ConfigError(f"{len(ending)} keys end with {key}; use one of: {', '.join(ending)}")
         if ending:
             return ending[0]
     return full
 
 
 def reference(manager: PluginManager) -> Iterator[KeyInfo]:
-    """Every key of the core and of the installed plugins, in the schema's order; without asking backbones."""
+    """Yield every key of the core and of installed plugins, in schema order, without backbone support."""
     for prefix, model in key_models(manager):
         for key, info in walk_fields(model, prefix):
             yield _info(dotted(key), info)
 
 
 def _find(full: str, manager: PluginManager) -> KeyInfo | None:
-    """What the whole key ``full`` is; a plugin's section is looked into before what surrounds it."""
+    """Return the description of the full key ``full``; a plugin's section takes precedence over its parent."""
     key = tuple(full.split("."))
     for prefix, model in reversed(key_models(manager)):
         if key[: len(prefix)] != prefix:
@@ -139,7 +139,7 @@ def _find(full: str, manager: PluginManager) -> KeyInfo | None:
             if prefix != ("astuner",) or found.keys:
                 return found
             return replace(found, honoured_by=tuple(honoured_by(full.partition(".")[2], found.default, manager)))
-        if issubclass(model, OpenSection):  # what it means is known to whoever the plugin hands it to
+        if issubclass(model, OpenSection):  # its keys are known only to the plugin that reads them
             return KeyInfo(key=full, doc=doc, type="anything")
     return None
 
@@ -160,7 +160,7 @@ def _info(full: str, info: FieldInfo) -> KeyInfo:
 
 
 def json_schema(manager: PluginManager) -> dict[str, Any]:
-    """A JSON schema of experiment files with the installed plugins' sections, for editors."""
+    """Return a JSON schema of experiment files with the installed plugins' sections, for editors."""
     definitions: dict[str, Any] = {}
     root: dict[str, Any] = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -185,12 +185,12 @@ def json_schema(manager: PluginManager) -> dict[str, Any]:
     for name, info in models[0][1].model_fields.items():
         if (section := section_of(info)) is not None and issubclass(section, OpenSection):
             at = _follow(astuner["properties"][name], definitions)
-            at["additionalProperties"] = {"type": ["object", "null"]}  # sections of plugins that are not installed here
+            at["additionalProperties"] = {"type": ["object", "null"]}  # sections of plugins that are not installed
     return {**root, "$defs": definitions}
 
 
 def _schema_of(model: type[BaseModel], key: Key, definitions: dict[str, Any]) -> dict[str, Any]:
-    """The model's schema, its definitions moved to where those of other models cannot clash with them."""
+    """Return the model's schema; its definitions are moved under a prefix to avoid name clashes."""
     prefix = dotted(key)
     schema = model.model_json_schema(ref_template=f"#/$defs/{prefix}.{{model}}")
     for name, definition in schema.pop("$defs", {}).items():
@@ -199,7 +199,7 @@ def _schema_of(model: type[BaseModel], key: Key, definitions: dict[str, Any]) ->
 
 
 def _follow(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """The object behind a property that may be a reference."""
+    """Return the object that a property contains or refers to."""
     reference = schema.get("$ref")
     found: dict[str, Any] = definitions[reference.removeprefix("#/$defs/")] if reference else schema
     return found
@@ -214,7 +214,7 @@ def _lines(info: KeyInfo) -> list[str]:
     if info.origin:
         lines.append(f"  here: {_shown(info.value)}  ({info.origin})")
     if info.honoured_by:
-        lines.append(f"  honoured by: {', '.join(info.honoured_by)}")
+        lines.append(f"  supported by: {', '.join(info.honoured_by)}")
     return [line for line in lines if line]
 
 

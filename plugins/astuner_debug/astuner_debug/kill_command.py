@@ -1,4 +1,4 @@
-"""``astuner kill``: end what this user's runs started, by pid and start time, as recorded or as found to be left."""
+"""``astuner kill``: end processes of this user's runs, by PID and start time, recorded or left behind."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Outcome = Literal["ended", "killed", "gone", "not permitted"]
 
 def kill(
     run_dir: Annotated[
-        list[Path] | None, typer.Option(metavar="DIR", help="What belongs to this run folder (repeatable).")
+        list[Path] | None, typer.Option(metavar="DIR", help="End processes of this run folder (repeatable).")
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="What belongs to any of your runs.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list it.")] = False,
-    grace: Annotated[float, typer.Option(min=0, help="Seconds to end in good order before being killed.")] = 10.0,
+    everything: Annotated[bool, typer.Option("--all", help="End processes of all your runs.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the processes without ending them.")] = False,
+    grace: Annotated[float, typer.Option(min=0, help="Wait this many seconds before killing a process.")] = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """End what your ASTuner runs started, and only that."""
+    """End processes that your ASTuner runs started, and no others."""
     folders: Sequence[Path | None] = run_dir or [None]
     found = [p for folder in folders for p in (*recorded_processes(folder), *left_behind(folder))]
     rows: Sequence[tuple[RecordedProcess, str]]
@@ -41,19 +41,20 @@ def kill(
     if as_json:
         write_json([{"pid": p.pid, "what": p.what, "run_dir": p.run_dir, "outcome": outcome} for p, outcome in rows])
     elif not rows:
-        typer.echo("nothing of yours is running")
+        typer.echo("no process of your runs is running")
     for p, outcome in () if as_json else rows:
         typer.echo(f"{outcome:13}  {p.pid:8}  {p.what}  {p.run_dir}".rstrip())
     if which:
-        raise ConfigError("which of them? type: astuner kill --all, or: astuner kill --run-dir DIR")
+        raise ConfigError("select processes with: astuner kill --all, or: astuner kill --run-dir DIR")
     if any(outcome == "not permitted" for _, outcome in rows):
         raise typer.Exit(1)
 
 
 def terminate(processes: Iterable[RecordedProcess], *, grace: float = 10.0) -> list[tuple[RecordedProcess, Outcome]]:
-    """Ask each to end (SIGTERM), and after ``grace`` seconds make it (SIGKILL).
+    """Send SIGTERM to each process, and SIGKILL to those still running after ``grace`` seconds.
 
-    A process whose start time differs from the record is another one and is left alone (``gone``).
+    A process whose start time differs from the record is a different process: it is left alone and reported as
+    ``gone``.
     """
     outcomes = {p.pid: (p, _signal(p, signal.SIGTERM) or "ended") for p in processes}
     waiting = [process for process, outcome in outcomes.values() if outcome == "ended"]
@@ -70,9 +71,9 @@ def terminate(processes: Iterable[RecordedProcess], *, grace: float = 10.0) -> l
 
 
 def _signal(process: RecordedProcess, number: signal.Signals) -> Outcome | None:
-    """Send a signal; None when it was sent."""
+    """Send a signal; return None if it was sent."""
     try:
-        found = psutil.Process(process.pid)  # which refuses to signal another that has its number
+        found = psutil.Process(process.pid)  # refuses to signal another process with the same PID
         if not is_same_process(process.pid, process.started):
             return "gone"
         found.send_signal(number)

@@ -1,10 +1,10 @@
-"""What a run's agents and judges have started ends with the run, however that ends.
+"""End processes that a run's agents and judges started when the run ends, even if it was killed.
 
-All that a run starts has `RUN_VARIABLE` in its environment, if the code that starts it passes that on; a mere fork has
-the run's end of a pipe; and as long as the run lives, what descends from it in its session is found too (helpers of
-ours are in sessions of their own, and end by themselves).  A run that ends in order ends what is left.  One that is
-killed, or left by C's ``exit``, can do nothing any more: a process beside it, in a session of its own, waits for that.
-Should that be killed too, there is ``astuner kill``.
+A process belongs to the run if `RUN_VARIABLE` is in its environment, if it is a fork that holds the run's end of a
+pipe, or, while the run lives, if it descends from the run in the same session (ASTuner's own helpers have sessions of
+their own and end by themselves).  A run that ends normally ends these processes itself.  For a run that is killed or
+left through C's ``exit``, a watcher process in a separate session does it.  If the watcher is killed too, use
+``astuner kill``.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from astuner.contracts.events import Event, RunClosed, RunContext, RunStarted, S
 from astuner.contracts.secrets import is_secret, without_secrets
 
 RUN_VARIABLE = "ASTUNER_RUN"
-"""Of a run: its process's pid and start time, and its folder."""
+"""Environment variable with the run's PID, start time and folder."""
 _GRACE = 2.0
-"""Seconds in which what is left may end in order."""
+"""Seconds that remaining processes have to end before they are killed."""
 _END_THEMSELVES = ("multiprocessing.resource_tracker", "debugpy/adapter")
-"""What Python and debugpy start beside a process, and need as long as it lives."""
+"""Processes that Python and debugpy start and that end by themselves."""
 _BESIDE = """
 import os, select, sys
-sys.path = [folder for folder in sys.path if folder]  # without the one that the run was started in
+sys.path = [folder for folder in sys.path if folder]  # without the run's working directory
 while os.getppid() == int(sys.argv[1].split()[0]) and not select.select([0], [], [], 1.0)[0]:
     pass
 from astuner_debug.left_behind import ended_without_a_word
 ended_without_a_word(*sys.argv[1:])
 """
-"""What waits beside a run; it imports nothing before it has to."""
+"""Code of the watcher process; it imports nothing until the run has ended."""
 
 
 class LeftBehind(Subscriber):
-    """Nothing that is started in a run outlives it."""
+    """End all processes that a run started when the run ends."""
 
     direct = True
 
@@ -63,10 +63,10 @@ class LeftBehind(Subscriber):
                 [sys.executable, "-c", _BESIDE, self._mark, self._again],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C in the terminal is for the run
+                start_new_session=True,  # Ctrl-C in the terminal must not reach the watcher
             )
             self._began = psutil.Process(self._beside.pid).create_time()
-            atexit.register(self._beside.kill)  # whatever ends Python in order has something to say
+            atexit.register(self._beside.kill)  # a normal exit of Python reports its own error
             os.environ[RUN_VARIABLE] = self._mark
         elif self._beside is not None and self._beside.stdin is not None:
             atexit.unregister(self._beside.kill)
@@ -77,15 +77,15 @@ class LeftBehind(Subscriber):
                 beside.wait()
                 below = [p for p in psutil.Process().children(recursive=True) if p.create_time() > self._began]
                 if ended := _end_what_is_left(self._mark, os.fstat(self._beside.stdin.fileno()).st_ino, below):
-                    self.remark(f"still there when the run was over, and ended: {ended}")
+                    self.remark(f"ended processes that were still running when the run finished: {ended}")
 
 
 def ended_without_a_word(mark: str, again: str) -> None:
-    """A run's process has: say so to the person and in the run's log, and end what is left of it."""
+    """Report the unexpected end of a run on standard error and in its log, and end its remaining processes."""
     pid, _, run_dir = mark.split(" ", 2)
-    why = "it was killed (`kill -9`, or the system for want of memory), crashed, or code in it called C's exit"
+    why = "it was killed (`kill -9` or out of memory), crashed, or called C's exit"
     ended = _end_what_is_left(mark, os.fstat(0).st_ino) or "nothing"
-    text = f"the run's process {pid} ended without a word: {why}; still there, and ended: {ended}{again}"
+    text = f"run process {pid} ended unexpectedly: {why}; ended its remaining processes: {ended}{again}"
     if (log := Path(run_dir, "run.log")).exists():
         with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
@@ -93,10 +93,10 @@ def ended_without_a_word(mark: str, again: str) -> None:
 
 
 def left_behind(run_dir: Path | None = None) -> list[RecordedProcess]:
-    """What runs that are gone have left; of one run folder when given."""
+    """Return processes that ended runs left behind, optionally of one run folder only."""
     found = []
     for process in psutil.process_iter():
-        with suppress(psutil.Error, ValueError):  # it has gone, or the variable is not of ours
+        with suppress(psutil.Error, ValueError):  # the process is gone, or the variable is not ASTuner's
             pid, started, folder = _run_of(process).split(" ", 2)
             if not is_same_process(int(pid), started) and (run_dir is None or folder == str(run_dir.absolute())):
                 what, began = f"left by a run: {command_line(process)}", str(process.create_time())
@@ -105,7 +105,7 @@ def left_behind(run_dir: Path | None = None) -> list[RecordedProcess]:
 
 
 def command_line(process: psutil.Process) -> str:
-    """Of what runs there, up to an argument that has the name of a secret; empty where it is gone."""
+    """Return the command line of a process up to an argument named like a secret; empty if the process is gone."""
     text = ""
     with suppress(psutil.Error):
         text = without_secrets(" ".join(process.cmdline()))
@@ -114,13 +114,13 @@ def command_line(process: psutil.Process) -> str:
 
 
 def _end_what_is_left(mark: str, pipe: int, below: Collection[psutil.Process] = ()) -> str:
-    """End what is left of a run; what that was, for the person.
+    """End the remaining processes of a run and return a description of them.
 
-    :param pipe: the inode of the one of which the run's forks have an end.
-    :param below: what descends from the run.
+    :param pipe: Inode of the pipe that the run's forks hold open.
+    :param below: Descendants of the run.
     """
     left = [p for p in psutil.process_iter() if p.pid != os.getpid() and _is_of(p, mark, pipe, below)]
-    _, left = psutil.wait_procs(left, timeout=_GRACE / 2)  # Ray's take a moment
+    _, left = psutil.wait_procs(left, timeout=_GRACE / 2)  # Ray's processes need a moment
     told: dict[str, list[psutil.Process]] = {}
     for process in sorted(left, key=lambda p: p.pid):
         if (line := command_line(process)) and not any(name in line for name in _END_THEMSELVES):
@@ -135,15 +135,15 @@ def _end_what_is_left(mark: str, pipe: int, below: Collection[psutil.Process] = 
 
 
 def _run_of(process: psutil.Process) -> str:
-    """The `RUN_VARIABLE` that it was started with; empty where it has none that we may see."""
-    with suppress(psutil.Error, OSError):  # another person's, or gone
+    """Return the value of `RUN_VARIABLE` in a process's environment; empty if missing or not readable."""
+    with suppress(psutil.Error, OSError):  # another user's process, or gone
         return str(process.environ().get(RUN_VARIABLE, ""))
     return ""
 
 
 def _is_of(process: psutil.Process, mark: str, pipe: int, below: Collection[psutil.Process]) -> bool:
-    """Whether a process is one of those that `_end_what_is_left` ends."""
-    with suppress(psutil.Error, OSError):  # another person's, or gone, or there is no /proc
+    """Return whether `_end_what_is_left` must end a process."""
+    with suppress(psutil.Error, OSError):  # another user's process, or gone, or no /proc
         if _run_of(process) == mark or (process in below and os.getsid(process.pid) == os.getsid(0)):
             return True
         with os.scandir(f"/proc/{process.pid}/fd") as found:

@@ -1,4 +1,4 @@
-"""``astuner doctor RUN``: what of a run's folder is whole, and what to type to go on. Reads only."""
+"""``astuner doctor RUN``: check which parts of a run folder are intact and whether the run can resume. Reads only."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from astuner import LockTaken, RunDir, check_unlocked, find_backbone, load_confi
 from astuner.contracts.diagnosis import Finding, fail, ok, warn
 from astuner.contracts.errors import AstunerError
 
-_WHOLE = "the size and checksum of every file are those that were written"
+_WHOLE = "size and checksum of every file match"
 
 
 def of_run(path: Path) -> Iterator[Finding]:
-    """What there is to say of a run's folder, the files first, then what the run can go on from."""
+    """Yield findings about a run folder: its files first, then how to continue the run."""
     folder = RunDir(path)
     if not folder.path.is_dir():
-        yield fail(what="run folder", detail=f"{folder.path} is no folder", fix="ls -d launcher_record/*")
+        yield fail(what="run folder", detail=f"{folder.path} is not a folder", fix="ls -d launcher_record/*")
         return
     try:
         check_unlocked(folder.path.with_name(f".{folder.path.name}.lock"))
     except LockTaken as e:
-        yield warn(what="run folder", detail=f"a run is writing to it (pid {e.pid}): what is said here may change")
+        yield warn(what="run folder", detail=f"a run (pid {e.pid}) is writing to it; results may change")
     yield from _lines(folder)
     yield from _documents(folder)
     for database in sorted(folder.episodes.glob("*.sqlite")):
@@ -41,7 +41,7 @@ def _lines(folder: RunDir) -> Iterator[Finding]:
                 rows = len(read_jsonl(file))
                 yield ok(what=file.name, detail=f"{rows} rows")
             except (AstunerError, OSError, RecursionError) as e:
-                yield fail(what=file.name, detail=f"--resume would stop at it: {e}")
+                yield fail(what=file.name, detail=f"--resume would fail on this file: {e}")
 
 
 def _documents(folder: RunDir) -> Iterator[Finding]:
@@ -49,9 +49,9 @@ def _documents(folder: RunDir) -> Iterator[Finding]:
         if file.is_file():
             try:
                 json.loads(file.read_text(encoding="utf-8"))
-                yield ok(what=file.name, detail="can be read")
+                yield ok(what=file.name, detail="readable")
             except (OSError, ValueError, RecursionError) as e:
-                yield warn(what=file.name, detail=f"cannot be read: {e}", fix=f"mv {file} {file}.damaged")
+                yield warn(what=file.name, detail=f"not readable: {e}", fix=f"mv {file} {file}.damaged")
 
 
 def _database(file: Path) -> Finding:
@@ -61,7 +61,7 @@ def _database(file: Path) -> Finding:
     except sqlite3.Error as e:
         said = str(e)
     if said == "ok":
-        return ok(what=f"episodes/{file.name}", detail="the database is sound")
+        return ok(what=f"episodes/{file.name}", detail="the database is intact")
     return fail(
         what=f"episodes/{file.name}",
         detail=f"the episode log is damaged: {' '.join(said.split())}",
@@ -70,14 +70,14 @@ def _database(file: Path) -> Finding:
 
 
 def _states(folder: RunDir) -> Iterator[Finding]:
-    """What the run can go on from: the first that is whole, whatever is the matter with newer ones."""
+    """Yield the saved states and how to continue: from the first intact one, even if newer ones are damaged."""
     again = _command(folder) or "astuner run FILE"
     try:
         config = load_config(folder.resolved)
         backbone, _ = find_backbone(config)
         states = list(backbone.saved_states(folder))
     except (AstunerError, OSError) as e:
-        yield fail(what="resolved.yaml", detail=f"says no more what saved here: {e}", fix=f"{again} --resume")
+        yield fail(what="resolved.yaml", detail=f"does not match the saved states: {e}", fix=f"{again} --resume")
         return
     whole = [state for state, why in states if not why]
     damaged = warn if whole else fail
@@ -87,21 +87,21 @@ def _states(folder: RunDir) -> Iterator[Finding]:
     known = [state for state, _ in states]
     models = [model for model in folder.models if model not in known]
     for model in models:
-        yield ok(what=str(model.relative_to(folder.path)), detail="a model, written without checksums")
+        yield ok(what=str(model.relative_to(folder.path)), detail="model written without checksums")
     if whole:
-        yield ok(what="to go on", detail=f"from {whole[0].relative_to(folder.path)}", fix=f"{again} --resume")
+        yield ok(what="resume", detail=f"from {whole[0].relative_to(folder.path)}", fix=f"{again} --resume")
     elif models:
         new = f"astuner run FILE astuner.experiment_name=NAME astuner.model.path={shlex.quote(str(models[-1]))}"
         yield fail(
-            what="to go on", detail="no state is whole, but the weights of a checkpoint can be trained on", fix=new
+            what="resume", detail="no state is intact, but you can train from the weights of a checkpoint", fix=new
         )
     else:
-        nothing = "no state is whole" if states else "nothing was saved yet"
-        yield fail(what="to go on", detail=f"{nothing}; to start over", fix=f"{again} --no-resume")
+        nothing = "no state is intact" if states else "no state was saved yet"
+        yield fail(what="resume", detail=f"{nothing}; start over", fix=f"{again} --no-resume")
 
 
 def _command(folder: RunDir) -> str:
-    """Return what was typed to begin the run, to be typed in this folder; empty where that is not known."""
+    """Return the command that started the run, to be typed in the current folder; empty if unknown."""
     if not folder.origin.is_file():
         return ""
     try:

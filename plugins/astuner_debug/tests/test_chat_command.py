@@ -85,7 +85,7 @@ def test_chat_remembers_and_forgets(astuner_command, chat_with, monkeypatch):
     assert "first" not in prompts[2]
     assert engine.calls[1][0][: len(engine.calls[0][0])] == engine.calls[0][0]  # continued, not rendered again
     assert "4 response tokens" in result.out  # t w o <|im_end|>
-    assert result.out.count("/exit ends") == 2
+    assert result.out.count("/exit quits") == 2
 
 
 def test_chat_ends_with_the_input(astuner_command, chat_with, monkeypatch):
@@ -165,7 +165,7 @@ def test_a_typed_message_has_no_environment_and_chat_says_what_has(astuner_comma
     result = astuner_command("chat", "x.yaml", "--workflow", "--message", "Go right")
     assert result.code == 1
     assert result.out.startswith("(workflow_failed: the workflow raised ValueError: not enough values to unpack")
-    assert "a typed message is a task without an environment" in result.out
+    assert "a typed message has none" in result.out
     assert "astuner run " in result.out
     assert "astuner env try NAME" in result.out
 

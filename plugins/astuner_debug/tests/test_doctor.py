@@ -147,7 +147,7 @@ def test_doctor_leaves_aside_what_this_environment_is_not_for(run_doctor, monkey
         result = run_doctor("--json", "--run-dir", str(tmp_path))
         return result.code, {f["what"]: (f["level"], f["fix"]) for f in json.loads(result.out)}["astuner-big"]
 
-    assert levels(big=light, small=whole) == (0, ("skip", "pip install astuner-big, in an environment of its own"))
+    assert levels(big=light, small=whole) == (0, ("skip", "pip install astuner-big, in a separate environment"))
     assert levels(big=half, small=whole) == (1, ("fail", "pip install 'no-engine==1'"))
     assert levels(big=light) == (1, ("fail", "pip install 'no-engine==1'"))
 
@@ -233,7 +233,7 @@ def run_folder(path):
 def test_what_of_a_run_is_damaged_is_said(tmp_path):
     path = run_folder(tmp_path / "run")
     assert {f.what: f.level for f in of_run(path)} == {
-        "metrics.jsonl": "ok", "origin.json": "ok", "episodes/episodes.sqlite": "ok", "to go on": "fail",
+        "metrics.jsonl": "ok", "origin.json": "ok", "episodes/episodes.sqlite": "ok", "resume": "fail",
     }  # fmt: skip
     (model := path / "checkpoints" / "step-000003").mkdir(parents=True)
     *_, model_found, last = of_run(path)

@@ -127,7 +127,7 @@ def test_what_agents_start_ends_with_the_run_and_is_named(folder: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     assert still_there(folder) == []
     log = (folder / "run.debug" / "run.log").read_text()
-    (line,) = (line for line in log.splitlines() if "still there when the run was over, and ended: " in line)
+    (line,) = (line for line in log.splitlines() if "still running when the run finished: " in line)
     for pid in (folder / "pids").read_text().split():
         assert re.search(rf"\b{pid}\b", line)
     assert line.split(" ", 2)[2] in ended.stderr
@@ -141,8 +141,8 @@ def test_a_run_that_ends_without_a_word_is_told_of_and_leaves_nothing(folder: Pa
     assert ended.returncode == -(signal.SIGKILL if how == "kill" else signal.SIGABRT)
     assert still_there(folder) == []  # what was left held standard error
     log = (folder / "run.debug" / "run.log").read_text()
-    assert "ended without a word: it was killed" in log
-    assert "code in it called C's exit; still there, and ended: " in log
+    assert "ended unexpectedly: it was killed" in log
+    assert "or called C's exit; ended its remaining processes: " in log
     assert log.splitlines()[-1].split(" ", 2)[2] in ended.stderr
     if how == "abort":  # what Python can tell of a crash
         assert f'File "{folder / "agent.py"}", line ' in ended.stderr

@@ -1,1 +1,1 @@
-"""The embedded backbone of ASTuner: one machine, CPU or one GPU, torch and transformers, nothing else."""
+"""The local backbone of ASTuner: one machine, CPU or one GPU, with torch and transformers only."""

@@ -1,8 +1,8 @@
-"""Memory that a step frees and the next one needs again.
+"""Keep freed memory in the process between training steps.
 
-glibc hands every large block back to the system when it is freed, and the system clears each page when it is touched
-again: of steps of SmolLM2-135M with 64 episodes, a tenth of the time.  Kept, it lies in holes between what is in use,
-and what fits into none of them makes the process grow; so too much is given back between the parts of a step.
+glibc returns every large block to the system when it is freed, and the system clears each page when it is used again;
+in steps of SmolLM2-135M with 64 episodes that takes a tenth of the time.  Memory that is kept becomes fragmented, and
+allocations that fit into no gap make the process grow, so excess memory is returned between the parts of a step.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ _KEPT = 2**31 - 1
 
 
 class _Mallinfo2(ctypes.Structure):
-    """mallinfo(3); of its numbers only the free bytes are read."""
+    """Result of mallinfo(3); only the number of free bytes is read."""
 
     _fields_ = (("_before", ctypes.c_size_t * 8), ("free", ctypes.c_size_t), ("_top", ctypes.c_size_t))
 
 
 def keep_freed_memory() -> bool:
-    """Make the C library keep up to 2 GiB of what is freed, for the whole process; False where it is not glibc.
+    """Make the C library keep up to 2 GiB of freed memory for this process; return False without glibc.
 
-    Blocks come from the heap instead of `mmap`, and from the one heap that all threads share: those that glibc makes
-    for each thread have no room for large ones.
+    Blocks come from the heap instead of `mmap`, and from a single heap for all threads: the heaps that glibc creates
+    per thread are too small for large blocks.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
@@ -35,7 +35,7 @@ def keep_freed_memory() -> bool:
 
 
 def give_back(most: int = _KEPT) -> None:
-    """Return the heap's free memory to the system where it is more than ``most`` bytes; with glibc from 2.33 on."""
+    """Return free heap memory to the system if it exceeds ``most`` bytes; needs glibc 2.33 or newer."""
     libc = ctypes.CDLL(None) if platform.libc_ver()[0] == "glibc" else None
     if libc is not None and hasattr(libc, "mallinfo2"):
         libc.mallinfo2.restype = _Mallinfo2

@@ -1,11 +1,10 @@
-"""The `local` backbone: engines and trainers around the weights of every policy, in this process.
+"""The `local` backbone: engines and trainers for the weights of every policy, in this process.
 
-An engine reads the very tensors its trainer updates, so there is nothing to synchronise: a step is roll out, pause
-the engine, update in place, bump the policy version (`loop`).  Two policies share what neither of them changes
-(`policy`).
+An engine reads the same tensors that its trainer updates, so weights need no synchronization: a step rolls out, pauses
+the engine, updates in place, and increments the policy version (`loop`).  Policies share weights that none of them
+changes (`policy`).
 
-torch is imported by what first needs it: asking what this backbone can do, or for a model that is not there, takes no
-time.
+torch is imported on first use, so that querying capabilities or reporting a missing model takes no time.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class LocalBackbone(Backbone):
-    """Trains on one machine, CPU or one GPU."""
+    """Backbone that trains on one machine, on a CPU or one GPU."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
         policies=True,
@@ -46,10 +45,10 @@ class LocalBackbone(Backbone):
             "trainer_common.fsdp_config.optimizer_offload": (False,),
         },
         instead={
-            "rollout.top_p": "the trainer's log-probabilities are of the uncut distribution; lower rollout.temperature",
-            "rollout.top_k": "the trainer's log-probabilities are of the uncut distribution; lower rollout.temperature",
-            "rollout.tensor_model_parallel_size": "the local backbone has one device; for more, --backbone verl",
-            "trainer_common.nnodes": "the local backbone is one process; for more, --backbone verl or trinity",
+            "rollout.top_p": "the trainer uses log-probabilities of the full distribution; lower rollout.temperature",
+            "rollout.top_k": "the trainer uses log-probabilities of the full distribution; lower rollout.temperature",
+            "rollout.tensor_model_parallel_size": "the local backbone has one device; for more, use --backbone verl",
+            "trainer_common.nnodes": "the local backbone is one process; for more, use --backbone verl or trinity",
         },
     )
 
@@ -67,7 +66,7 @@ class LocalBackbone(Backbone):
         from astuner_local.memory import estimate
 
         warm = LocalSettings.of(self.config).warm_start
-        first = {"warm start": f"the first {warm.steps} steps learn from {warm.file}, lr {warm.lr:g}"} if warm else {}
+        first = {"warm start": f"{warm.steps} steps on conversations from {warm.file}, lr {warm.lr:g}"} if warm else {}
         return {**first, **estimate(self.config)}
 
     def check(self) -> None:
@@ -109,7 +108,7 @@ class LocalBackbone(Backbone):
         from astuner_local.trainer.checkpoint import read_checkpoint, restore
         from astuner_local.warm_start import warm_start_of, warm_up
 
-        run.publish(StalenessBounded(most=0))  # an engine reads the tensors that are trained
+        run.publish(StalenessBounded(most=0))  # engine and trainer share tensors
         warm, start = warm_start_of(self.config), run.resume_from
         if warm is not None and start is None:
             start = warm_up(run, warm)

@@ -1,4 +1,4 @@
-"""What ``astuner doctor`` says about this machine's GPU, torch and transformers; imports neither."""
+"""Checks for ``astuner doctor`` of this machine's GPU, torch and transformers; imports neither package."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ INSTALL = "pip install astuner-local"
 
 
 def findings() -> Iterator[Finding]:
-    """Whether torch is here, and can use the GPU."""
+    """Yield findings about torch, its use of the GPU, and transformers."""
     cards, torch, transformers = _nvidia(), version("torch"), version("transformers")
     if torch is None:
         yield warn(what="torch", detail="not installed; the local backbone needs it", fix=INSTALL)
@@ -19,7 +19,7 @@ def findings() -> Iterator[Finding]:
         again = f"pip install --force-reinstall 'torch=={torch.partition('+')[0]}'"
         yield warn(what="torch", detail=f"{torch} cannot use {cards[0]}", fix=again)
     else:
-        where = "; ".join(cards) if cards else "no NVIDIA GPU, so on the CPU"
+        where = "; ".join(cards) if cards else "no NVIDIA GPU: runs on the CPU"
         yield ok(what="torch", detail=f"{torch}, {where}")
     if transformers is None:
         yield warn(what="transformers", detail="not installed", fix=INSTALL)
@@ -28,7 +28,7 @@ def findings() -> Iterator[Finding]:
 
 
 def _nvidia() -> list[str]:
-    """One line per GPU, without importing torch."""
+    """Return one line per GPU, without importing torch."""
     try:
         shown = nvidia_smi("--query-gpu=name,memory.free", "--format=csv,noheader") or ""
     except TimeoutError as e:

@@ -1,7 +1,7 @@
-"""The training loop: roll out, assign credit, update, log, validate, save; until the steps are done.
+"""Training loop of the local backbone: roll out, assign credit, update, log, validate, save.
 
-Every policy learns from its own agents' samples only.  Invariant: an engine is paused while its weights change, so
-every generation of a step comes from one version of its policy, and every sample is on-policy.
+Every policy learns only from its own agents' samples.  Invariant: an engine is paused while its weights change, so all
+generations of a step come from one version of its policy, and every sample is on-policy.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class TrainingLoop:
-    """One run, from the step it is at to its end."""
+    """One run, from its current step to the end."""
 
     def __init__(self, run: Run, policies: Mapping[str, LocalPolicy]) -> None:
         self.training = run
@@ -36,25 +36,25 @@ class TrainingLoop:
         run.publish(TokenizersLoaded(load=load))
         if any(codec.template.drops_reasoning for codec in codecs.values()):
             text = (
-                "the chat template leaves earlier reasoning out once the user speaks again; in training it stays in "
-                "the prompt, so that an episode remains one sample: deploy with a template that keeps it"
+                "the chat template drops earlier reasoning when the user speaks again; during training it stays in the "
+                "prompt, so that an episode remains one sample: deploy with a template that keeps it"
             )
             run.publish(Note(text=text))
         self.common = run.config.astuner.trainer_common
         self.save_seconds = 0.0
-        """Spent on saving since the last step was logged."""
+        """Seconds spent on saving since the last step was logged."""
         self.saved = 0
-        """The newest step in the resume folder."""
+        """Newest step in the resume folder."""
         self.state: Mapping[str, Any] = {}
-        """The run's state as of the last finished step; a step cut short must not move them."""
+        """The run's state after the last completed step; an interrupted step must not change it."""
 
     def run(self, done: int) -> None:
-        """All steps after ``done``."""
+        """Run all steps after ``done``."""
         run = self.training
         self.saved, self.state = done, run.state()
         try:
             if done:
-                self._after(done)  # what the run that is being continued did not get to
+                self._after(done)  # complete what the previous run did not finish
             elif self.common.val_before_train:
                 run.validate(self.models, 0)
             for step in range(done + 1, run.total_steps + 1):
@@ -70,13 +70,13 @@ class TrainingLoop:
             raise
 
     def _after(self, step: int) -> None:
-        """Save, validate and export, as far as that is due and not done yet."""
+        """Save, validate and export if it is due and not done yet."""
         run = self.training
         if self.saved < step and run.is_due("resume", step):
             self._save(run.run_dir.resume, step, keep=1)
         if run.is_due("test", step):
             run.validate(self.models, step)
-            self.state = run.state()  # with the validation's failures in the ledger
+            self.state = run.state()  # includes the validation's failures
         checkpoints = run.run_dir.checkpoints
         if run.is_due("save", step) and not is_complete(checkpoint_path(checkpoints, step)):
             self._save(checkpoints, step, keep=self.common.max_checkpoints)
@@ -118,7 +118,7 @@ class TrainingLoop:
         self.save_seconds = 0.0
 
     def _named(self, policy: str, metrics: Mapping[str, float]) -> dict[str, float]:
-        """One policy's numbers, told from those of the others if there are any."""
+        """Return the metrics of one policy, prefixed with its name if there are several."""
         if len(self.policies) == 1:
             return dict(metrics)
         return {f"policy/{policy}/{name}": value for name, value in metrics.items()}
@@ -140,10 +140,10 @@ class TrainingLoop:
 
 
 def trainers(policies: Mapping[str, LocalPolicy]) -> dict[str, PolicyTrainer]:
-    """Those of the policies that learn."""
+    """Return the trainers of the policies that learn."""
     return {name: p.trainer for name, p in policies.items() if p.trainer is not None}
 
 
 def place(policies: Mapping[str, LocalPolicy], name: str) -> str:
-    """Where a checkpoint keeps a policy: in a folder of its name, or the whole of it if there is no other policy."""
+    """Return the subfolder of a policy in a checkpoint, or `WHOLE` if it is the only policy."""
     return name if len(policies) > 1 else WHOLE

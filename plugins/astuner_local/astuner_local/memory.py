@@ -1,7 +1,6 @@
-"""What can be said of an experiment's models without their weights: what is wrong, how much memory they will need, and
-how long a step takes here.
+"""Check an experiment's models without loading weights, and estimate memory and the time of a step.
 
-Memory and time are estimates, and said to be.
+All estimates are labeled as such.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 _REACHED = 0.65
-"""Share of the speed of large products that whole steps were measured to reach."""
+"""Share of the matrix product speed that complete steps reached in measurements."""
 LEAST_TOKENS = 2048
-"""A pass is never smaller than this, however little memory seems free: a sample must fit."""
+"""Least tokens of a pass, regardless of free memory, because a sample must fit."""
 
 
 def checked_config(config: Config, policy: str) -> Any:
-    """The transformers config of a policy's model, when its weights can be loaded and its turns encoded.
+    """Return the transformers config of a policy's model after checking that it can be loaded and encoded.
 
-    :raises ConfigError, RunError: not so, as `astuner_local.modeling.load_model` and the engine refuse it.
+    :raises ConfigError, RunError: It cannot, as in `astuner_local.modeling.load_model` and the engine.
     """
     model, path = config.model_of(policy), config.locate_model(policy=policy)
     resolve_device(model.device)
@@ -46,21 +45,21 @@ def checked_config(config: Config, policy: str) -> Any:
     folder = Path(path)
     if folder.is_dir() and not any(True for kind in ("*.safetensors", "*.bin") for _ in folder.glob(kind)):
         raise ConfigError(
-            f"astuner.model.path is {path}, but that folder holds no weights (*.safetensors); copy them beside "
-            "config.json, or point it at a complete model"
+            f"astuner.model.path is {path}, but that folder has no weights (*.safetensors); copy them next to "
+            "config.json, or use the folder of a complete model"
         )
     asked, context = config.astuner.rollout.max_model_len, Dimensions.of(model_config).context
     if asked is not None and asked > context:
         raise ConfigError(
-            f"{config.place('astuner.rollout.max_model_len')}: astuner.rollout.max_model_len is {asked}, but the model "
-            f"was made for {context} tokens; write {context} or less"
+            f"{config.place('astuner.rollout.max_model_len')}: astuner.rollout.max_model_len is {asked}, but the "
+            f"context of the model is {context} tokens; use {context} or less"
         )
     make_codec(config, tokenizer)
     return model_config
 
 
 def parameters_of(model_config: object) -> int:
-    """Parameters of a model, built without memory for its weights; tied weights count once."""
+    """Return the number of parameters of a model, without allocating its weights; tied weights count once."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -70,7 +69,7 @@ def parameters_of(model_config: object) -> int:
 
 
 def micro_batch_tokens(common: TrainerCommon, dims: Dimensions, dtype: torch.dtype, device: torch.device) -> int:
-    """Tokens of one forward and backward pass: as configured, else what a quarter of the free memory holds."""
+    """Return the tokens of one forward and backward pass: as configured, else for a quarter of the free memory."""
     if common.micro_batch_tokens is not None:
         return common.micro_batch_tokens
     if device.type == "cuda":
@@ -81,10 +80,10 @@ def micro_batch_tokens(common: TrainerCommon, dims: Dimensions, dtype: torch.dty
 
 
 def _activation_bytes(common: TrainerCommon, dims: Dimensions, dtype: torch.dtype) -> int:
-    """Kept for the backward pass, per token.
+    """Return the bytes per token kept for the backward pass.
 
-    Of a layer: what both norms read and give, the gathered q, k and v, what attention gives before and after it is put
-    in order, and in the MLP the gate, its activation, what goes up and their product.
+    For a layer: inputs and outputs of both norms, the gathered q, k and v, the output of attention before and after
+    reordering, and in the MLP the gate, its activation, the up projection and their product.
     """
     attention = dims.head_dim * (3 * dims.heads + 2 * dims.kv_heads)
     layer = 4 * dims.hidden + attention + 4 * dims.mlp
@@ -94,12 +93,12 @@ def _activation_bytes(common: TrainerCommon, dims: Dimensions, dtype: torch.dtyp
 
 @dataclass(frozen=True, kw_only=True)
 class _Size:
-    """What one policy's model needs, in parameters."""
+    """Size of one policy's model, in parameters."""
 
     path: str
     all: int
     adapters: int
-    """0: all weights are trained, if any are."""
+    """Adapter parameters; 0: all weights are trained, if any."""
     dims: Dimensions
     dtype: torch.dtype
     device: torch.device
@@ -124,14 +123,14 @@ class _Size:
         return self.all * self.dtype.itemsize
 
     def checkpoint(self, optimizer: str) -> int:
-        """Bytes of one: the weights with adapters merged, the adapters, and what the optimizer keeps in float32."""
+        """Return the bytes of a checkpoint: merged weights, adapters, and the optimizer's float32 state."""
         once = (self.adapters or self.dims.linear) if optimizer == "muon" else 0  # Muon's matrices have one moment
         master = 0 if self.adapters or self.dtype is torch.float32 else self.all
         return self.bytes + 4 * (self.adapters + 2 * (self.adapters or self.all) - once + master)
 
     @property
     def packed(self) -> int:
-        """Bytes of the copy that an engine multiplies with, where it has one (`engine.weights.packs_weights`)."""
+        """Bytes of the engine's own copy of the weights, if it has one (`engine.weights.packs_weights`)."""
         return (self.dims.linear + self.dims.vocab * self.dims.hidden) * self.dtype.itemsize
 
     def describe(self, trained: bool) -> str:
@@ -140,15 +139,15 @@ class _Size:
 
 
 def estimate(config: Config) -> Mapping[str, str]:
-    """Lines for the plan: parameters, device, bytes by what they are for, over all policies, disk, and the speed."""
+    """Return the plan lines on parameters, memory over all policies, disk and speed."""
     roster, common = AgentRegistry.of(config.astuner), config.astuner.trainer_common
     sizes = {name: _Size.of(config, name) for name in roster.policies}
     trained = [sizes[name] for name in roster.trained_policies]
     several, has_reference = len(sizes) > 1, common.use_kl_loss or common.algorithm.use_kl_in_reward
     own = [s for s in trained if not s.adapters]
     adapted = [s for s in trained if s.adapters]
-    frozen = {s.path: s.bytes for s in sizes.values() if s not in own or has_reference}  # in memory once a path
-    # The engine merges adapters into a copy of its own, unless it shares the base with others.
+    frozen = {s.path: s.bytes for s in sizes.values() if s not in own or has_reference}  # loaded once per path
+    # The engine merges adapters into its own copy, unless it shares the base with others.
     beside = sum(s.adapters * 4 if several else s.bytes for s in adapted)
     beside += sum(s.packed for s in sizes.values() if s not in adapted and packs_weights(s.dims, s.device, not several))
     learning = sum(s.adapters or s.all for s in trained)
@@ -185,15 +184,15 @@ def _disk_and_speed(config: Config, trained: Sequence[_Size]) -> Mapping[str, st
 
 
 def _resident() -> int:
-    """Bytes of this process in memory now, torch and transformers among them; 0 where the system does not say."""
+    """Return the bytes of this process in memory, including torch and transformers; 0 if the system does not tell."""
     statm = Path("/proc/self/statm")
     return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
 
 
 def _time_of_a_step(config: Config, trained: Sequence[_Size]) -> Mapping[str, str]:
-    """A line on models whose time is in their products, on a CPU: its speed is measured, and the operations counted.
+    """Return the plan line on the time of a step on a CPU, for models bound by matrix products.
 
-    A token takes 2 operations per weight to be generated, and 6 to be trained.
+    Combines the measured speed with the number of operations: per weight, a token takes 2 to generate and 6 to train.
     """
     a, threads = config.astuner, LocalSettings.of(config).threads or torch.get_num_threads()
     slow = [s for s in trained if s.device.type == "cpu" and not s.dims.is_small]
@@ -205,7 +204,7 @@ def _time_of_a_step(config: Config, trained: Sequence[_Size]) -> Mapping[str, st
     pass_seconds = 2 * (size.dims.linear + size.dims.vocab * size.dims.hidden) * episodes * 100 / (speed * _REACHED)
     return {
         "time of a step (estimate)": (
-            f"{4 * pass_seconds:.0f} s ({pass_seconds:.0f} s to generate, {3 * pass_seconds:.0f} s to train) for every "
+            f"{4 * pass_seconds:.0f} s ({pass_seconds:.0f} s to generate, {3 * pass_seconds:.0f} s to train) per "
             f"100 tokens in each of {episodes} episodes, with {threads} threads at {speed / 1e9:.0f} GF/s in "
             f"{str(size.dtype)[6:]}"
         )
@@ -213,7 +212,7 @@ def _time_of_a_step(config: Config, trained: Sequence[_Size]) -> Mapping[str, st
 
 
 def _longest(config: Config, size: _Size) -> int:
-    """Most tokens of an episode."""
+    """Return the most tokens of an episode."""
     data, context = config.astuner.data, config.astuner.rollout.max_model_len or size.dims.context
     return min(context, (data.max_prompt_length or context) + (data.max_response_length or context))
 
@@ -226,7 +225,7 @@ def _cache_bytes(config: Config, size: _Size, engines: int) -> int:
 
 
 def _activations(config: Config, size: _Size) -> int:
-    """Of one forward and backward pass: what the layers keep, and the logits with two temporaries as large."""
+    """Return the bytes of one forward and backward pass: kept activations, and logits with two temporary copies."""
     a = config.astuner
     at_once = micro_batch_tokens(a.trainer_common, size.dims, size.dtype, size.device)
     tokens = min(at_once, _longest(config, size) * a.data.train_batch_size * a.rollout.num_repeat)

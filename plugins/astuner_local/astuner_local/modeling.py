@@ -1,8 +1,8 @@
 """One model for engine and trainer: a transformers causal LM, read as plain tensors.
 
 The families below share one block (RMSNorm, rotary attention with grouped keys, SwiGLU), so one functional forward
-serves all of them.  Invariant: `hidden_states` and the engine compute the same function as the model's own
-``forward``; a config under which that would not hold is refused by name in `check_supported`.
+serves all of them.  Invariant: `hidden_states` and the engine compute the same function as the model's own ``forward``;
+`check_supported` refuses configs for which this is not the case.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """`model_type` of the supported architectures."""
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-"""Rotary embeddings whose angles depend on the position only. `dynamic` and `longrope` depend on the length of the
-whole sequence, so a cached key would be wrong after the sequence has grown."""
+"""Rotary embeddings whose angles depend only on the position. `dynamic` and `longrope` depend on the length of the
+sequence, so a cached key would be wrong after the sequence has grown."""
 
 SMALL_MODEL = 20_000_000
-"""Weights below which a second CPU thread costs more in waiting than it computes, another layout of the weights more in
-copying than it saves, and a narrower type more in conversions."""
+"""Number of weights below which a second CPU thread, another weight layout, or a narrower type costs more than it
+saves."""
 
 AttentionFn = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""q [T, H, D], k [T, KV, D], v [T, KV, D] of flat tokens, rotated -> [T, H * D]. Scales by 1 / sqrt(D)."""
+"""q [T, H, D], k [T, KV, D], v [T, KV, D] of flat, rotated tokens -> [T, H * D]. Scales by 1 / sqrt(D)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dimensions:
-    """Sizes of a supported architecture, under the names the forward passes use."""
+    """Sizes of a supported architecture."""
 
     layers: int
     hidden: int
@@ -58,7 +58,7 @@ class Dimensions:
     eps: float
     """RMSNorm's epsilon."""
     context: int
-    """Positions the model was made for."""
+    """Length of the model's context."""
 
     @classmethod
     def of(cls, config: Any) -> Dimensions:
@@ -76,22 +76,22 @@ class Dimensions:
 
     @property
     def linear(self) -> int:
-        """Weights that every token is multiplied with, in all layers."""
+        """Weights in the linear layers, by which every token is multiplied."""
         attention = 2 * self.head_dim * (self.heads + self.kv_heads)
         return self.layers * self.hidden * (attention + 3 * self.mlp)
 
     @property
     def is_small(self) -> bool:
-        """Whether overhead, not arithmetic, is what its passes take."""
+        """Whether its passes are bound by overhead instead of arithmetic."""
         return self.linear + self.vocab * self.hidden < SMALL_MODEL
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """What `load_model` returns."""
+    """Result of `load_model`."""
 
     model: Any
-    """The transformers causal LM, in eval mode, on `device`."""
+    """Transformers causal LM, in eval mode, on `device`."""
     tokenizer: Any
     device: torch.device
     dtype: torch.dtype
@@ -99,7 +99,7 @@ class LoadedModel:
     """End tokens of the tokenizer and of the generation config, which may differ (`<|im_end|>`, `<|endoftext|>`)."""
 
 
-# --- what is supported ------------------------------------------------------------------------------------------
+# --- supported architectures ------------------------------------------------------------------------------------
 
 
 def check_supported(config: Any) -> None:
@@ -118,41 +118,41 @@ def _unsupported(config: Any) -> Iterator[str]:
     rope_type = rope.get("rope_type", "default")
     if rope_type not in ROPE_TYPES:
         yield (
-            f"its rope type '{rope_type}' depends on the length of the sequence, which cached keys cannot follow "
+            f"its rope type '{rope_type}' depends on the length of the sequence, which cached keys do not support "
             f"(supported: {', '.join(ROPE_TYPES)}); {remedy}"
         )
     if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        yield f"it rotates only a part of each head (partial_rotary_factor); {remedy}"
+        yield f"it rotates only part of each head (partial_rotary_factor); {remedy}"
     layer_types = getattr(config, "layer_types", None) or ()
     if "sliding_attention" in layer_types or (not layer_types and getattr(config, "sliding_window", None)):
         yield (
-            f"it uses sliding-window attention (sliding_window: {config.sliding_window}); take a version without, "
+            f"it uses sliding-window attention (sliding_window: {config.sliding_window}); use a version without it, "
             f"or {remedy}"
         )
     if config.hidden_act != "silu":
-        yield f"its activation '{config.hidden_act}' is not silu; {remedy}"
+        yield f"its activation is '{config.hidden_act}' instead of silu; {remedy}"
     if getattr(config, "quantization_config", None) is not None:
-        yield "its weights are quantised, and quantised weights cannot be trained; take the original model"
+        yield "its weights are quantised and cannot be trained; use the original model"
 
 
 # --- loading ----------------------------------------------------------------------------------------------------
 
 
 def resolve_device(device: str) -> torch.device:
-    """``auto`` takes a GPU when there is one. Raises `ConfigError` for a GPU that is not there."""
+    """Return the device; ``auto`` selects a GPU if there is one. Raises `ConfigError` for a missing GPU."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     resolved = torch.device(device)
     if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
-            f"astuner.model.device is {device}, but torch {torch.__version__} sees {torch.cuda.device_count()} GPUs; "
-            "write device: cpu, or install a torch build for your GPU"
+            f"astuner.model.device is {device}, but torch {torch.__version__} finds {torch.cuda.device_count()} GPUs; "
+            "set device: cpu, or install a torch build for your GPU"
         )
     return resolved
 
 
 def resolve_dtype(dtype: str, device: torch.device, dims: Dimensions) -> torch.dtype:
-    """``auto`` is bfloat16 on a GPU, and on a CPU for models that are not small where it is measured to be faster."""
+    """Return the type; ``auto`` is bfloat16 on a GPU, and on a CPU for large models if measured to be faster."""
     if dtype == "auto":
         if device.type == "cuda":
             return torch.bfloat16
@@ -162,9 +162,9 @@ def resolve_dtype(dtype: str, device: torch.device, dims: Dimensions) -> torch.d
 
 
 def read_all_but_weights(model_config: ModelSection, *, path: str | None = None) -> tuple[Any, Any]:
-    """The transformers config and the tokenizer of ``astuner.model``, which fit each other and the forward pass.
+    """Return the transformers config and the tokenizer of ``astuner.model``, checked for consistency.
 
-    :raises ConfigError, RunError: as `load_model`.
+    :raises ConfigError, RunError: See `load_model`.
     """
     from transformers import AutoConfig, AutoTokenizer
 
@@ -177,12 +177,12 @@ def read_all_but_weights(model_config: ModelSection, *, path: str | None = None)
 
 
 def load_model(model_config: ModelSection, *, path: str | None = None) -> LoadedModel:
-    """Load weights and tokenizer of ``astuner.model`` (of `path` instead of its path, when given).
+    """Load weights and tokenizer of ``astuner.model``, or of `path` if given.
 
-    The tokenizer keeps its own chat template: ``chat_template`` is the codec's (`astuner_models.serving`).
+    The tokenizer keeps its own chat template; the codec applies ``chat_template`` (`astuner_models.serving`).
 
-    :raises ConfigError: the folder or the name does not exist, lacks weights, or its architecture is not supported.
-    :raises RunError: the Hugging Face hub does not answer.
+    :raises ConfigError: The folder or name does not exist, lacks weights, or has an unsupported architecture.
+    :raises RunError: The Hugging Face Hub does not answer.
     """
     from transformers import AutoModelForCausalLM
 
@@ -206,18 +206,18 @@ def load_model(model_config: ModelSection, *, path: str | None = None) -> Loaded
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
         raise ConfigError(
-            f"{source}: {len(missing)} weights are missing (first: {missing[0]}), so they would start random; "
-            "download the model again, or point astuner.model.path at a complete one"
+            f"{source}: {len(missing)} weights are missing (first: {missing[0]}) and would be random. "
+            "Download the model again, or set astuner.model.path to a complete model"
         )
     if broken := next((name for name, weight in model.named_parameters() if not _is_finite(weight)), None):
         raise ConfigError(
-            f"{source}: the weight {broken} is not finite (NaN or infinite). Download the model again, or take an "
+            f"{source}: the weight {broken} is not finite (NaN or infinite). Download the model again, or use an "
             "earlier checkpoint"
         )
     if not _is_tied_as_configured(model):
         raise ConfigError(
             f"{source}: config.json sets tie_word_embeddings, but the weights have a vocabulary head that differs from "
-            "the embedding. Set it to false there; other programs would load another model"
+            "the embedding. Set it to false there, because other programs would load a different model"
         )
     model.to(device).eval()
     ends = {tokenizer.eos_token_id, *end_token_ids(tokenizer, model_config.revision)} - {None}
@@ -225,7 +225,7 @@ def load_model(model_config: ModelSection, *, path: str | None = None) -> Loaded
 
 
 def _is_finite(weight: Tensor) -> bool:
-    """Whether all elements are finite; the sum of a matrix of finite weights is far from overflow in float32."""
+    """Return whether all elements are finite; sums of finite weights do not overflow in float32."""
     return bool(weight.sum(dtype=torch.float32).isfinite())
 
 
@@ -237,29 +237,29 @@ def _is_tied_as_configured(model: Any) -> bool:
 
 
 def _source(model_config: ModelSection, path: str | None) -> tuple[str, dict[str, Any]]:
-    """Where a model is read from, and with which options.
+    """Return the location of a model and the options for loading it.
 
-    :raises ConfigError: there is no such folder, or a shipped model's name is misspelt.
-    :raises CheckpointError: it is a checkpoint, and damaged.
+    :raises ConfigError: The folder does not exist, or the name resembles a shipped model.
+    :raises CheckpointError: It is a damaged checkpoint.
     """
     source = path or model_config.path
     if is_folder_name(source):
         folder = Path(source).expanduser()
         if not folder.is_dir():
             raise ConfigError(
-                f"astuner.model.path is {source}, but there is no such folder (looked at {folder.resolve()}); "
-                "correct it, or write a Hugging Face name such as Qwen/Qwen2.5-0.5B-Instruct"
+                f"astuner.model.path is {source}, but there is no such folder ({folder.resolve()}); "
+                "correct it, or use a Hugging Face name such as Qwen/Qwen2.5-0.5B-Instruct"
             )
         require_whole(folder.resolve())
         if not (folder / "config.json").is_file():
             raise ConfigError(
-                f"astuner.model.path is {source}, but that folder has no config.json; point it at the folder that "
-                "holds config.json, the *.safetensors files and the tokenizer"
+                f"astuner.model.path is {source}, but that folder has no config.json; use the folder with "
+                "config.json, the *.safetensors files and the tokenizer"
             )
         source = str(folder)
     elif close := difflib.get_close_matches(source, SHIPPED, n=1, cutoff=0.8):
         raise ConfigError(
-            f"astuner.model.path: no model is called {source}; did you mean {close[0]}? Models that come with "
+            f"astuner.model.path: no model is named {source}; did you mean {close[0]}? Models shipped with "
             f"astuner-local: {', '.join(SHIPPED)}"
         )
     else:
@@ -269,24 +269,24 @@ def _source(model_config: ModelSection, path: str | None) -> tuple[str, dict[str
 
 
 def _check_tokenizer(tokenizer: Any, config: Any, source: str) -> None:
-    # Where tokenizer files are missing, transformers makes a tokenizer that knows its special tokens only.
+    # If tokenizer files are missing, transformers creates a tokenizer with special tokens only.
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise ConfigError(
             f"cannot read the tokenizer of astuner.model.path {source}: its files are missing; copy tokenizer.json "
-            "and tokenizer_config.json of the original model beside the weights"
+            "and tokenizer_config.json of the original model next to the weights"
         )
     if len(tokenizer) > config.vocab_size:
         raise ConfigError(
-            f"astuner.model.path {source}: its tokenizer has {len(tokenizer)} tokens, its model only "
-            f"{config.vocab_size}; tokenizer and model do not belong together"
+            f"astuner.model.path {source}: its tokenizer has {len(tokenizer)} tokens, but the model only "
+            f"{config.vocab_size}; tokenizer and model do not match"
         )
 
 
 def _read(what: str, source: str, read: Callable[[], Any]) -> Any:
-    """Run one ``from_pretrained`` and translate what it raises: files of other people may hold anything.
+    """Run ``from_pretrained`` and translate its errors; third-party files may contain anything.
 
-    :raises RunError: the hub does not answer, or memory runs out.
-    :raises ConfigError: the files cannot be read.
+    :raises RunError: The hub does not answer, or memory runs out.
+    :raises ConfigError: The files cannot be read.
     """
     try:
         with no_progress_bar():
@@ -295,7 +295,7 @@ def _read(what: str, source: str, read: Callable[[], Any]) -> Any:
         raise
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise RunError(
-            f"not enough memory to read the {what} of {source}; take a smaller model, or set astuner.model.dtype: "
+            f"not enough memory to read the {what} of {source}; use a smaller model, or set astuner.model.dtype: "
             "bfloat16"
         ) from error
     except Exception as error:
@@ -303,16 +303,16 @@ def _read(what: str, source: str, read: Callable[[], Any]) -> Any:
         offline = any(word in reason for word in ("connect", "timed out", "offline", "Max retries"))
         if offline and not Path(source).is_dir():
             raise RunError(
-                f"cannot fetch the {what} of {source} from the Hugging Face hub: {reason}; check the network (or "
-                "set HF_ENDPOINT to a mirror), or point astuner.model.path at a local folder"
+                f"cannot download the {what} of {source} from the Hugging Face Hub: {reason}. Check the network (or "
+                "set HF_ENDPOINT to a mirror), or set astuner.model.path to a local folder"
             ) from error
         if isinstance(error, UnpicklingError):
             raise ConfigError(
-                f"cannot read the {what} of astuner.model.path {source}: its pickle file is damaged or holds more than "
-                "weights, and pickles can run code. Take a version with *.safetensors files"
+                f"cannot read the {what} of astuner.model.path {source}: its pickle file is damaged or contains more "
+                "than weights, and pickles can run code. Use a version with *.safetensors files"
             ) from error
         raise ConfigError(
-            f"cannot read the {what} of astuner.model.path {source}: {reason[:500]}; it must be a folder made by "
+            f"cannot read the {what} of astuner.model.path {source}: {reason[:500]}. Use a folder created by "
             "save_pretrained (model and tokenizer), or a Hugging Face name such as Qwen/Qwen2.5-0.5B-Instruct "
             "(a private one needs HF_TOKEN)"
         ) from error
@@ -320,7 +320,7 @@ def _read(what: str, source: str, read: Callable[[], Any]) -> Any:
 
 @contextmanager
 def no_progress_bar() -> Iterator[None]:
-    """Transformers draws a bar while it reads or writes, into whatever display the run has."""
+    """Disable transformers' progress bars, which would disturb the run's own output."""
     from transformers.utils import logging
 
     bars: Any = logging
@@ -337,15 +337,15 @@ def no_progress_bar() -> Iterator[None]:
 
 
 def causal_lm(model: Any) -> Any:
-    """The transformers causal LM itself, also when peft has wrapped it (its linears then carry the adapters)."""
+    """Return the transformers causal LM, unwrapped from peft (its linears then carry the adapters)."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def rope(model: Any, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sign-folded sin, each [T, D], of positions [T]; computed by the model's own rotary module.
+    """Return cos and sign-folded sin, each [T, D], for positions [T], from the model's own rotary module.
 
-    "Sign-folded" means that the first half of sin is negated, so that rotating needs a roll instead of a split, a
-    negation and a concatenation: `rotate`.
+    "Sign-folded" means that the first half of sin is negated, so that `rotate` needs a roll instead of a split, a
+    negation and a concatenation.
     """
     decoder = causal_lm(model).model
     like = decoder.embed_tokens.weight
@@ -356,7 +356,7 @@ def rope(model: Any, position_ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding (Su et al. 2021) of x [T, heads, D] with cos, sin [T, 1, D] from `rope`."""
+    """Apply the rotary embedding (Su et al. 2021) to x [T, heads, D] with cos, sin [T, 1, D] from `rope`."""
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
@@ -369,16 +369,16 @@ def hidden_states(
     rows: Tensor | None = None,
     activation_checkpointing: bool = False,
 ) -> Tensor:
-    """The final, normed hidden states [T, hidden] of flat tokens; logits are ``lm_head(model)(hidden)``.
+    """Return the final, normed hidden states [T, hidden] of flat tokens; logits are ``lm_head(model)(hidden)``.
 
-    Tokens of all sequences lie in one row without padding; only `attention_fn` knows which belongs to which.
-    Linears are called as modules, so adapters take part and gradients flow into whatever requires them.  Attention
-    dropout is never applied: it would make trainer and engine disagree.
+    Tokens of all sequences are in one row without padding; only `attention_fn` knows the sequences.  Linears are called
+    as modules, so adapters apply and gradients flow.  Attention dropout is never applied, because it would make trainer
+    and engine differ.
 
-    :param input_ids: [T] token ids.
+    :param input_ids: [T] token IDs.
     :param position_ids: [T] position of each token in its own sequence.
-    :param rows: the tokens whose states are wanted, int64 [M], which are then [M, hidden]; None: all.
-    :param activation_checkpointing: keep one activation per layer and recompute the rest in the backward pass.
+    :param rows: Tokens whose states are returned, int64 [M], as [M, hidden]; None: all.
+    :param activation_checkpointing: Keep one activation per layer and recompute the rest in the backward pass.
     """
     decoder = causal_lm(model).model
     dims = Dimensions.of(decoder.config)
@@ -394,7 +394,7 @@ def hidden_states(
 
 
 def lm_head(model: Any) -> nn.Module:
-    """The linear from hidden states to logits; its weight may be the embedding's (tied)."""
+    """Return the linear from hidden states to logits; its weight may be the embedding's (tied)."""
     head: nn.Module = causal_lm(model).lm_head
     return head
 
@@ -420,5 +420,5 @@ def _block(
 
 
 def _rms_norm(norm: nn.Module, x: Tensor, eps: float) -> Tensor:
-    # One fused operation; the module's own forward takes six, which is what a tiny model's step would consist of.
+    # One fused operation instead of six in the module's forward, which would dominate a tiny model's step.
     return F.rms_norm(x, (x.shape[-1],), norm.weight, eps)  # type: ignore[arg-type]

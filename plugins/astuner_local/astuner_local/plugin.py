@@ -1,4 +1,4 @@
-"""The tiny models that astuner-local ships, beside what ``plugin.toml`` describes; imports nothing heavy."""
+"""Tiny models shipped with astuner-local; imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ SHIPPED = {"tiny-calculator": "model"}
 
 @hookimpl
 def locate_model(path: str) -> str | None:
+    """Return the folder of a shipped model, or None for other names."""
     folder = SHIPPED.get(path)
     return None if folder is None else str(Path(__file__).with_name("tiny") / folder)
 
 
 @hookimpl
 def list_models() -> list[str]:
+    """Return the names of the shipped models."""
     return list(SHIPPED)

@@ -1,8 +1,8 @@
-"""One policy of a run: the engine that samples from its weights, and the trainer that improves them.
+"""One policy of a run: the engine that samples from its weights, and the trainer that updates them.
 
-Invariant: weights that nothing changes are in memory once, however many policies use them: the base under LoRA
-adapters, the model of a policy that nobody trains, the reference of the KL terms.  Weights that a trainer changes
-belong to one policy.
+Invariant: weights that no trainer changes are in memory once, however many policies use them: the base under LoRA
+adapters, the model of an untrained policy, the reference of the KL terms.  Weights that a trainer changes belong to one
+policy.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalPolicy:
-    """A policy that is loaded and answers."""
+    """A loaded policy."""
 
     name: str
     loaded: LoadedModel
     engine: LocalEngine
     trainer: PolicyTrainer | None
-    """None: no agent that speaks with it trains, so it never changes."""
+    """None if none of its agents trains, so that it never changes."""
 
 
 class Weights:
-    """The models of an experiment, each loaded when it is needed."""
+    """Models of an experiment, loaded on demand."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._shared: dict[str, LoadedModel] = {}
 
     def own(self, policy: str) -> LoadedModel:
-        """A model that nobody else has."""
+        """Load a separate copy of a model."""
         return load_model(self._config.model_of(policy), path=self._config.locate_model(policy=policy))
 
     def shared(self, policy: str) -> LoadedModel:
-        """A model for everybody who leaves it as it is; policies that start from the same path get the same one."""
+        """Return a model that is not changed; policies that start from the same path share it."""
         path = self._config.locate_model(policy=policy)
         if path not in self._shared:
             loaded = self.own(policy)
@@ -64,16 +64,16 @@ class Weights:
 
 
 def twin(model: Any) -> Any:
-    """Another tree of modules around the very same parameters and buffers; it may be wrapped without the first one."""
+    """Return a second module tree with the same parameters and buffers, which can be wrapped separately."""
     return copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
 
 
 @contextmanager
 def running(config: Config, *, done: int, total_steps: int) -> Iterator[Mapping[str, LocalPolicy]]:
-    """Every policy of the experiment, loaded, with a trainer where it learns, until the block ends.
+    """Yield every policy of the experiment, loaded, with a trainer if it learns, until the block ends.
 
-    :param done: finished steps; a resumed run draws other random numbers than the run it continues.
-    :param total_steps: of the whole run.
+    :param done: Completed steps; a resumed run draws different random numbers than the original run.
+    :param total_steps: Steps of the run.
     """
     roster, weights = AgentRegistry.of(config.astuner), Weights(config)
     loaded = {name: _load(config, weights, name, name in roster.trained_policies) for name in roster.policies}
@@ -94,7 +94,7 @@ def running(config: Config, *, done: int, total_steps: int) -> Iterator[Mapping[
 
 @contextmanager
 def threads(config: Config, *models: LoadedModel) -> Iterator[None]:
-    """As many CPU threads as these models can use, memory that is kept for them, and the run's own random numbers."""
+    """Set the number of CPU threads, the allocator and the random seed for these models."""
     small = all(Dimensions.of(loaded.model.config).is_small for loaded in models)
     if not small and any(loaded.device.type == "cpu" for loaded in models):
         keep_freed_memory()
@@ -110,9 +110,9 @@ def threads(config: Config, *models: LoadedModel) -> Iterator[None]:
 def start_engine(
     config: Config, loaded: LoadedModel, *, seed: str, engines: int = 1, turns: Turns | None = None
 ) -> LocalEngine:
-    """An engine for ``loaded``.
+    """Return an engine for ``loaded``.
 
-    :param engines: how many there will be; they share the memory for keys and values, and base weights.
+    :param engines: Total number of engines, which share KV memory and base weights.
     """
     rollout, budget = config.astuner.rollout, LocalSettings.of(config).kv_token_budget
     if budget is None and engines > 1:
@@ -132,7 +132,7 @@ def start_engine(
 
 
 def _load(config: Config, weights: Weights, name: str, trained: bool) -> LoadedModel:
-    """The model of a policy: under adapters, as it is, or one of its own."""
+    """Return the model of a policy: with adapters on a shared base, shared, or a separate copy."""
     lora, a = config.model_of(name).lora, config.astuner
     if not trained:
         return weights.shared(name)
@@ -144,7 +144,7 @@ def _load(config: Config, weights: Weights, name: str, trained: bool) -> LoadedM
 
 
 def new_trainer(config: Config, weights: Weights, name: str, loaded: LoadedModel, total_steps: int) -> PolicyTrainer:
-    """A trainer of a policy whose optimizer has not moved yet."""
+    """Return a trainer of a policy with a fresh optimizer."""
     a, common = config.astuner, config.astuner.trainer_common
     wants_reference = common.use_kl_loss or common.algorithm.use_kl_in_reward
     at_once = micro_batch_tokens(common, Dimensions.of(loaded.model.config), loaded.dtype, loaded.device)
@@ -153,7 +153,7 @@ def new_trainer(config: Config, weights: Weights, name: str, loaded: LoadedModel
         common.model_copy(update={"micro_batch_tokens": at_once}),
         temperature=a.rollout.temperature,
         device=loaded.device,
-        # LoRA's frozen base is its own reference
+        # LoRA uses its frozen base as reference
         reference_model=weights.shared(name).model if wants_reference and not is_lora(loaded.model) else None,
         total_optimizer_steps=total_steps * common.mini_batch_num * common.ppo_epochs,
         prefix_sharing=LocalSettings.of(config).prefix_sharing,

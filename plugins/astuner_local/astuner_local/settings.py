@@ -13,33 +13,33 @@ if TYPE_CHECKING:
 
 
 class WarmStart(Section):
-    """Steps that learn from conversations in a file before the first episode is trained on."""
+    """Initial training steps on conversations from a file, before the first episode is trained on."""
 
     file: str = Field(min_length=1)
-    """A JSON Lines file, relative to the experiment file's folder: `messages` and `tools`, or exact tokens."""
+    """JSON Lines file, relative to the experiment file's folder, with `messages` and `tools`, or exact tokens."""
     steps: int = Field(ge=1)
-    """The first so many of `trainer_common.total_steps` are these."""
+    """Number of warm-start steps; they count as the first of `trainer_common.total_steps`."""
     conversations: int = Field(8, ge=1)
-    """How many of them a step learns from."""
+    """Conversations per step."""
     lr: float = Field(2e-5, ge=0)
-    """Learning rate of these steps, constant; the rest of `trainer_common.optim` holds."""
+    """Constant learning rate of these steps; the rest of `trainer_common.optim` applies."""
 
 
 class LocalSettings(Section):
-    """What only the embedded backbone understands."""
+    """Settings of the local backbone."""
 
     threads: int | None = Field(None, ge=1)
-    """CPU threads of torch; None takes all cores, but 1 for models below 20 million parameters (more get in each
-    other's way)."""
+    """CPU threads of torch; None uses all cores, but 1 for models below 20 million parameters, which more threads
+    would slow down."""
     kv_token_budget: int | None = Field(None, ge=1)
-    """Most tokens of KV cache the engine keeps; None sizes it by `max_num_seqs` and the context."""
+    """Most tokens in the engine's KV cache; None derives it from `max_num_seqs` and the context."""
     prefix_sharing: Literal["auto", "always", "never"] = "auto"
-    """Whether the trainer computes shared prefixes of a batch once; `auto` does where it pays."""
+    """Whether the trainer computes shared prefixes of a batch once; `auto` does so if it saves time."""
     warm_start: WarmStart | None = None
-    """Supervised steps before GRPO's; None for a run that needs none."""
+    """Supervised steps before reinforcement learning; None for none."""
 
     @classmethod
     def of(cls, config: Config) -> LocalSettings:
-        """Those of an experiment, which may have no such section."""
+        """Return the settings of an experiment, or the defaults if it has no such section."""
         settings = config.backbone_section("local")
         return settings if isinstance(settings, LocalSettings) else cls()

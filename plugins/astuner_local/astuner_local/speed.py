@@ -1,7 +1,7 @@
-"""How fast this machine's processor multiplies matrices, measured where it matters and once a process.
+"""Measure how fast this machine's processor multiplies matrices, on demand and once per process.
 
-Whether bfloat16 is faster than float32 cannot be told from a processor's name or flags: some multiply it twice as fast,
-some with the same instructions half as fast, and some not at all, so that it is emulated.
+A processor's name or flags do not show whether bfloat16 is faster than float32: some processors multiply it twice as
+fast, some at half the speed with the same instructions, and some only emulate it.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ import torch
 import torch.nn.functional as F
 
 _ROWS, _WIDTH = 256, 1024
-"""A product large enough to be bound by arithmetic: half a billion operations, some milliseconds."""
+"""Size of a product that is bound by arithmetic: half a billion operations, some milliseconds."""
 _REPEATS = 8
 _WORTH = 1.2
-"""How much faster bfloat16 must be to give up 16 bits of every weight for it."""
+"""Least speedup of bfloat16 for which its lower precision is accepted."""
 
 
 @lru_cache(maxsize=4)
 def product_speed(dtype: torch.dtype) -> float:
-    """Operations per second of matrix products on one core, the best of a few.
+    """Return the operations per second of matrix products on one core, the best of several runs.
 
-    One thread and its own CPU time, since what others do on the machine must not decide: under their load the clock
-    said at one time that the slower type was the faster one.
+    Measures the CPU time of one thread, so that other load on the machine does not change the result.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -32,7 +31,7 @@ def product_speed(dtype: torch.dtype) -> float:
         x, weight = torch.ones(_ROWS, _WIDTH, dtype=dtype), torch.ones(_WIDTH, _WIDTH, dtype=dtype)
         seconds = []
         with torch.inference_mode():
-            for _ in range(_REPEATS + 1):  # the first one also makes the kernel
+            for _ in range(_REPEATS + 1):  # the first run also creates the kernel
                 started = time.thread_time()
                 F.linear(x, weight)
                 seconds.append(time.thread_time() - started)
@@ -42,6 +41,6 @@ def product_speed(dtype: torch.dtype) -> float:
 
 
 def fastest_dtype() -> torch.dtype:
-    """bfloat16 where this processor multiplies it clearly faster than float32, else float32."""
+    """Return bfloat16 if this processor multiplies it clearly faster than float32, else float32."""
     gain = product_speed(torch.bfloat16) / product_speed(torch.float32)
     return torch.bfloat16 if gain >= _WORTH else torch.float32

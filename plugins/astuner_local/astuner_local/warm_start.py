@@ -1,11 +1,11 @@
-"""The warm start: the first steps of a run learn from conversations in a file, and not from episodes.
+"""Warm start: the first steps of a run learn from conversations in a file instead of episodes.
 
-A step descends on the mean cross-entropy of what is said in some conversations.  It is `PolicyTrainer`'s own step: with
-an advantage of 1, and a weight of one over the number of trained tokens, REINFORCE's -A log π is just that.  A
-conversation is encoded turn by turn as an episode grows; exact tokens are taken as they are.
+A step minimizes the mean cross-entropy of the assistant's tokens in some conversations.  It is `PolicyTrainer`'s own
+step: with advantage 1 and a weight of one over the number of trained tokens, REINFORCE's -A log π equals it.
+Conversations are encoded turn by turn as an episode grows; exact tokens are used unchanged.
 
-Invariant: what it learned is saved once, after its last step, with an optimizer that has not moved yet.  So a run that
-is killed before begins anew, and one that goes on does so as from any other step.
+Invariant: the result is saved once, after the last warm-start step, with a fresh optimizer.  A run that is killed
+earlier starts over; a later resume works as from any other step.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 
 def warm_start_of(config: Config) -> WarmStart | None:
-    """What the experiment asks for.
+    """Return the experiment's warm start, if any, after checking it against other settings.
 
-    :raises ConfigError: it does not go with the rest of the experiment.
+    :raises ConfigError: It conflicts with other settings.
     """
     warm = LocalSettings.of(config).warm_start
     if warm is None:
@@ -43,26 +43,26 @@ def warm_start_of(config: Config) -> WarmStart | None:
     common, trained = config.astuner.trainer_common, AgentRegistry.of(config.astuner).trained_policies
     if common.use_kl_loss or common.algorithm.use_kl_in_reward:
         raise ConfigError(
-            "local.warm_start moves away from the model that use_kl_loss and use_kl_in_reward pull back to; set both "
-            "to false, or start a second run from the checkpoint that the warm start leaves (astuner.model.path)"
+            "local.warm_start moves away from the reference model of use_kl_loss and use_kl_in_reward. Set both to "
+            "false, or start a second run from the checkpoint of the warm start (astuner.model.path)"
         )
     if len(trained) != 1:
-        raise ConfigError(f"local.warm_start is for one policy that learns, and here learn {', '.join(trained)}")
+        raise ConfigError(f"local.warm_start supports one trained policy, but this run trains {', '.join(trained)}")
     if common.total_steps is not None and warm.steps >= common.total_steps:
         raise ConfigError(
-            f"local.warm_start.steps is {warm.steps}, which leaves nothing of trainer_common.total_steps "
-            f"({common.total_steps}), since they are the first of these; lower it, or raise total_steps"
+            f"local.warm_start.steps is {warm.steps}, but trainer_common.total_steps is {common.total_steps}, which "
+            "includes the warm-start steps; lower the former or raise the latter"
         )
     file = config.base_dir / Path(warm.file).expanduser()
     if not file.is_file():
-        raise DataError(f"local.warm_start.file: there is no file {file} (relative paths start at the experiment file)")
+        raise DataError(f"local.warm_start.file: {file} does not exist (relative paths start at the experiment file)")
     return warm
 
 
 def warm_up(run: Run, warm: WarmStart) -> Path:
-    """Learn from the file, measure before and after, and return the folder with what was learned.
+    """Train on the file, validate before and after, and return the folder of the saved state.
 
-    :raises DataError: the file holds what cannot be learned from.
+    :raises DataError: The file contains invalid conversations.
     """
     with running(_supervised(run.config, warm), done=0, total_steps=warm.steps) as policies:
         loop = _WarmStart(run, policies, warm)
@@ -71,14 +71,14 @@ def warm_up(run: Run, warm: WarmStart) -> Path:
 
 
 def read_conversations(file: Path, codec: ChatCodec, *, longest: int, vocabulary: int) -> list[Sample]:
-    """The conversations of a JSON Lines file as samples whose trained tokens are what was said.
+    """Return the conversations of a JSON Lines file as samples that train the assistant's tokens.
 
-    A line has ``messages`` and, where there were any, ``tools``, in OpenAI's form; or ``input_ids`` and ``loss_mask``,
-    as ``astuner export RUN --to tokens`` writes them.
+    A line has ``messages`` and optionally ``tools`` in OpenAI's format; or ``input_ids`` and ``loss_mask``, as written
+    by ``astuner export RUN --to tokens``.
 
-    :param longest: tokens that a conversation may have.
-    :param vocabulary: tokens that the model knows.
-    :raises DataError: a line is neither, or cannot be said by the model.
+    :param longest: Most tokens of a conversation.
+    :param vocabulary: Vocabulary size of the model.
+    :raises DataError: A line is invalid, or cannot be encoded for the model.
     """
     samples = []
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
@@ -86,10 +86,10 @@ def read_conversations(file: Path, codec: ChatCodec, *, longest: int, vocabulary
             row = json.loads(line)
             ids, mask = _exact(row) if "input_ids" in row else _encoded(codec, row["messages"], row.get("tools"))
             if not any(mask):
-                raise ValueError("nothing in it was said, so there is nothing to learn")
+                raise ValueError("it has no assistant tokens to learn from")
             if len(ids) > longest or not 0 <= min(ids) <= max(ids) < vocabulary:
                 raise ValueError(
-                    f"it has {len(ids)} tokens up to {max(ids)}, and may have {longest} below {vocabulary}"
+                    f"it has {len(ids)} tokens up to {max(ids)}; allowed are {longest} tokens below {vocabulary}"
                 )
             name = f"{file.name}:{number}"
             samples.append(
@@ -100,8 +100,8 @@ def read_conversations(file: Path, codec: ChatCodec, *, longest: int, vocabulary
             )  # fmt: skip
         except (ValueError, KeyError, TypeError, AttributeError, AstunerError) as e:
             raise DataError(
-                f"{file}:{number}: {type(e).__name__}: {e}. A line is a JSON object with `messages` (and `tools`), or "
-                "with `input_ids` and `loss_mask`; mend it, or leave it out"
+                f"{file}:{number}: {type(e).__name__}: {e}. A line must be a JSON object with `messages` (and `tools`) "
+                "or with `input_ids` and `loss_mask`; fix or remove it"
             ) from e
     if not samples:
         raise DataError(f"{file} is empty")
@@ -111,16 +111,17 @@ def read_conversations(file: Path, codec: ChatCodec, *, longest: int, vocabulary
 def _exact(row: Mapping[str, Any]) -> tuple[list[int], list[int]]:
     ids, mask = list(map(int, row["input_ids"])), list(map(int, row["loss_mask"]))
     if len(ids) != len(mask) or not {*mask} <= {0, 1}:
-        raise ValueError(f"{len(ids)} input_ids with a loss_mask of {len(mask)}, which are 0 or 1")
+        raise ValueError(f"{len(ids)} input_ids need a loss_mask of the same length with 0 or 1, got {len(mask)}")
     return ids, mask
 
 
 def _encoded(
     codec: ChatCodec, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
 ) -> tuple[list[int], list[int]]:
-    """Token ids of a conversation, and 1 where the assistant spoke; each prompt goes on from the reply before it.
+    """Return the token IDs of a conversation and a mask of the assistant's tokens.
 
-    What the assistant says with a ``weight`` of 0, as OpenAI's fine-tuning has it, is part of a prompt.
+    Every prompt must continue the reply before it.  Assistant messages with a ``weight`` of 0, as in OpenAI's
+    fine-tuning format, are part of the prompt.
     """
     conversation, said = codec.conversation(), list[Mapping[str, Any]]()
     spoken: list[range] = []
@@ -131,7 +132,7 @@ def _encoded(
             continue
         encoded = conversation.encode(said, tools)
         if spoken and encoded.continues is None:
-            raise ValueError(f"message {turn + 1} does not go on from the reply before it: {encoded.branch_reason}")
+            raise ValueError(f"message {turn + 1} does not continue the reply before it: {encoded.branch_reason}")
         reply = _reply(codec, said, normalise(message), tools or ())
         spoken.append(range(len(encoded.prompt_ids), len(encoded.prompt_ids) + len(reply)))
         ids = [*encoded.prompt_ids, *reply]
@@ -147,33 +148,33 @@ def _encoded(
 
 
 def _answering(said: Sequence[Mapping[str, Any]], message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A tool's result names the call as it is named here: the first one that has no result yet."""
+    """Return a tool result with the ID of the first call that has no result yet."""
     if message["role"] != "tool":
         return message
     answered = {m.get("tool_call_id") for m in said if m["role"] == "tool"}
     calls = [c["id"] for m in said for c in m.get("tool_calls", ()) if c["id"] not in answered]
     if not calls:
-        raise ValueError("a tool's result follows no call that the chat template can write")
+        raise ValueError("a tool result has no preceding call in the chat template's format")
     return {**message, "tool_call_id": calls[0]}
 
 
 def _reply(
     codec: ChatCodec, said: Sequence[Mapping[str, Any]], message: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
 ) -> list[int]:
-    """What the model would have generated to say ``message``, its end token included."""
+    """Return the tokens that the model would have generated for ``message``, including the end token."""
     before = codec.template.render(said, tools)
     whole = codec.template.render([*said, message], tools, generation_prompt=False)
     if not whole.startswith(before):
-        raise ValueError("the chat template does not write this reply behind its own generation prompt")
+        raise ValueError("the chat template does not render this reply after its own generation prompt")
     ids = codec.template.encode(whole[len(before) :])
     end = next((place for place, token in enumerate(ids) if token in codec.stop_token_ids), None)
     if end is None:
-        raise ValueError("the chat template does not end this reply with a token at which the model stops")
+        raise ValueError("the chat template does not end this reply with one of the model's stop tokens")
     return ids[: end + 1]
 
 
 class _WarmStart(TrainingLoop):
-    """The steps of a warm start, as those of the run."""
+    """Training loop of the warm-start steps."""
 
     def __init__(self, run: Run, policies: Mapping[str, LocalPolicy], warm: WarmStart) -> None:
         super().__init__(run, policies)
@@ -195,7 +196,7 @@ class _WarmStart(TrainingLoop):
             steps = {"total_steps": self.training.total_steps, "done": step - 1, "total": self._warm.steps}
             self.training.publish(Progressed(step=step, what="groups", **steps))
             self._step(step)
-        if not self.training.is_due("test", self._warm.steps):  # else it is done where the run goes on
+        if not self.training.is_due("test", self._warm.steps):  # otherwise the main loop validates
             self.training.validate(self.models, self._warm.steps)
 
     def _step(self, step: int) -> None:
@@ -210,7 +211,7 @@ class _WarmStart(TrainingLoop):
         self.training.publish(StepEnded(step=step, metrics={**numbers, "warm_start/tokens": float(tokens), **seconds}))
 
     def finish(self) -> Path:
-        """Save what was learned as a step of the run, for a trainer that begins with it."""
+        """Save the result as a step of the run, with a fresh optimizer."""
         config, policy = self.training.config, self.policies[self._name]
         rest = self.training.total_steps - self._warm.steps
         fresh = new_trainer(config, Weights(config), self._name, policy.loaded, rest)
@@ -221,7 +222,7 @@ class _WarmStart(TrainingLoop):
 
 
 def _draws(count: int, batch: int, seed: int) -> Iterator[list[int]]:
-    """Which conversations each step learns from: all of them in turn, in another order every time."""
+    """Yield the conversations of each step: all of them in turn, in a new order in every pass."""
     rng, waiting = random.Random(f"{seed}/warm start"), list[int]()
     while True:
         while len(waiting) < batch:
@@ -231,7 +232,7 @@ def _draws(count: int, batch: int, seed: int) -> Iterator[list[int]]:
 
 
 def _supervised(config: Config, warm: WarmStart) -> Config:
-    """The experiment with a trainer that descends on the cross-entropy, at a rate of its own."""
+    """Return the experiment with a trainer that minimizes cross-entropy at the warm start's learning rate."""
     common = config.astuner.trainer_common
     optim = common.optim.model_copy(update={"lr": warm.lr, "lr_warmup_steps": 0, "lr_scheduler": "constant"})
     algorithm = common.algorithm.model_copy(update={"loss": "rloo", "rollout_is": "none"})

@@ -322,7 +322,7 @@ def test_steps_are_numbers_and_other_folders_are_not_checkpoints(tmp_path: Path)
     for name in ("step-000002", "step-1000000", "step-000009.tmp-1", "best", "xstep-000010"):
         folder_with(tmp_path, name, 0)
     assert latest_checkpoint(tmp_path) == tmp_path / "step-1000000"
-    with pytest.raises(CheckpointError, match="no such folder"):
+    with pytest.raises(CheckpointError, match="the folder does not exist"):
         read_checkpoint(tmp_path / "step-000004")
 
 

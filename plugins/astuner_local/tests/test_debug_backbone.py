@@ -167,16 +167,14 @@ def test_a_wrong_key_and_a_wrong_model_are_said(server: Server) -> None:
     with pytest.raises(RunError, match="401"):
         OpenAICompletionsEngine(server.url, api_key="wrong")
     server.models.append({"id": "more"})
-    with pytest.raises(RunError, match="serves tiny, more, not other"):
+    with pytest.raises(RunError, match="serves tiny, more, but not other"):
         OpenAICompletionsEngine(server.url, api_key=KEY, paths=["other"])
 
 
 def test_without_a_name_the_only_model_is_taken_and_several_are_refused(server: Server) -> None:
     assert OpenAICompletionsEngine(server.url, api_key=KEY).model == "tiny"
     server.models.append({"id": "other"})
-    with pytest.raises(
-        RunError, match=r"serves tiny, other, and which one is meant is not said; set astuner.model.path"
-    ):
+    with pytest.raises(RunError, match=r"serves tiny, other, and no model is selected; set astuner.model.path"):
         OpenAICompletionsEngine(server.url, api_key=KEY)
     assert OpenAICompletionsEngine(server.url, api_key=KEY, paths=["other"]).max_model_len == 32768
 
@@ -189,10 +187,10 @@ def test_a_server_whose_model_is_called_something_else_is_told(server: Server) -
     assert connected("tiny") == ("tiny", "")
     model, note = connected("Qwen/Qwen3-8B", "/models/qwen3")
     assert model == "tiny"
-    assert "serves 'tiny' and astuner.model.path is 'Qwen/Qwen3-8B'" in note
+    assert "serves 'tiny', but astuner.model.path is 'Qwen/Qwen3-8B'" in note
     server.models[:] = [{"id": "a", "root": "/models/a"}, {"id": "tiny", "root": "/models/qwen3"}]
     assert connected("Qwen/Qwen3-8B", "/models/qwen3") == ("tiny", "")
-    with pytest.raises(RunError, match=r"serves a, tiny, not Qwen/Qwen3-0\.6B"):
+    with pytest.raises(RunError, match=r"serves a, tiny, but not Qwen/Qwen3-0\.6B"):
         connected("Qwen/Qwen3-0.6B")
     server.models[:] = []
     with pytest.raises(RunError, match="serves no model"):
@@ -210,7 +208,7 @@ def test_log_probabilities_from_before_the_sampling_are_said(server: Server) -> 
     assert "--logprobs-mode processed_logprobs" in note
     both = OpenAICompletionsEngine(server.url, api_key=KEY, paths=["other"]).note
     assert both.endswith(f"; {note}")
-    assert "serves 'tiny' and astuner.model.path is 'other'" in both
+    assert "serves 'tiny', but astuner.model.path is 'other'" in both
 
 
 def test_a_url_with_a_password_is_refused_without_showing_it() -> None:

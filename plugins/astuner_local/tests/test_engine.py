@@ -198,7 +198,7 @@ def test_the_context_bounds_a_generation() -> None:
 
 
 def test_a_context_beyond_the_model_is_refused() -> None:
-    with pytest.raises(ConfigError, match="write 256 or less"):
+    with pytest.raises(ConfigError, match="use 256 or less"):
         LocalEngine(tiny_model("llama"), tokenizer_eos_ids=(), max_model_len=300)
 
 
@@ -221,8 +221,8 @@ def test_end_tokens_of_tokenizer_and_request_stop(model: Any) -> None:
     ("prompt", "sampling", "named"),
     [
         ([], {}, "empty"),
-        ([VOCAB], {}, "do not belong together"),
-        ([-1], {}, "do not belong together"),
+        ([VOCAB], {}, "do not match"),
+        ([-1], {}, "do not match"),
         ([1], {"max_tokens": 0}, "max_tokens"),
         ([1], {"temperature": -1.0}, "temperature"),
         ([1], {"top_p": 0.0}, "top_p"),

@@ -359,9 +359,9 @@ def test_a_run_is_resumed_with_all_its_policies_and_no_others(game: Any, watched
     path = game(BOTH_LEARN)
     run(path, [LORA, "astuner.trainer_common.total_steps=1"], backbone="local")
     first = watched.ended
-    with pytest.raises(CheckpointError, match=r"holds the policies a, b, and this run trains the policies a, c"):
+    with pytest.raises(CheckpointError, match=r"contains the policies a, b, but this run trains the policies a, c"):
         run(path, [LORA, "astuner.agents.villager.policy=c"], backbone="local", resume="must")
-    with pytest.raises(CheckpointError, match=r"holds the policies a, b, and this run trains one policy"):
+    with pytest.raises(CheckpointError, match=r"contains the policies a, b, but this run trains one policy"):
         run(path, [LORA, "astuner.agents.villager.policy=a"], backbone="local", resume="must")
     seen = {}
     original = TrainingLoop._step

@@ -194,7 +194,7 @@ def test_a_run_goes_on_from_the_newest_state_that_is_whole_or_says_that_there_is
         main(["doctor", str(folder)])
     said = capsys.readouterr().out
     assert re.search(r"warn  resume/step-000004 +cannot be used: model.safetensors was changed", said)
-    assert re.search(r"ok    to go on +from checkpoints/step-000004\n +type: astuner run .* --resume\n", said)
+    assert re.search(r"ok    resume +from checkpoints/step-000004\n +type: astuner run .* --resume\n", said)
     for state in folder.glob("checkpoints/*"):
         flip_a_bit(state / "model.safetensors")
     for insists in ("must", "auto"):
@@ -207,7 +207,7 @@ def test_a_run_goes_on_from_the_newest_state_that_is_whole_or_says_that_there_is
     assert not list(tmp_path.glob("run.*")), "nothing was moved away"
     with pytest.raises(SystemExit, match="1"):
         main(["doctor", str(folder)])
-    assert re.search(r"fail  to go on +no state is whole.*\n +type: .* --no-resume\n", capsys.readouterr().out)
+    assert re.search(r"fail  resume +no state is intact.*\n +type: .* --no-resume\n", capsys.readouterr().out)
 
 
 @pytest.mark.slow

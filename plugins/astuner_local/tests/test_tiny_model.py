@@ -131,7 +131,7 @@ def test_the_example_data_is_what_the_script_makes(tmp_path):
 def test_the_script_says_how_to_measure_what_it_made(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(make, "warm_up", lambda *_, **__: None)
     make.main(["--out", str(tmp_path / "mine")])
-    assert capsys.readouterr().out.startswith(f"made {tmp_path / 'mine'}; measure it: astuner eval FILE ")
+    assert capsys.readouterr().out.startswith(f"wrote {tmp_path / 'mine'}; measure it: astuner eval FILE ")
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {p.name for p in (tmp_path / "mine").iterdir()}
 
 

@@ -295,7 +295,7 @@ def test_steps_without_finite_gradients_change_nothing_and_three_in_a_row_end_th
     assert not same(before, after)
     for _ in range(2):
         trainer.update(bad)
-    with pytest.raises(RunError, match=r"3 optimizer steps in a row.*episode-0-0.*optim\.lr"):
+    with pytest.raises(RunError, match=r"3 consecutive optimizer steps.*episode-0-0.*optim\.lr"):
         trainer.update(bad)
     assert same(after, weights(model))
 

@@ -77,11 +77,14 @@ def test_exact_tokens_are_taken_as_they_are(tmp_path: Path) -> None:
     [
         ({"text": "no conversation"}, "'messages'"),
         ([], "list indices"),
-        ({"messages": [{"role": "user", "content": "1 + 1?"}]}, "nothing in it was said"),
-        ({"messages": [{"role": "tool", "content": "2"}, {"role": "assistant", "content": "2"}]}, "follows no call"),
-        ({"input_ids": [5, 6], "loss_mask": [1]}, "2 input_ids with a loss_mask of 1"),
+        ({"messages": [{"role": "user", "content": "1 + 1?"}]}, "no assistant tokens"),
+        (
+            {"messages": [{"role": "tool", "content": "2"}, {"role": "assistant", "content": "2"}]},
+            "has no preceding call",
+        ),
+        ({"input_ids": [5, 6], "loss_mask": [1]}, "2 input_ids need a loss_mask"),
         ({"input_ids": [5, 6], "loss_mask": [1, 1]}, "no context to be predicted from"),
-        ({"input_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 0, 1]}, "may have 3 below"),
+        ({"input_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 0, 1]}, "allowed are 3 tokens below"),
         ({"input_ids": [5, 1_000_000], "loss_mask": [0, 1]}, "up to 1000000"),
     ],
 )
@@ -144,8 +147,8 @@ def test_a_run_that_goes_on_is_the_same_as_one_that_was_not_stopped(short: Overr
     ("more", "why"),
     [
         (["astuner.trainer_common.use_kl_loss=true"], "use_kl_loss"),
-        (["local.warm_start.steps=3"], "leaves nothing of trainer_common.total_steps"),
-        (["local.warm_start.file=nowhere.jsonl"], "there is no file"),
+        (["local.warm_start.steps=3"], "local.warm_start.steps is 3, but trainer_common.total_steps"),
+        (["local.warm_start.file=nowhere.jsonl"], "nowhere.jsonl does not exist"),
     ],
 )
 def test_what_does_not_go_with_it_is_refused(more: list[str], why: str, short: Overrides, tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""What the backbones on Ray share: cluster, workers, native configuration, training."""
+"""Shared parts of the backbones on Ray: cluster, workers, engine configuration and training."""

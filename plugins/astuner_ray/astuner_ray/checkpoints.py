@@ -1,8 +1,8 @@
-"""Checkpoints of what VERL trains, for Trinity too: ``checkpoints/step-N`` of `astuner_ray.step_states`.
+"""Publish checkpoints of models trained with VERL or Trinity as ``checkpoints/step-N`` (`astuner_ray.step_states`).
 
-VERL exports a model with LoRA as base and adapters side by side, under PEFT's names; nobody loads that as one model.
-So the adapters are merged into the base, file by file, so that no more than one shard is in memory:
-``W + alpha / r * B A``, computed in float32, for each weight that has adapters.
+VERL exports a model with LoRA as base weights and adapters under PEFT's names, which standard tools do not load as one
+model.  The adapters are therefore merged into the base, shard by shard to limit memory: ``W + alpha / r * B A``,
+computed in float32, for each weight with adapters.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from torch import Tensor
 from astuner_ray import step_states
 
 _LORA = "lora_train_meta.json"
-"""VERL's, beside its export of a model with adapters."""
+"""File that VERL writes next to the export of a model with adapters."""
 _WRAPPER = "base_model.model."
 _BASE = ".base_layer."
 _INDEX = "model.safetensors.index.json"
 
 
 def publish(state: Path, checkpoints: Path, *, keep: int | None) -> Path | None:
-    """Make ``checkpoints/step-NNNNNN`` of verl's export, with adapters merged; None where verl exported no weights."""
+    """Write ``checkpoints/step-NNNNNN`` from VERL's export, with adapters merged; return None without weights."""
     export = state / "actor" / "huggingface"
 
     def merged(folder: Path) -> None:
@@ -38,14 +38,14 @@ def publish(state: Path, checkpoints: Path, *, keep: int | None) -> Path | None:
 
 
 def has_adapters(export: Path) -> bool:
-    """Whether an exported folder is one of those."""
+    """Return whether an exported folder contains adapters."""
     return any(".lora_" in name for name, _ in _where(export).items())
 
 
 def merge(export: Path, target: Path, *, scale: float) -> None:
-    """Write the merged weights of ``export`` to ``target``, which has everything else already.
+    """Write the merged weights of ``export`` to ``target``, which already contains all other files.
 
-    :param scale: alpha / r, which VERL writes to ``lora_train_meta.json`` beside its export.
+    :param scale: ``alpha / r``, from the ``lora_train_meta.json`` next to VERL's export.
     """
     files = sorted(set(_where(export).values()))
     adapters: dict[str, Tensor] = {}
@@ -60,7 +60,7 @@ def merge(export: Path, target: Path, *, scale: float) -> None:
                 module = name.removesuffix(f"{_BASE}weight")
                 weight = _with(weight, module, adapters, scale)
             merged[name.removeprefix(_WRAPPER).replace(_BASE, ".")] = weight.contiguous()
-        (target / file).unlink(missing_ok=True)  # a hard link to VERL's own
+        (target / file).unlink(missing_ok=True)  # a hard link to VERL's file
         if merged:
             save_file(merged, target / file, metadata={"format": "pt"})
         names |= dict.fromkeys(merged, file)
@@ -78,7 +78,7 @@ def _with(weight: Tensor, module: str, adapters: Mapping[str, Tensor], scale: fl
 
 
 def _where(export: Path) -> dict[str, str]:
-    """Weight -> the file that has it."""
+    """Return the file of each weight."""
     if (export / _INDEX).is_file():
         found: dict[str, Any] = json.loads((export / _INDEX).read_text(encoding="utf-8"))
         return dict(found["weight_map"])
@@ -87,6 +87,6 @@ def _where(export: Path) -> dict[str, str]:
 
 
 def _read(file: Path, *, adapters: bool) -> dict[str, Tensor]:
-    """A file's adapters, or all but these."""
+    """Return either the adapters of a file or all other weights."""
     with safe_open(file, "pt") as opened:
         return {name: opened.get_tensor(name) for name in opened.keys() if (".lora_" in name) is adapters}  # noqa: SIM118

@@ -1,12 +1,12 @@
-"""Ray under a run: a cluster that it is told of, or one of its own that nobody else finds.
+"""Connect a run to Ray: to the cluster in ``RAY_ADDRESS``, or to a private instance.
 
-Without ``RAY_ADDRESS`` the run has an instance of its own: below this process, on loopback, in a folder of its own; it
-ends with this process, be it by SIGKILL.  With ``RAY_ADDRESS`` the run is a guest: it starts and ends nothing there.
-What Ray's workers print comes out of this process, on standard output and error.
+Without ``RAY_ADDRESS`` the run starts its own instance below this process, on loopback, in a private folder; it ends
+with this process, even after SIGKILL.  With ``RAY_ADDRESS`` the run is a guest and neither starts nor ends anything
+there.  Output of Ray's workers appears on this process's standard output and error.
 
-A worker can import what this process can, and finds the experiment's files: see `astuner_ray.worker`.  Ray shows a
-runtime environment to whoever looks at the cluster, so no secret is ever in it: `worker_environ` is for the arguments
-of actors.
+A worker can import the same modules as this process and finds the experiment's files: see `astuner_ray.worker`.  Ray
+shows a runtime environment to all users of the cluster, so it never contains secrets: `worker_environ` passes those as
+arguments of actors.
 """
 
 from __future__ import annotations
@@ -38,27 +38,26 @@ if TYPE_CHECKING:
 
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 _LOOPBACK_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Ray's own switch for "no cluster, so 127.0.0.1", meant for macOS; without it, Ray turns 127.0.0.1 into the machine's
-outer address."""
+"""Ray's switch to use 127.0.0.1, meant for macOS; without it, Ray replaces 127.0.0.1 with the machine's external
+address."""
 NODES_TIMEOUT = 600.0
-"""Seconds to wait until a cluster has as many nodes as the experiment asks for."""
+"""Seconds to wait until a cluster has the configured number of nodes."""
 FREE_TIMEOUT = 20.0
-"""Seconds to wait for what another run has just given back."""
+"""Seconds to wait for resources that another run has just released."""
 PLACEMENT_TIMEOUT = 30.0
-"""Seconds that a reservation may wait. Ray makes one at once where there is room, and waits for ever where there is
-none."""
+"""Seconds that a reservation may be pending.  Ray places one immediately if it fits, and otherwise waits forever."""
 _GENERAL = re.compile(r"ASTUNER_|HF_|HUGGING_FACE_|(https?|all|no)_proxy$", re.IGNORECASE)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _FOLDER = "astuner-ray-"
 _LONGEST_FOLDER = 40
-"""Ray appends ``/session_<time>_<pid>/sockets/plasma_store``, 67 characters; a socket's path has at most 107."""
+"""Ray appends ``/session_<time>_<pid>/sockets/plasma_store``, 67 characters; a socket path has at most 107."""
 _GIB = 2**30
-_SLOW = "it has 30 s for that: on a busy machine free processors, memory or /dev/shm, and type the command again"
+_SLOW = "the limit is 30 s: on a busy machine, free processors, memory or /dev/shm and run the command again"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """What a run is connected to."""
+    """The cluster that a run is connected to."""
 
     address: str
     """``host:port``."""
@@ -66,24 +65,27 @@ class Cluster:
     cpus: int
     gpus: int
     own: bool
-    """Whether it is the run's own instance, which ends with it."""
+    """Whether it is the run's private instance, which ends with the run."""
 
     def __str__(self) -> str:
         size = f"{self.nodes} node{'s' * (self.nodes != 1)}, {self.cpus} CPUs, {self.gpus} GPUs"
-        return f"{'a Ray of its own' if self.own else f'the Ray cluster at {self.address}'}: {size}"
+        return f"{'private Ray instance' if self.own else f'Ray cluster at {self.address}'}: {size}"
 
     def require(self, *, gpus: int, cpus: int) -> None:
-        """:raises RunError: it has fewer than the run needs."""
+        """Check that the cluster is large enough.
+
+        :raises RunError: The cluster has fewer GPUs or CPUs than the run needs.
+        """
         if self.gpus < gpus:
             raise RunError(
-                f"the run needs {gpus} GPUs, and {self}; write astuner.trainer_common.n_gpus_per_node and nnodes as "
-                "the cluster has them, or type `astuner doctor`"
+                f"the run needs {gpus} GPUs, but there are fewer ({self}). Set astuner.trainer_common.n_gpus_per_node "
+                "and nnodes to match the cluster, or run `astuner doctor`"
             )
         if self.cpus < cpus:
             raise RunError(
-                f"the run needs {cpus} CPUs, and {self}. Ray counts them to place processes and keeps none for them, "
-                "so a machine may say that it has more: ray stop, then "
-                f"ray start --head --num-cpus={cpus} (or as many on all machines together)"
+                f"the run needs {cpus} CPUs, but there are fewer ({self}). Ray only counts CPUs to place processes, so "
+                f"a machine may declare more than it has: ray stop, then ray start --head --num-cpus={cpus} (or this "
+                "number on all machines together)"
             )
 
 
@@ -101,33 +103,33 @@ def connected(
     model: str = "",
     writes: Path | None = None,
 ) -> Iterator[Cluster]:
-    """Be connected to Ray until the block ends.  Call it from the main thread: Ray's processes end with the thread.
+    """Connect to Ray until the block ends.  Call from the main thread: Ray's processes end with the thread.
 
-    :param env: switches that every worker starts with (``VERL_*`` and the like); what looks like a secret is left out,
-        for `worker_environ` has it.
-    :param gpus: those that the run's processes reserve, of all machines.
-    :param cpus: likewise. An instance of its own says that it has as many: Ray counts them to place processes, and
-        where it counts too few they would wait for ever instead of sharing what there is.
-    :param logical_gpus: how many GPUs an instance of its own says it has, whatever the machine has; None: as many.
-    :param log: where this process's output goes meanwhile; messages name it.
-    :param namespace: where named actors are looked up; None: one that nobody else has.
-    :param set_up: a function, ``module.name``, that each worker calls before anything else.
-    :param model: a folder or a name on the hub that all machines must have; empty: they need none.
-    :param writes: a folder that those with GPUs must share with this one.
+    :param env: Variables that every worker starts with (``VERL_*`` and the like), without names that look like secrets,
+        which `worker_environ` passes.
+    :param gpus: GPUs that the run's processes reserve on all machines.
+    :param cpus: CPUs likewise. A private instance declares at least this number: Ray counts CPUs to place processes,
+        and with too few they would wait forever instead of sharing the machine's.
+    :param logical_gpus: GPUs that a private instance declares; None: as many as the machine has.
+    :param log: File that receives this process's output meanwhile; error messages name it.
+    :param namespace: Namespace of named actors; None: a private one.
+    :param set_up: Function, ``module.name``, that each worker calls first.
+    :param model: Folder or name on the hub that all machines must have; empty: none.
+    :param writes: Folder that machines with GPUs must share with this one.
     :raises MissingDependency: Ray is not installed.
-    :raises RunError: the cluster does not answer, has too few nodes, GPUs or CPUs, the experiment's folder is too
-        large, or a machine lacks the model or the shared folder; within the block, there is no room for what is
-        reserved, or a process died whose answer was waited for.
+    :raises RunError: The cluster does not answer, has too few nodes, GPUs or CPUs, the experiment's folder is too
+        large, or a machine lacks the model or the shared folder. Within the block: reserved resources do not fit, or a
+        process died.
     """
     try:
         import ray
     except ModuleNotFoundError:
         raise MissingDependency(
-            "Ray is not installed; it comes with the backbone that needs it: pip install astuner-verl, or in an "
-            "environment of its own: pip install astuner-trinity"
+            "Ray is not installed; install the backbone that needs it: pip install astuner-verl, or in a "
+            "separate environment: pip install astuner-trinity"
         ) from None
     if ray.is_initialized():
-        raise RunError("this process is connected to Ray already; type ray.shutdown() before the run")
+        raise RunError("this process is already connected to Ray; call ray.shutdown() before the run")
     switches = {name: value for name, value in (env or {}).items() if not is_secret(name)}
     switches |= {name: value for name, value in os.environ.items() if name.startswith("ASTUNER_DEBUG_")}
     if disabled := os.environ.get(DISABLE_PLUGINS):
@@ -148,7 +150,7 @@ def connected(
             stack.callback(ray.shutdown)
             with _explained("Ray could not be started", log, _SLOW):
                 ray.init(
-                    address="local",  # never one that happens to run on this machine
+                    address="local",  # never an instance that happens to run on this machine
                     num_cpus=max(os.cpu_count() or 1, cpus),
                     num_gpus=logical_gpus,
                     include_dashboard=False,
@@ -173,9 +175,9 @@ def connected(
 
 
 def worker_environ(config: Config) -> dict[str, str]:
-    """The variables of this process that a worker needs and that may be secret: hand them to it as an argument.
+    """Return variables of this process that a worker needs and that may be secret; pass them as an argument.
 
-    ``ASTUNER_*``, ``HF_*``, proxies, what Hugging Face reads, and those that the config names with an ``…_env`` key.
+    These are ``ASTUNER_*``, ``HF_*``, proxies, Hugging Face's variables, and those named by ``…_env`` keys.
     """
     named = set(_variables(config.as_dict()))
     ours = ray_worker.VARIABLE
@@ -183,18 +185,18 @@ def worker_environ(config: Config) -> dict[str, str]:
 
 
 def last_words(error: Exception) -> str:
-    """A (Ray) error in one line: the last one, where the cause of a quoted traceback stands, or that of an exit."""
+    """Return an error of Ray in one line: the reason of an exit, or its last line, which names the cause."""
     lines = [line.strip() for line in _COLOUR.sub("", str(error)).splitlines() if line.strip()]
     exits = [line for line in lines if line.startswith(("The actor is dead because", "Worker exit"))]
     return (exits or lines[-1:] or ["no message"])[0].partition(" Some common causes")[0][:300]
 
 
 def private_variables() -> dict[str, str]:
-    """The variables of a cluster for this person only, for its processes and those that join it.
+    """Return variables that make a cluster private to this user, for its processes and those that join it.
 
-    On loopback, no figures for a dashboard that is not there, no idle worker for each CPU (a minute of a small
-    machine's time), and a token, for a machine may have other people (Ray asks for one since 2.53); a token or a mode
-    of the person's own wins.
+    They select loopback, disable metrics without a dashboard and idle workers per CPU (which cost a minute on a small
+    machine), and set a token against other users of the machine (supported by Ray since 2.53). A token or mode that
+    the user has set takes precedence.
     """
     variables = {
         _LOOPBACK_VARIABLE: "0",
@@ -208,22 +210,22 @@ def private_variables() -> dict[str, str]:
 
 
 def private_folder() -> Path:
-    """A new folder with a short name for Ray's sockets and logs; those of processes that were killed go."""
+    """Return a new folder with a short name for Ray's sockets and logs; remove folders of processes that are gone."""
     parent = Path(tempfile.gettempdir())
     if len(f"{parent}/{_FOLDER}1234567-12345678") > _LONGEST_FOLDER:
         parent = Path("/tmp")
     for left in parent.glob(f"{_FOLDER}*-*"):
         owner = left.name.removeprefix(_FOLDER).partition("-")[0]
-        with contextlib.suppress(FileNotFoundError):  # somebody else clears up too
+        with contextlib.suppress(FileNotFoundError):  # another run cleans up at the same time
             if owner.isdigit() and left.stat().st_uid == os.getuid() and process_start_time(int(owner)) is None:
                 shutil.rmtree(left, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-", dir=parent))
 
 
 def object_store_bytes() -> int:
-    """A tenth of the free memory, between 256 MiB and 16 GiB, and no more than the shared memory has room for.
+    """Return a tenth of the free memory, between 256 MiB and 16 GiB, limited by the free shared memory.
 
-    Prompts, rows of a batch and metrics go through it; weights do not.
+    Prompts, batch rows and metrics pass through the object store; weights do not.
     """
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     shared = Path("/dev/shm")
@@ -236,7 +238,7 @@ def object_store_bytes() -> int:
 
 @functools.lru_cache(maxsize=1)
 def _token() -> str:
-    """One per process, because Ray reads it once."""
+    """Return one token per process, because Ray reads it once."""
     return secrets.token_hex(32)
 
 
@@ -249,13 +251,13 @@ def _join(
     namespace: str | None,
     set_up: str,
 ) -> None:
-    """Connect to somebody else's cluster; twice, because what workers need depends on how many nodes there are."""
+    """Connect to an existing cluster; twice, because the workers' environment depends on the number of nodes."""
     if "://" in address:
         raise RunError(
-            f"{ADDRESS_VARIABLE} is {address}, and a run cannot train through a Ray client; start it on a machine of "
-            f"the cluster, with {ADDRESS_VARIABLE}=HOST:PORT"
+            f"{ADDRESS_VARIABLE} is {address}, but a run cannot train through a Ray client. Start it on a machine of "
+            f"the cluster with {ADDRESS_VARIABLE}=HOST:PORT"
         )
-    failed = f"the Ray cluster at {ADDRESS_VARIABLE}={address} cannot be joined from here"
+    failed = f"the Ray cluster at {ADDRESS_VARIABLE}={address} cannot be joined from this machine"
     advice = f"start the run on one of its machines, or: unset {ADDRESS_VARIABLE}"
     with _explained(failed, log, advice):
         ray.init(address=address, logging_level="warning", log_to_driver=False)
@@ -274,8 +276,8 @@ def _wait_for_nodes(ray: Any, address: str, config: Config) -> int:
     while (nodes := _look(ray, own=False).nodes) < wanted:
         if time.monotonic() > deadline:
             raise RunError(
-                f"after {NODES_TIMEOUT:g} s the cluster at {address} has {nodes} of the nodes that "
-                f"astuner.trainer_common.nnodes={wanted} asks for; type on the others: ray start --address={address}"
+                f"after {NODES_TIMEOUT:g} s the cluster at {address} has {nodes} nodes, but "
+                f"astuner.trainer_common.nnodes is {wanted}; on the other machines run: ray start --address={address}"
             )
         time.sleep(1.0)
     return nodes
@@ -297,21 +299,20 @@ def _wait_until_free(ray: Any, cluster: Cluster, *, gpus: int, cpus: int) -> Non
     while (free := ray.available_resources()).get("GPU", 0) < gpus or free.get("CPU", 0) < cpus:
         if time.monotonic() > deadline:
             raise RunError(
-                f"the run needs {gpus} GPUs and {cpus} CPUs, and of {cluster} {free.get('GPU', 0):g} GPUs and "
-                f"{free.get('CPU', 0):g} CPUs are free: others hold the rest; wait for them to end (type: ray status)"
+                f"the run needs {gpus} GPUs and {cpus} CPUs, but only {free.get('GPU', 0):g} GPUs and "
+                f"{free.get('CPU', 0):g} CPUs are free ({cluster}). Wait for other users to finish (see: ray status)"
             )
         time.sleep(1.0)
 
 
 @contextlib.contextmanager
 def _refusing_what_never_fits(cluster: Cluster) -> Iterator[None]:
-    """Take back what this process's job reserves and Ray cannot place: whoever waits for it gets an error, and the
-    person the cause."""
+    """Cancel reservations of this process that Ray cannot place, so that waiting code fails with an explanation."""
     import ray
     from ray.util import placement_group_table, remove_placement_group
     from ray.util.placement_group import PlacementGroup
 
-    job: str = ray.get_runtime_context().get_job_id()  # the end of each label of its
+    job: str = ray.get_runtime_context().get_job_id()  # suffix of its reservations' labels
     waiting: dict[str, float] = {}
     refused: list[str] = []
     over = threading.Event()
@@ -320,7 +321,7 @@ def _refusing_what_never_fits(cluster: Cluster) -> Iterator[None]:
         while not over.wait(2.0):
             try:
                 table = placement_group_table()
-            except Exception:  # Ray is gone, which ends the run by itself
+            except Exception:  # Ray is gone, which ends the run anyway
                 return
             for label, group in table.items():
                 since = waiting.setdefault(label, time.monotonic()) if group["state"] == "PENDING" else None
@@ -329,10 +330,10 @@ def _refusing_what_never_fits(cluster: Cluster) -> Iterator[None]:
                 wanted = ", ".join(map(_spelled, group["bundles"].values()))
                 there = "; ".join(_spelled(node["Resources"]) for node in ray.nodes() if node["Alive"])
                 refused.append(
-                    f"after {PLACEMENT_TIMEOUT:g} s Ray has no room for what the run reserves ({group['strategy']}: "
-                    f"{wanted}); {cluster} (machines: {there}). Either others hold some of it (type: ray status), or "
-                    "no machine has enough for what must be together; write astuner.trainer_common.n_gpus_per_node "
-                    "and nnodes as the cluster has them"
+                    f"Ray could not place the run's reservation within {PLACEMENT_TIMEOUT:g} s ({group['strategy']}: "
+                    f"{wanted}); {cluster} (machines: {there}). Others use part of it (see: ray status), or no single "
+                    "machine is large enough: set astuner.trainer_common.n_gpus_per_node and nnodes to match the "
+                    "cluster"
                 )
                 remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(label))))
 
@@ -351,7 +352,7 @@ def _refusing_what_never_fits(cluster: Cluster) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _named(log: Path) -> Iterator[None]:
-    """A process that an engine waits for died, or could not start: an error that says whose, and how it goes on."""
+    """Convert the death or failed start of a process into an error with its name, location and cause."""
     from ray.exceptions import NodeDiedError, OutOfMemoryError, RayActorError, WorkerCrashedError
 
     try:
@@ -363,9 +364,9 @@ def _named(log: Path) -> Iterator[None]:
         where = f" (pid {facts['pid']} on {facts.get('ip', 'another machine')})" if "pid" in facts else ""
         if isinstance(e, RayActorError) and e.actor_init_failed:
             raise RunError(f"{who}{where} could not start: {last_words(e)}; see {log}") from e
-        cause = "It crashed or was killed, mostly for want of memory (type: dmesg)"
+        cause = "It crashed or was killed, most often because memory ran out (see: dmesg)"
         if isinstance(e, NodeDiedError) or "node has died" in str(e):
-            cause = "Its machine is gone from the cluster (type: ray status); start Ray there again, or on another"
+            cause = "Its machine left the cluster (see: ray status); restart Ray there or on another machine"
         raise RunError(f"{who}{where} died: {last_words(e).rstrip('.')}. {cause}; see {log}") from e
 
 
@@ -375,7 +376,7 @@ def _spelled(resources: Mapping[str, float]) -> str:
 
 @contextlib.contextmanager
 def _explained(what: str, log: Path, advice: str) -> Iterator[None]:
-    """Ray's many ways to say that it cannot start or connect, as one error: a node too slow is a plain `Exception`."""
+    """Convert any error of Ray's start or connection to a `RunError`; a slow node raises a plain `Exception`."""
     try:
         yield
     except Exception as e:
@@ -384,7 +385,7 @@ def _explained(what: str, log: Path, advice: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _with_variables(variables: Mapping[str, str], *, loopback: bool) -> Iterator[None]:
-    """Ray in this process, and what it starts, as variables say that may be set after Ray was imported."""
+    """Set variables for Ray in this process and its children, including those that Ray reads on import."""
     from ray._private import ray_constants
     from ray._raylet import Config
 
@@ -405,7 +406,7 @@ def _with_variables(variables: Mapping[str, str], *, loopback: bool) -> Iterator
 
 
 def _variables(value: Any, key: str = "") -> Iterator[str]:
-    """The names of variables that a config's ``…_env`` keys hold."""
+    """Yield the names of variables that a config's ``…_env`` keys refer to."""
     if isinstance(value, Mapping):
         for name, below in value.items():
             yield from _variables(below, str(name))

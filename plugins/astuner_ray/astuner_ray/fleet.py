@@ -1,9 +1,8 @@
-"""Where episodes run on a cluster: Ray actors that hold the agent, its judge, and an engine.
+"""Run episodes on a cluster in Ray actors that hold the agent, its judge and an engine.
 
-The driver decides what runs and when (core's `RolloutPool`); a worker runs one episode after another, many at once,
-and sends each back whole.  Invariant: a worker that dies takes nothing with it but its own episodes, and these start
-over in another one or are counted as lost, never scored.  A machine that joins a cluster of several in mid-run gets a
-worker of its own.
+The driver decides what runs and when (core's `RolloutPool`); a worker runs many episodes concurrently and returns each
+when it is complete.  Invariant: if a worker dies, only its own episodes are affected; they start over in another worker
+or count as lost, and are never scored.  A machine that joins a multi-machine cluster during a run gets a worker.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ from astuner_models.serving import load_tokenizer, make_codec
 from astuner_ray.cluster import last_words, relocate
 
 CLOSE_SECONDS = 10.0
-"""What cancelled episodes have to come to their end; then their workers end with them."""
+"""Seconds that cancelled episodes have to finish before their workers end."""
 LOOK_SECONDS = 5.0
-"""How often the cluster's machines are looked at."""
+"""Seconds between checks for new machines."""
 
 
 Connect: TypeAlias = "Callable[[], InferenceEngine]"
 
 
 class EpisodeWorker:
-    """Runs episodes; an asynchronous Ray actor."""
+    """Asynchronous Ray actor that runs episodes."""
 
     def __init__(self, runner: EpisodeRunner, environ: Mapping[str, str], model: str, connect: Connect) -> None:
-        """:param environ: variables that agents and judges need, e.g. where the environment service listens."""
+        """:param environ: Variables that agents and judges need, e.g. the address of the environment service."""
         os.environ.update(environ)
         self._runner = runner
         self._runner.config = relocate(runner.config)
@@ -47,7 +46,7 @@ class EpisodeWorker:
         self._running = 0
 
     async def run(self, workflow_task: WorkflowTask, sampling: SamplingParams) -> Episode:
-        """One attempt at one task, from prompt to verdict."""
+        """Run one attempt at a task, from prompt to verdict."""
         self._running += 1
         try:
             return await self._runner.run(workflow_task, self._models, sampling)
@@ -55,7 +54,7 @@ class EpisodeWorker:
             self._running -= 1
 
     async def judge_group(self, episodes: Sequence[Episode]) -> list[Episode]:
-        """Attempts at one task that `run` left open, with their verdicts."""
+        """Return attempts at one task, which `run` left open, with their verdicts."""
         self._running += 1
         try:
             return await self._runner.judge_group(episodes)
@@ -63,23 +62,23 @@ class EpisodeWorker:
             self._running -= 1
 
     async def pid(self) -> int:
-        """The worker's process."""
+        """Return the PID of the worker."""
         return os.getpid()
 
     async def close(self) -> None:
-        """Wait for the episodes that are being cancelled, and stop what they may have started."""
+        """Wait for episodes that are being cancelled, and stop what they started."""
         while self._running:
             await asyncio.sleep(0.05)
         await self._runner.close()
 
 
 class _Lost(Exception):
-    """Worker after worker died of it; says how."""
+    """All workers that ran it died; the message explains how."""
 
 
 @dataclass
 class _Seat:
-    """A place in the fleet: the actor in it, and the episodes it is running."""
+    """A slot of the fleet: its actor and the number of episodes running in it."""
 
     actor: Any
     running: int = 0
@@ -102,11 +101,11 @@ class Fleet:
     ) -> None:
         """Start ``workers`` actors.
 
-        :param connect: makes a worker's engine, in the worker.
-        :param model: the model's folder, or its Hugging Face name: for its tokenizer.
-        :param note: tells the person that a worker died.
-        :param here: on the machine of the caller; otherwise they are spread over the cluster's.
-        :raises RunError: a worker cannot be made there.
+        :param connect: Creates a worker's engine inside the worker.
+        :param model: Folder or Hugging Face name of the model, for its tokenizer.
+        :param note: Called with a message when a worker dies.
+        :param here: Start all workers on the caller's machine instead of spreading them over the cluster.
+        :raises RunError: A worker cannot be created.
         """
         import ray
 
@@ -114,25 +113,25 @@ class Fleet:
         self._max_retries, self._note = rollout.max_retries, note
         self._arguments = (runner, dict(environ), model, connect)
         self._options = {
-            "num_cpus": 0,  # what an agent's own code needs is small; GPUs and trainers hold the machine
-            "max_concurrency": rollout.max_env_worker + 8,  # every episode may land here, and `close` must get through
+            "num_cpus": 0,  # an agent's own code needs little; GPUs and trainers reserve the machine
+            "max_concurrency": rollout.max_env_worker + 8,  # all episodes may run here, and `close` must get through
         }
         self._where = _on(ray.get_runtime_context().get_node_id()) if here else "SPREAD"
         self._machines = _machines()
-        # where files do not travel, as in a cluster of one, a machine that joins has none
+        # in a single-machine cluster files do not travel, so a machine that joins would lack them
         grows = not here and "working_dir" in ray.get_runtime_context().runtime_env
         self._look_at = time.monotonic() + LOOK_SECONDS if grows else math.inf
         self._coming: dict[Any, _Seat] = {}
-        """What a worker says when it can work -> its seat, on machines that have joined."""
-        # one machine after another: "SPREAD" of actors that ask for nothing puts all of them on one, a wish (soft) some
+        """Future of a new worker's PID -> its slot, on machines that have joined."""
+        # assign machines in turn: "SPREAD" places actors without resources on one machine, soft affinity on a few
         turns = [self._where] if here else [_on(label) for label in sorted(self._machines)]
         self._seats = [_Seat(self._start(turns[n % len(turns)])) for n in range(workers)]
-        self.pids()  # a worker that cannot even be made would look like one that died
+        self.pids()  # fail now: a worker that cannot be created would look like one that died
 
     async def run(self, workflow_task: WorkflowTask, sampling: SamplingParams) -> Episode:
-        """One attempt, in the worker that has least to do; over again in another if that one dies.
+        """Run one attempt in the least busy worker; start over in another worker if that one dies.
 
-        :raises AstunerError: what an episode cannot catch, e.g. a mistake in the config.
+        :raises AstunerError: An error that an episode cannot handle, e.g. a mistake in the config.
         """
         try:
             episode: Episode
@@ -150,9 +149,9 @@ class Fleet:
         return replace(episode, retries=episode.retries + lost)
 
     async def judge_group(self, episodes: Sequence[Episode]) -> Sequence[Episode]:
-        """Attempts at one task that `run` left open, with their verdicts; asked of another worker if one dies.
+        """Return attempts at one task, which `run` left open, with their verdicts; retry if a worker dies.
 
-        :raises AstunerError: as `run`.
+        :raises AstunerError: See `run`.
         """
         try:
             judged: Sequence[Episode]
@@ -162,9 +161,9 @@ class Fleet:
         return judged
 
     async def _somewhere(self, method: str, *arguments: Any) -> tuple[Any, int]:
-        """What a worker's ``method`` returns, in the worker that has least to do; how many died of it before.
+        """Call ``method`` in the least busy worker; return its result and the number of workers that died before.
 
-        :raises _Lost: worker after worker died.
+        :raises _Lost: Worker after worker died.
         """
         from ray.exceptions import RayError
 
@@ -176,7 +175,7 @@ class Fleet:
             seat.running += 1
             try:
                 return await _finished(getattr(actor, method).remote(*arguments)), lost
-            except RayError as e:  # it died, was evicted for its memory, or its node is gone
+            except RayError as e:  # it died, was evicted because of its memory, or its node is gone
                 why, lost = f"the worker that ran it died: {last_words(e)}", lost + 1
                 await self._replace(seat, actor, last_words(e))
             finally:
@@ -184,10 +183,10 @@ class Fleet:
         raise _Lost(f"{why} ({lost} times)")
 
     def pids(self) -> list[int]:
-        """The workers' processes.
+        """Return the PIDs of the workers.
 
-        :raises RunError: one of them is gone.
-        :raises asyncio.CancelledError: the task that asks was cancelled, which cancels what it asks.
+        :raises RunError: A worker is gone.
+        :raises asyncio.CancelledError: The calling task was cancelled.
         """
         import ray
         from ray.exceptions import RayError, TaskCancelledError
@@ -198,12 +197,12 @@ class Fleet:
             raise asyncio.CancelledError from None
         except RayError as e:
             raise RunError(
-                f"an episode worker cannot run: {last_words(e)}; is everything that the agent imports installed on "
-                "every machine of the Ray cluster?"
+                f"an episode worker cannot start: {last_words(e)}. Check that the agent's imports are installed on "
+                "every machine of the Ray cluster"
             ) from e
 
     def close(self) -> None:
-        """End all workers; episodes that were cancelled get a moment to give their worlds back."""
+        """End all workers; cancelled episodes get `CLOSE_SECONDS` to release their environments."""
         import ray
 
         closing = [seat.actor.close.remote() for seat in self._seats]
@@ -218,7 +217,7 @@ class Fleet:
         return ray.remote(EpisodeWorker).options(**options).remote(*self._arguments)
 
     async def _look(self) -> None:
-        """Start a worker on each machine that has joined; take in those that have come up meanwhile."""
+        """Start a worker on each machine that has joined, and add workers that have started meanwhile."""
         import ray
         from ray.exceptions import RayError
 
@@ -235,23 +234,23 @@ class Fleet:
             try:
                 ray.get(ready)
             except RayError as e:
-                self._note(f"a machine has joined the cluster, but no episode can run there: {last_words(e)}")
+                self._note(f"a machine joined the cluster, but episodes cannot run on it: {last_words(e)}")
                 continue
             self._seats.append(seat)
-            self._note(f"a machine has joined the cluster; episodes run there too, in {len(self._seats)} workers now")
+            self._note(f"a machine joined the cluster; episodes now run in {len(self._seats)} workers")
 
     async def _replace(self, seat: _Seat, dead: Any, why: str) -> None:
         import ray
 
         async with seat.lock:
-            if seat.actor is dead:  # many episodes see the same death
-                self._note(f"an episode worker died, and its episodes ({seat.running}) start over: {why}")
-                ray.kill(dead)  # a node that cannot be reached may run it still
+            if seat.actor is dead:  # several episodes notice the same death
+                self._note(f"an episode worker died; its {seat.running} episodes start over: {why}")
+                ray.kill(dead)  # an unreachable node may still run it
                 seat.actor = self._start()
 
 
 async def _finished(reference: Any) -> Any:
-    """What was asked for, or what went wrong with it as it was raised there."""
+    """Return the result of a remote call, or raise its error as it was raised in the worker."""
     import ray
     from ray.exceptions import RayTaskError, TaskCancelledError
 
@@ -273,7 +272,7 @@ def _on(machine: str) -> Any:
 
 
 def _machines() -> set[str]:
-    """Ray's labels of the cluster's machines that work."""
+    """Return Ray's IDs of the cluster's live machines."""
     import ray
 
     return {node["NodeID"] for node in ray.nodes() if node["Alive"]}

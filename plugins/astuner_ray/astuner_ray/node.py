@@ -1,10 +1,10 @@
-"""A Ray node beside the run: started, and gone with whoever started it.
+"""Start a Ray node next to the run that ends with the process that started it.
 
 ``python -m astuner_ray.node ARGUMENTS`` is ``ray start ARGUMENTS --block`` that also ends when its standard input
-closes, as a pipe does when the process at its other end dies, be it by SIGKILL.  It lives in a session of its own:
-Ctrl-C in the terminal is for the run, which stops things in order.
+closes, as a pipe does when the process at the other end dies, even by SIGKILL.  It has a separate session: Ctrl-C in
+the terminal reaches only the run, which stops gracefully.
 
-Ray is needed in that process only.  Invariant: after `RayNode.stop` nothing of it runs.
+Only that process imports Ray.  Invariant: after `RayNode.stop` none of its processes run.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from astuner.contracts.errors import RunError
 from astuner_ray.cluster import ADDRESS_VARIABLE
 
 GRACE_SECONDS = 20.0
-"""How long a node may take to stop in order."""
+"""Seconds that a node has to stop gracefully."""
 _TAIL = 2000
 
 
 class RayNode:
-    """One ``ray start`` process and everything below it."""
+    """One ``ray start`` process and all its children."""
 
     def __init__(
         self, arguments: Sequence[str], *, what: str, log: Path | None, variables: Mapping[str, str] | None = None
     ) -> None:
-        """
-        :param arguments: for ``ray start``.
-        :param what: what messages call it.
-        :param log: the file for what it says, appended to; None: nowhere.
-        :param variables: what it has beside this process's.
+        """Prepare a node without starting it.
+
+        :param arguments: Arguments of ``ray start``.
+        :param what: Name for messages.
+        :param log: File that receives the node's output, appended; None: discard it.
+        :param variables: Environment variables in addition to this process's.
         """
         self.what = what
         self.log = log or Path(os.devnull)
@@ -48,7 +49,7 @@ class RayNode:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it and return at once."""
+        """Start the node without waiting for it."""
         variables = {name: value for name, value in os.environ.items() if name != ADDRESS_VARIABLE}
         with self.log.open("ab") as out:
             self._process = subprocess.Popen(
@@ -59,7 +60,7 @@ class RayNode:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        with contextlib.suppress(ProcessLookupError):  # over already: `check` says so
+        with contextlib.suppress(ProcessLookupError):  # ended already; `check` reports it
             record_process(self._process.pid, self.what)
 
     @property
@@ -67,13 +68,16 @@ class RayNode:
         return self._process is not None and self._process.poll() is None
 
     def check(self) -> None:
-        """:raises RunError: it has ended; the end of its log is shown."""
+        """Check that the node is running.
+
+        :raises RunError: The node has ended; the message shows the end of its log.
+        """
         if not self.is_running:
             said = self.log.read_text(encoding="utf-8", errors="replace").strip()
-            raise RunError(f"{self.what} ended" + (f"; the end of {self.log}:\n{said[-_TAIL:]}" if said else ""))
+            raise RunError(f"{self.what} ended" + (f"; last lines of {self.log}:\n{said[-_TAIL:]}" if said else ""))
 
     def stop(self) -> None:
-        """Ask it to stop, after a while make it; also after a failed start."""
+        """Stop the node gracefully, then kill it; also after a failed start."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -81,14 +85,14 @@ class RayNode:
             process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_SECONDS)
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left in its group
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # its group is empty
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         forget_process(process.pid)
 
 
 def answers(address: str, variables: Mapping[str, str] | None = None) -> bool:
-    """Whether a Ray cluster answers at ``host:port`` and lets us in; takes seconds, in a process of its own."""
+    """Return whether a Ray cluster answers at ``host:port`` and accepts this user; takes seconds in a subprocess."""
     if not listens(address):
         return False
     command = [sys.executable, "-m", "astuner_ray.node", "health-check", "--address", address]
@@ -99,7 +103,7 @@ def answers(address: str, variables: Mapping[str, str] | None = None) -> bool:
 
 
 def listens(address: str) -> bool:
-    """Whether anything does, at ``host:port``."""
+    """Return whether a process listens at ``host:port``."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=3.0).close()
@@ -109,7 +113,7 @@ def listens(address: str) -> bool:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """What ``python -m astuner_ray.node`` does: Ray's own command, which also ends with its standard input."""
+    """Run Ray's own command and end it when standard input closes."""
     (command,) = importlib.metadata.entry_points(group="console_scripts", name="ray")
     ray = command.load()
     if arguments[:1] == ["health-check"]:
@@ -118,7 +122,7 @@ def main(arguments: Sequence[str]) -> None:
         return
 
     def end_with_stdin() -> None:
-        while os.read(0, 1024):  # not sys.stdin, whose lock a daemon thread would hold at the interpreter's end
+        while os.read(0, 1024):  # not sys.stdin: a daemon thread would hold its lock when the interpreter exits
             pass
         os.kill(os.getpid(), signal.SIGTERM)
 

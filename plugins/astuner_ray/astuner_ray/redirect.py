@@ -1,7 +1,7 @@
-"""What somebody else's trainer and Ray print goes to a file; the terminal is for the run's own lines.
+"""Redirect the output of a third-party trainer and of Ray to a file; the terminal shows only the run's own lines.
 
-A trainer prints warnings, a progress bar and whatever its libraries say, and Ray repeats what its workers say.  All of
-it is worth keeping, none of it worth reading while things go well.
+A trainer prints warnings, a progress bar and messages of its libraries, and Ray repeats the output of its workers.  The
+log file keeps all of it for debugging.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import IO, Any
 
 
 class Redirect:
-    """Sends the main thread's output to a file, except while `ours` holds; Ray's threads' always."""
+    """Send the main thread's output to a file, except inside `ours`, and that of Ray's threads always."""
 
     def __init__(self, log: Path) -> None:
-        """:param log: appended to, so that a resumed run keeps what was said before."""
+        """:param log: Opened for appending, so that a resumed run keeps earlier output."""
         self.log = log
         self._theirs = False
 
     @contextmanager
     def theirs(self) -> Iterator[None]:
-        """Run the trainer's code."""
+        """Redirect output while the trainer's code runs."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("a", encoding="utf-8", buffering=1) as file:
             out, err = _Fork(sys.stdout, file, self), _Fork(sys.stderr, file, self)
@@ -37,7 +37,7 @@ class Redirect:
 
     @contextmanager
     def ours(self) -> Iterator[None]:
-        """Code of the run, called by the trainer's."""
+        """Restore the terminal while the run's code runs inside the trainer's."""
         before, self._theirs = self._theirs, False
         try:
             yield
@@ -45,19 +45,19 @@ class Redirect:
             self._theirs = before
 
     def takes(self) -> bool:
-        """Whether what the calling thread writes now is the trainer's or Ray's."""
+        """Return whether output of the calling thread belongs to the trainer or Ray."""
         thread = threading.current_thread()
         return (self._theirs and thread is threading.main_thread()) or thread.name.startswith("ray")
 
 
 class _Fork:
-    """A text stream in front of two others."""
+    """Text stream that writes to one of two others."""
 
     def __init__(self, terminal: IO[str], file: IO[str], redirect: Redirect) -> None:
         self._terminal, self._file, self._redirect = terminal, file, redirect
 
     def write(self, text: str) -> int:
-        if self._file.closed:  # the trainer kept hold of it: a progress bar, say, which ends when it is collected
+        if self._file.closed:  # the trainer kept a reference, e.g. a progress bar that ends when it is collected
             with self._redirect.log.open("a", encoding="utf-8") as file:
                 return file.write(text)
         return (self._file if self._redirect.takes() else self._terminal).write(text)

@@ -1,10 +1,10 @@
-"""``--with ray`` and ``--with ray-cluster``: the Ray cluster that a run trains on.
+"""``--with ray`` and ``--with ray-cluster``: provide the Ray cluster that a run trains on.
 
-`RayService` joins the cluster that ``RAY_ADDRESS`` names or that this user has on this machine, and otherwise starts
-one on loopback.  `RayClusterService` is for the same command on several machines: it is the head where ``MASTER_ADDR``
-is this machine's, and a node elsewhere, where no run happens: that machine lends what it has until the head ends.
+`RayService` joins the cluster in ``RAY_ADDRESS`` or this user's cluster on this machine, and otherwise starts one on
+loopback.  `RayClusterService` handles the same command on several machines: the machine with the address in
+``MASTER_ADDR`` is the head and performs the run; other machines lend their resources until the head ends.
 
-Invariant: only what was started here is stopped.
+Invariant: only nodes that were started here are stopped.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from astuner_ray.cluster import ADDRESS_VARIABLE, object_store_bytes, private_fo
 from astuner_ray.node import RayNode, answers, listens
 
 JOIN_TIMEOUT = 600.0
-"""Seconds for a machine to wait for the head."""
+"""Seconds that a machine waits for the head."""
 _HEAD = ("--head", "--disable-usage-stats", "--include-dashboard=false")
 _COUNTED_CPUS = 64
-"""What a cluster for one run on this machine says it has at least: Ray only counts them, to place processes, and eight
-GPUs' take 34."""
+"""Least number of CPUs that a single-machine cluster declares: Ray only counts them to place processes, and a run with
+eight GPUs needs 34."""
 _WITH_TOKEN = {"RAY_AUTH_MODE": "token"}
 
 
 class _NodeService(Service):
-    """Whose cluster may have a node that was started here."""
+    """Service that may start a Ray node on this machine."""
 
     is_planned_with = False
 
@@ -55,7 +55,7 @@ class _NodeService(Service):
 
 
 class RayService(_NodeService):
-    """One cluster on this machine."""
+    """Ray cluster on this machine."""
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
@@ -63,16 +63,16 @@ class RayService(_NodeService):
         self._variables: dict[str, str] = {}
 
     def start(self, *, url: str = "", log: Path | None = None) -> None:
-        """Find a cluster, or start one.
+        """Find a cluster or start one.
 
-        :raises RunError: ``RAY_ADDRESS`` is set, and nothing answers there.
+        :raises RunError: ``RAY_ADDRESS`` is set, but no cluster answers there.
         """
         if named := os.environ.get(ADDRESS_VARIABLE, ""):
             self._address = named
             if not self._is_joined():
                 raise RunError(
-                    f"no Ray cluster answers at {ADDRESS_VARIABLE}={named}, or it asks for another token than this "
-                    f"machine has (RAY_AUTH_TOKEN); start one with: ray start --head, or: unset {ADDRESS_VARIABLE}"
+                    f"no Ray cluster answers at {ADDRESS_VARIABLE}={named}, or it requires a different token "
+                    f"(RAY_AUTH_TOKEN). Start one with: ray start --head, or: unset {ADDRESS_VARIABLE}"
                 )
             return
         self._address = _written(_rays_folder())
@@ -91,7 +91,10 @@ class RayService(_NodeService):
         self._node.start()
 
     def is_ready(self) -> bool:
-        """:raises RunError: the node has ended."""
+        """Return whether the cluster answers.
+
+        :raises RunError: The node has ended.
+        """
         if self._node is None:
             return True
         self._node.check()
@@ -115,16 +118,16 @@ class RayService(_NodeService):
 
 
 class RayClusterService(_NodeService):
-    """One cluster on several machines, each of which is given the same command."""
+    """Ray cluster of several machines that run the same command."""
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
         self._is_head = False
 
     def start(self, *, url: str = "", log: Path | None = None) -> None:
-        """Start the head; another machine's part begins in `is_ready`, when the head answers.
+        """Start the head; on other machines, `is_ready` joins once the head answers.
 
-        :raises ConfigError: the variables are not set, or make no sense.
+        :raises ConfigError: MASTER_ADDR or MASTER_PORT is missing or invalid.
         """
         host, port = _master()
         self._address = f"{host}:{port}"
@@ -140,10 +143,10 @@ class RayClusterService(_NodeService):
             self._node.start()
 
     def is_ready(self) -> bool:
-        """Whether the head answers.  On another machine this lasts until the head ends.
+        """Return whether the head answers.  On other machines, block until the head ends.
 
-        :raises SystemExit: on another machine, once the head has ended: its part is done.
-        :raises RunError: this machine's node has ended by itself, or the head did not answer in time.
+        :raises SystemExit: On other machines, once the head has ended.
+        :raises RunError: This machine's node has ended by itself, or the head did not answer in time.
         """
         if self._node is None:
             return False
@@ -154,12 +157,12 @@ class RayClusterService(_NodeService):
         while not answers(self._address):
             if time.monotonic() > deadline:
                 raise RunError(
-                    f"no Ray answers at {self._address} after {JOIN_TIMEOUT:g} s; start the same command there, and "
-                    f"see that the port is open and that RAY_AUTH_MODE and RAY_AUTH_TOKEN are the same on all machines"
+                    f"no Ray cluster answers at {self._address} after {JOIN_TIMEOUT:g} s. Run the same command there, "
+                    f"open the port, and use the same RAY_AUTH_MODE and RAY_AUTH_TOKEN on all machines"
                 )
             time.sleep(2.0)
         self._node.start()
-        print(f"this machine lends what it has to the run at {self._address}, until that ends", file=sys.stderr)
+        print(f"this machine lends its resources to the run at {self._address} until that run ends", file=sys.stderr)
         while self._node.is_running:
             time.sleep(1.0)
         if listens(self._address):
@@ -168,12 +171,12 @@ class RayClusterService(_NodeService):
 
 
 def is_here(host: str) -> bool:
-    """Whether ``host`` is this machine: its name, or an address of it."""
+    """Return whether ``host`` is a name or address of this machine."""
     if host in (socket.gethostname(), socket.getfqdn()):
         return True
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as s:
-            s.bind((host, 0))  # possible with an address of one's own only
+            s.bind((host, 0))  # fails for addresses of other machines
     except OSError:
         return False
     return True
@@ -183,19 +186,19 @@ def _master() -> tuple[str, int]:
     host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     if not host or not port.isdigit() or not 1024 <= int(port) <= 65535:
         raise ConfigError(
-            f"--with ray-cluster: MASTER_ADDR is {host!r} and MASTER_PORT {port!r}; set them alike on all machines, to "
-            "the address of the first and a free port from 1024 on, e.g. MASTER_ADDR=10.0.0.1 MASTER_PORT=6379"
+            f"--with ray-cluster: MASTER_ADDR is {host!r} and MASTER_PORT is {port!r}. Set both on all machines to the "
+            "first machine's address and a free port from 1024, e.g. MASTER_ADDR=10.0.0.1 MASTER_PORT=6379"
         )
     return host, int(port)
 
 
 def _rays_folder() -> Path:
-    """Where ``ray start`` writes which cluster runs on this machine."""
+    """Return the folder where ``ray start`` records the cluster of this machine."""
     return Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp", "ray")
 
 
 def _written(folder: Path) -> str:
-    """The address that ``ray start`` of this user wrote there, or nothing."""
+    """Return the address that this user's ``ray start`` recorded, or an empty string."""
     file = folder / "ray_current_cluster"
     if not file.is_file() or file.stat().st_uid != os.getuid():
         return ""

@@ -1,7 +1,7 @@
-"""What every machine of a cluster must see, asked of each of them before anything starts there.
+"""Check that every machine of a cluster has the model and the run folder before anything starts there.
 
-An engine finds out in the middle of its start, or when it first saves; then the message is about a file, and not about
-the machine that lacks it.
+Without this check, an engine fails in the middle of its start or at the first save, with a message about a file that
+does not name the machine.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from astuner.contracts.errors import RunError
 from astuner_models.hub import is_folder_name, why_no_model
 
 PATIENCE = 60.0
-"""Seconds that a machine has to answer; most of them go into starting a process."""
+"""Seconds to wait for a machine's answer; starting a process takes most of them."""
 
 
 def require(model: str, writes: Path | None) -> None:
-    """See that all machines of the cluster, which this process is connected to, have the model and the run's folder.
+    """Check that all machines of the connected cluster have the model and the run folder.
 
-    :param model: a folder or a name on the hub; machines where episodes may run read it, so all.
-    :param writes: a folder of this machine into which those with GPUs write; None: there is none.
-    :raises RunError: one of them has not, or does not answer; says which, and what to type.
+    :param model: Folder, or name on the Hugging Face Hub; read on every machine where episodes may run.
+    :param writes: Folder of this machine that machines with GPUs write to; None if there is none.
+    :raises RunError: A machine lacks one of them or does not answer; the message names it and a fix.
     """
     import ray
     from ray.exceptions import RayError
@@ -63,37 +63,37 @@ def require(model: str, writes: Path | None) -> None:
         raise RunError(f"not every machine of the cluster has what the run needs: {said}")
 
 
-_UNABLE = "no process of the run can work there; install the same environment at the same path"
+_UNABLE = "no process of the run can start there; install the same environment at the same path"
 _SILENT = f"no answer within {{seconds:g}} s: {_UNABLE}"
 
 
 def _look(model: str, files: Mapping[str, int], mark: Path | None) -> list[str]:
-    """What the machine at hand lacks; it runs there.
+    """Return the problems of the machine that this function runs on.
 
-    :param files: the files of a model that is a folder, and their sizes in bytes.
-    :param mark: a file just made in a folder that must be the same one here.
+    :param files: Names and sizes in bytes of the files of a model folder.
+    :param mark: File just created in a folder that must be shared with this machine.
     """
     problems = []
     here = _sizes(model)
     if absent := sorted(name for name, size in files.items() if here.get(name) != size):
-        what = f"{absent[0]} is another one there, or is not there" if here else "no such folder"
+        what = f"{absent[0]} differs or is missing" if here else "no such folder"
         problems.append(
-            f"the model {model}: {what}; copy it to this path on every machine, put it on a disk that all share, or "
-            "write the name of a model on the hub (astuner.model.path)"
+            f"the model {model}: {what}; copy it to this path on every machine, use a shared disk, or set "
+            "astuner.model.path to a name on the Hugging Face Hub"
         )
     if not files and (reason := why_no_model(model)):
         problems.append(reason)
     if mark and not (mark.is_file() and os.access(mark.parent, os.W_OK)):
-        what = "a file that was just made in it is not there" if not mark.is_file() else "it may not be written"
+        what = "a file just created in it is missing" if not mark.is_file() else "not writable"
         problems.append(
-            f"the run folder {mark.parent}: {what}; each GPU writes its part of a checkpoint there, so put it on a "
-            "disk that all machines share, at the same path: --run-dir FOLDER"
+            f"the run folder {mark.parent}: {what}; every GPU writes part of a checkpoint there, so use a disk that "
+            "all machines share at the same path: --run-dir FOLDER"
         )
     return problems
 
 
 def _sizes(folder: str) -> dict[str, int]:
-    """The files of a folder, with their sizes in bytes; none for one that is not there."""
+    """Return the sizes in bytes of a folder's files; empty if the folder does not exist."""
     there = Path(folder)
     return {p.name: p.stat().st_size for p in there.iterdir() if p.is_file()} if there.is_dir() else {}
 

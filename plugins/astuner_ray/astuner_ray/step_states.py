@@ -1,13 +1,13 @@
-"""What a run continues from where an engine saves a folder for each step, and the model that anybody loads.
+"""Saved states of engines that write one folder per step, and the published checkpoints.
 
 ::
 
-    global_step_120/             the engine's: weights, optimizer, random states
-                                 ours: ``astuner.json``, the run's state; without it the folder is not complete;
-                                 and ``manifest.json``, the checksums of all that
-    checkpoints/step-000120/     a Hugging Face folder; the files are shared with the engine's export (hard links)
+    global_step_120/             written by the engine: weights, optimizer, random states;
+                                 ``astuner.json`` with the run's state is added last: without it the folder is
+                                 incomplete; ``manifest.json`` holds the checksums of all files
+    checkpoints/step-000120/     Hugging Face folder; its files are hard links to the engine's export
 
-Invariant: a folder of these names is complete, or `saved` says what is the matter with it.
+Invariant: a folder with such a name is complete, or `saved` reports the problem.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _RUN = "astuner.json"
 
 
 def saved(folder: Path) -> Iterator[tuple[Path, str]]:
-    """The states in ``folder`` that were written to the end, the newest first, and what is the matter with each.
+    """Yield the complete states in ``folder``, newest first, each with its problem (empty if intact).
 
-    Each is read and checked, but for one without a manifest: of before there were any, or of an engine that went on
-    writing.
+    Checksums are verified.  A state without a manifest is not: older versions wrote none, and an engine that was still
+    writing has none.
     """
     for state in sorted(_complete_by_name(folder), key=step_of, reverse=True):
         yield state, problem(state) if (state / MANIFEST).exists() else ""
 
 
 def is_there(folder: Path) -> bool:
-    """Return whether a state that was written to the end is in ``folder``, without reading it."""
+    """Return whether ``folder`` contains a complete state, without reading it."""
     return bool(_complete_by_name(folder))
 
 
@@ -51,14 +51,16 @@ def _complete_by_name(folder: Path) -> list[Path]:
 
 
 def step_of(state: Path) -> int:
-    """The step after which a state was saved."""
+    """Return the step after which a state was saved."""
     return int(state.name.rpartition("_")[2])
 
 
 def restore(run: Run) -> tuple[int, Mapping[str, Any]]:
-    """Put a run where its state says it is; the step, and what `complete` was given. Nothing of a run that begins.
+    """Restore a run from its saved state and return the step and the dictionary that `complete` wrote.
 
-    :raises CheckpointError: the state cannot be read.
+    Returns ``(0, {})`` for a new run.
+
+    :raises CheckpointError: The state cannot be read.
     """
     if (state := run.resume_from) is None:
         return 0, {}
@@ -66,7 +68,7 @@ def restore(run: Run) -> tuple[int, Mapping[str, Any]]:
         saved: dict[str, Any] = json.loads((state / _RUN).read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
         raise CheckpointError(
-            f"cannot resume from {state}: {_RUN} cannot be read: {e}; to start over, write --no-resume"
+            f"cannot resume from {state}: {_RUN} is not readable: {e}; to start over, use --no-resume"
         ) from None
     done = step_of(state)
     run.restore(saved["state"], done)
@@ -74,9 +76,9 @@ def restore(run: Run) -> tuple[int, Mapping[str, Any]]:
 
 
 def complete(state: Path, run: Mapping[str, Any], *, written: bool = True) -> None:
-    """Mark a state as complete, with what the run itself continues from in it; the others are removed.
+    """Mark a state as complete, store the run's own state in it and remove older states.
 
-    :param written: the engine's files are all there, so that their checksums can be written with them.
+    :param written: Whether the engine has written all its files, so that their checksums can be stored.
     """
     (state / MANIFEST).unlink(missing_ok=True)
     RunDir.write_atomically(state / _RUN, json.dumps(run) + "\n")
@@ -95,10 +97,10 @@ def publish(
     keep: int | None,
     finish: Callable[[Path], None] = lambda folder: None,
 ) -> Path | None:
-    """Make ``checkpoints/step-NNNNNN`` of an engine's Hugging Face folder; None where that holds no weights.
+    """Write ``checkpoints/step-NNNNNN`` from an engine's Hugging Face folder; return None if it has no weights.
 
-    :param keep: only the newest so many stay, and the best validated one; None: all.
-    :param finish: gets the copy, whose files may be links, before it has its name.
+    :param keep: Number of newest checkpoints to keep, in addition to the best validated one; None keeps all.
+    :param finish: Called with the copy, whose files may be links, before it gets its final name.
     """
     if not any(export.glob("*.safetensors")):
         return None
@@ -117,7 +119,7 @@ def publish(
 
 
 def _link(source: str, target: str) -> str:
-    """A hard link, or a copy where the file system has none."""
+    """Create a hard link, or a copy if the file system does not support links."""
     try:
         os.link(source, target)
     except OSError:

@@ -1,9 +1,9 @@
-"""What a Ray worker needs to run episodes: the imports of the run's process, and the experiment's files.
+"""Give Ray workers the imports of the run's process and the experiment's files.
 
-Folders come behind everything installed, as in the run's process: nothing of a person's shadows a package.  Where a
-cluster has several nodes, a copy of the experiment file's folder travels with the run, under its own name, and
-`relocate` says where it is on the node at hand.  On the run's own node nothing moves, so what was too large to send is
-found there.
+Folders are appended after installed packages, as in the run's process, so user code never shadows a package.  On a
+cluster with several nodes, a copy of the experiment file's folder travels with the run under its own name, and
+`relocate` returns its location on the current node.  On the run's own node the original folder is used, so files that
+are too large to send are found there.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ if TYPE_CHECKING:
     from astuner import Config
 
 VARIABLE = "ASTUNER_RAY_WORKER"
-"""What `set_up` is told, as JSON."""
+"""Environment variable with the arguments of `set_up`, as JSON."""
 LIMIT = 100 * 2**20
-"""Bytes of the experiment's folder that are sent to other nodes (Ray itself refuses 512 MiB)."""
+"""Bytes of the experiment's folder that are sent to other nodes (Ray refuses 512 MiB)."""
 LEFT_OUT = (".*", "__pycache__", "launcher_record", "checkpoints", "wandb", "swanlog", "venv", "*.egg-info")
-"""Names of folders and files that stay behind, beside those of run folders."""
+"""Names of folders and files that are not sent, in addition to run folders."""
 
 _brought: Path | None = None
-"""Where Ray has put the files that travel with the run, in a worker."""
+"""In a worker: where Ray placed the files that travel with the run."""
 
 
 def runtime_env(
     config: Config, switches: Mapping[str, str], files: Path | None = None, *, home: str = "", set_up: str = ""
 ) -> dict[str, Any]:
-    """The runtime environment of a run's workers; everybody on the cluster can read it.
+    """Return the runtime environment of a run's workers; all users of the cluster can read it.
 
-    :param switches: variables that are no secret.
-    :param files: the folder that travels, see `files_for_other_nodes`; None: all workers are on this machine.
-    :param home: the node that has the original of these.
-    :param set_up: a function, ``module.name``, that each worker calls when it can import what this process can.
+    :param switches: Variables without secrets.
+    :param files: Folder that travels, see `files_for_other_nodes`; None: all workers are on this machine.
+    :param home: Node with the original folder.
+    :param set_up: Function, ``module.name``, that each worker calls once its imports work.
     """
     base = str(config.base_dir.resolve())
     told: dict[str, Any] = {"paths": [*_added(), base], "base": base, "set_up": set_up}
@@ -59,11 +59,11 @@ def runtime_env(
 
 
 def set_up() -> None:
-    """Ray calls this first in each worker."""
+    """Set up a worker; Ray calls this first in each one."""
     global _brought
     told = json.loads(os.environ[VARIABLE])
     if "home" in told:
-        _brought = Path.cwd()  # Ray starts a worker in the folder that it has brought
+        _brought = Path.cwd()  # Ray starts a worker in the folder that it transferred
         told["paths"].append(str(_brought / told["folder"]))
     sys.path += [p for p in dict.fromkeys(told["paths"]) if p not in sys.path and Path(p).is_dir()]
     module, _, name = told["set_up"].rpartition(".")
@@ -72,14 +72,14 @@ def set_up() -> None:
 
 
 def relocate(config: Config) -> Config:
-    """The config as it is to be used in this process: with the experiment's folder where this node has it."""
+    """Return the config with the experiment's folder as this node has it."""
     brought = None if _brought is None else experiment_folder()
     return config if brought is None else dataclasses.replace(config, path=brought / config.path.name)
 
 
 @functools.lru_cache(maxsize=1)
 def experiment_folder() -> Path | None:
-    """The folder of the experiment file, where this worker's node has it; None in a process that is no worker."""
+    """Return the folder of the experiment file on this worker's node; None outside of workers."""
     told = json.loads(os.environ.get(VARIABLE, "{}"))
     if not told:
         return None
@@ -93,9 +93,9 @@ def experiment_folder() -> Path | None:
 
 @contextlib.contextmanager
 def files_for_other_nodes(config: Config) -> Iterator[Path]:
-    """A folder with a copy of the experiment's, under its own name and without what stays behind, until the block ends.
+    """Yield a folder with a filtered copy of the experiment's folder, under its own name, until the block ends.
 
-    :raises RunError: it is larger than `LIMIT`; says what is large.
+    :raises RunError: It is larger than `LIMIT`; the message lists the largest files.
     """
     source, runs = config.base_dir.resolve(), config.run_dir.parent.resolve()
     sizes: dict[str, int] = {}
@@ -106,14 +106,14 @@ def files_for_other_nodes(config: Config) -> Iterator[Path]:
             if path.is_file():
                 sizes[str(path.relative_to(source))] = path.stat().st_size
             elif not path.is_dir():
-                out.add(path.name)  # a socket, or a link to nothing
+                out.add(path.name)  # a socket, or a broken link
         if sum(sizes.values()) > LIMIT:
             largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
             raise RunError(
-                f"the experiment's folder {source} is too large to travel to the cluster's other nodes, which takes at "
-                f"most {LIMIT >> 20} MiB; largest: "
+                f"the experiment's folder {source} is larger than {LIMIT >> 20} MiB, the limit for sending it to the "
+                "cluster's other nodes; largest files: "
                 + ", ".join(f"{name} ({sizes[name] / 2**20:.0f} MiB)" for name in largest)
-                + "; move such files elsewhere, to a folder that every node has if workflows read them"
+                + ". Move them elsewhere, or to a folder on every node if workflows read them"
             )
         return out
 
@@ -123,7 +123,7 @@ def files_for_other_nodes(config: Config) -> Iterator[Path]:
 
 
 def _added() -> list[str]:
-    """What is importable here beside the interpreter's own folders."""
+    """Return folders that are importable here in addition to the interpreter's own."""
     own = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     paths = [Path(p).absolute() for p in sys.path if p]
     return [str(p) for p in paths if p.is_dir() and not any(p.is_relative_to(folder) for folder in own)]

@@ -78,7 +78,7 @@ def test_a_worker_that_dies_is_told_of_once_and_its_episodes_count_it(tmp_path: 
     assert sorted(e.retries for e in found) == [1, 2, 2]
     assert lost.stop_reason is StopReason.WORKER_LOST
     assert notes[0] == (
-        "an episode worker died, and its episodes (3) start over: The actor is dead because its process was killed"
+        "an episode worker died; its 3 episodes start over: The actor is dead because its process was killed"
     )
     assert len(notes) == 1 + 3
 
@@ -122,12 +122,11 @@ def test_a_machine_that_joins_runs_episodes_once_its_worker_can_and_is_told_of_i
     assert (started, notes) == (["first", "second"], []), "its worker has not come up yet"
     coming.clear()
     play()
-    assert notes == ["a machine has joined the cluster; episodes run there too, in 2 workers now"]
+    assert notes == ["a machine joined the cluster; episodes now run in 2 workers"]
     up.add("third")
     dead.add(3)
     play()
     assert notes[1:] == [
-        "a machine has joined the cluster, but no episode can run there: ModuleNotFoundError: No module named "
-        "'frobnicate'"
+        "a machine joined the cluster, but episodes cannot run on it: ModuleNotFoundError: No module named 'frobnicate'"
     ]
     assert started == ["first", "second", "third"], "each machine is tried once"

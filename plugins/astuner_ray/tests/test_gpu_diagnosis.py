@@ -92,7 +92,7 @@ def test_two_backbones_do_not_share_an_environment(machine):
     machine({"astuner-other": "0.1.0"})
     (finding,) = ACME.alone("other", differ="torch")
     assert (finding.what, finding.level) == ("acme and other", "fail")
-    assert finding.detail == "astuner-other 0.1.0 is in the same environment, and the two need different torch"
+    assert finding.detail == "astuner-other 0.1.0 is in the same environment, but the two need different torch"
     assert finding.fix == (
         "python3 -m venv .venv-acme && . .venv-acme/bin/activate && pip install 'astuner-acme[engine]'"
     )
@@ -104,7 +104,7 @@ def test_two_backbones_do_not_share_an_environment(machine):
     ("have", "level", "detail"),
     [
         ("1.0", "ok", "1.0"),
-        ("1.1rc1", "fail", "1.1rc1, and trainer==1.0 is needed: it broke"),
+        ("1.1rc1", "fail", "1.1rc1, but trainer==1.0 is needed: it broke"),
         (None, "fail", "not installed; the acme backbone cannot start without it"),
     ],
 )
@@ -141,7 +141,8 @@ def test_a_driver_that_is_too_old_for_torch(machine):
     (finding,) = ACME.torch(gpus(), TORCH)
     assert (finding.what, finding.level) == ("NVIDIA driver", "fail")
     assert finding.detail == (
-        "550.54.15 runs CUDA up to 12.4, and torch 2.11.0+cu130 is built for CUDA 13, which needs driver 580 or newer"
+        "550.54.15 supports CUDA up to 12.4, but torch 2.11.0+cu130 is built for CUDA 13, which needs "
+        "driver 580 or newer"
     )
     assert "nvidia-driver-580" in finding.fix
 
@@ -174,7 +175,7 @@ def test_a_card_that_somebody_uses(machine):
 @pytest.mark.parametrize(
     ("platform", "installed", "what", "level", "says"),
     [
-        ("", {}, "acme's GPU", "warn", "(or try Acme out: pip install astuner-acme-cpu; ACME_PLATFORM=cpu)"),
+        ("", {}, "acme's GPU", "warn", "pip install astuner-acme-cpu; ACME_PLATFORM=cpu)"),
         ("cpu", {}, "acme on a CPU", "fail", "pip install astuner-acme-cpu"),
         (" CPU", {"astuner-acme-cpu": "0.1.0"}, "acme on a CPU", "ok", "astuner-acme-cpu 0.1.0"),
     ],

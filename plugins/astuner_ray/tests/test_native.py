@@ -24,9 +24,9 @@ def test_nested_and_dotted_keys_are_one_thing():
 @table(
     ("data", "says"),
     [
-        ({"a": {"b": 1}, "a.b": 2}, "a.b is written twice, in two spellings"),
+        ({"a": {"b": 1}, "a.b": 2}, "a.b is written twice"),
         ({"+a.b": 1, "a": {"+b": 2}}, "written twice"),
-        ({"a.b": 3, "a.b.c": 4}, "a.b.c is written below b, which is given a value too"),
+        ({"a.b": 3, "a.b.c": 4}, "a.b.c is below b, which also has a value"),
     ],
 )
 def test_keys_that_contradict_each_other_are_refused(data, says):
@@ -130,11 +130,11 @@ def test_sizes_are_said_as_people_say_them():
 
 def test_the_plan_says_which_processes_there_are_and_what_they_take(tmp_path, monkeypatch):
     plan = host_plan({"training": 4, "serving": 2, "lent": 0}, cpus=22)
-    assert plan["processes"] == "15: this one, 4 training, 2 serving, 8 of Ray's; Ray is to count 22 CPUs"
-    assert plan["host memory"].startswith("about 2.7 GiB for them")
+    assert plan["processes"] == "15: 1 for the command, 4 training, 2 serving, 8 of Ray; Ray must count 22 CPUs"
+    assert plan["host memory"].startswith("about 2.7 GiB ")
     (tmp_path / "vllm").mkdir()  # a folder of that name is none
     monkeypatch.syspath_prepend(tmp_path)
     assert host_plan({"training": 6}, cpus=22)["host memory"] == plan["host memory"]
     (tmp_path / "vllm" / "__init__.py").touch()
     importlib.invalidate_caches()
-    assert host_plan({"training": 6}, cpus=22)["host memory"].startswith("about 3.9 GiB for them")
+    assert host_plan({"training": 6}, cpus=22)["host memory"].startswith("about 3.9 GiB ")

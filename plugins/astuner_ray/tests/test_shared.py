@@ -22,8 +22,8 @@ def test_a_machine_says_which_of_model_and_run_folder_are_not_those_of_the_other
     (model / "another").touch()
     (run / ".mark").unlink()
     different, lacking = _look(str(model), files, run / ".mark")
-    assert different.startswith(f"the model {model}: model.safetensors is another one there, or is not there; copy it")
-    assert lacking.startswith(f"the run folder {run}: a file that was just made in it is not there; each GPU writes")
+    assert different.startswith(f"the model {model}: model.safetensors differs or is missing; copy it")
+    assert lacking.startswith(f"the run folder {run}: a file just created in it is missing; every GPU writes")
 
     gone = tmp_path / "gone"
     (absent,) = _look(str(gone), files, None)

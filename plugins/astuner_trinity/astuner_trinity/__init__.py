@@ -1,1 +1,1 @@
-"""The Trinity-RFT backbone of ASTuner: the same experiment, with rollout and training apart from one another."""
+"""The Trinity-RFT backbone of ASTuner: train an experiment with rollouts and training on separate GPUs."""

@@ -1,12 +1,12 @@
-"""What Trinity's trainer computes with: our loss where it has policy losses of its own.
+"""ASTuner's loss for Trinity's trainer, in place of Trinity's policy losses.
 
-Trinity finds these classes by their dotted paths.  Its wrapper around a policy loss (``trinity.trainer.verl.losses``)
-hands over padded rows of a micro-batch, picked from VERL's batch by `TokenLoss.select_keys`, and subtracts what the
-entropy function returns; VERL adds up and averages the result as `astuner_ray.training.loss` says.  Trinity's own base
-class for policy losses is not used: it reads the keys from a signature, so none can depend on the settings.
+Trinity loads these classes by their dotted paths.  Its wrapper around a policy loss (``trinity.trainer.verl.losses``)
+passes padded rows of a micro-batch, selected from VERL's batch by `TokenLoss.select_keys`, and subtracts the value of
+the entropy function; VERL sums and averages the result as described in `astuner_ray.training.loss`.  Trinity's base
+class for policy losses is not used, because it reads the keys from a signature, so they cannot depend on settings.
 
 A row needs VERL's ``response_mask``, ``rollout_log_probs``, ``old_log_probs`` and ``advantages``, and as custom fields
-of the experience ``token_weight`` and, where the run has an episode log, `ROW`.
+of the experience ``token_weight`` and, if the run has an episode log, `ROW`.
 """
 
 from __future__ import annotations
@@ -28,61 +28,62 @@ if TYPE_CHECKING:
 
 
 class EpisodeAlgorithm(AlgorithmType):
-    """Advantages are ready when the trainer reads a batch, and there is no reference model."""
+    """Algorithm whose advantages are ready when the trainer reads a batch, without a reference model."""
 
     use_critic = False
     use_reference = False
     compute_advantage_in_trainer = False
-    can_balance_batch = True  # the order of rows means nothing to us
+    can_balance_batch = True  # the order of rows has no meaning
     schema = "experience"
 
     @classmethod
     def default_config(cls) -> dict[str, Any]:
-        """Of keys below Trinity's ``algorithm`` that the config leaves out; the loss must be there."""
+        """Return defaults of keys below Trinity's ``algorithm``; the loss has no default there."""
         return {
             "policy_loss_fn": f"{__name__}.TokenLoss",
             "kl_penalty_fn": "none",
-            "kl_loss_fn": "none",  # ours is in the loss
+            "kl_loss_fn": "none",  # KL is part of the policy loss
             "entropy_loss_fn": "none",
         }
 
 
 class EpisodeAlgorithmWithReference(EpisodeAlgorithm):
-    """The same with the starting weights as a reference model, for `use_kl_loss`."""
+    """The same algorithm with the initial weights as reference model, for `use_kl_loss`."""
 
     use_reference = True
 
 
 class TokenLoss:
-    """Trinity's ``algorithm.policy_loss_fn``: policy loss and KL of `astuner_objectives.step`; the entropy is
-    `Entropy`'s.
+    """Trinity's ``algorithm.policy_loss_fn``: policy loss and KL of `astuner_objectives.step`.
 
-    :param backend: Trinity's trainer; VERL is the only one that has what we need.
-    :param settings: ``trainer_common`` without the keys that packages add, as ``model_dump(mode="json")`` gives it.
-    :raises ValueError: another trainer.
+    `Entropy` adds the entropy bonus.
+
+    :param backend: Trinity's trainer; only VERL is supported.
+    :param settings: ``trainer_common`` without keys of plugins, as returned by ``model_dump(mode="json")``.
+    :raises ValueError: Another trainer.
     """
 
     def __init__(self, backend: str = "verl", *, settings: Mapping[str, Any]) -> None:
         if backend != "verl":
-            raise ValueError(f"trinity.trainer.trainer_type is {backend}, and ASTuner trains with verl: leave it out")
+            raise ValueError(f"trinity.trainer.trainer_type is {backend}, but ASTuner trains with verl: remove the key")
         common = TrainerCommon.model_validate(dict(settings)).model_copy(update={"entropy_coeff": 0.0})
         self._loss = RowLoss(common, _hand_in if common.save_tokens else None)
         self.select_keys = [*self._loss.columns, *self._loss.told]
-        """What is picked from VERL's batch."""
+        """Columns to select from VERL's batch."""
 
     @classmethod
     def default_args(cls) -> dict[str, Any]:
-        """What Trinity passes when ``policy_loss_fn_args`` is missing: nothing, and ``settings`` is then demanded."""
+        """Return no defaults, so that Trinity requires ``settings``."""
         return {}
 
     def __call__(self, logprob: Tensor, **picked: Any) -> tuple[Tensor, dict[str, Metric]]:
-        """The micro-batch's scalar and metrics."""
+        """Return the loss and the metrics of a micro-batch."""
         loss, measured = self._loss(logprob, picked, picked)
         return loss, {name: _metric(of) for name, of in measured.items()}
 
 
 class Entropy:
-    """Trinity's ``algorithm.entropy_loss_fn``: the entropy for the log, and the bonus that Trinity subtracts.
+    """Trinity's ``algorithm.entropy_loss_fn``: the entropy metric, and the bonus that Trinity subtracts.
 
     :param entropy_coef: `entropy_coeff`.
     """
@@ -92,7 +93,7 @@ class Entropy:
 
     @classmethod
     def default_args(cls) -> dict[str, Any]:
-        """What Trinity passes when ``entropy_loss_fn_args`` is missing: nothing, and the coefficient is demanded."""
+        """Return no defaults, so that Trinity requires the coefficient."""
         return {}
 
     def __call__(
@@ -105,9 +106,9 @@ class Entropy:
         batch_num_tokens: float,
         **trinity_passes_more: Any,
     ) -> tuple[Tensor, dict[str, Metric]]:
-        """The micro-batch's bonus and metric; ``entropy`` and ``action_mask`` are [rows, response]."""
+        """Return the bonus and the metric of a micro-batch; ``entropy`` and ``action_mask`` are [rows, response]."""
         of_trained = entropy[action_mask]
-        if not self._coefficient:  # logged only: not even a gradient of 0, which an infinite logit makes NaN
+        if not self._coefficient:  # metric only; even a zero gradient becomes NaN with an infinite logit
             of_trained = of_trained.detach()
         weight = row_weights(token_weight, dp_size)[action_mask.nonzero()[:, 0]]
         bonus = self._coefficient * (weight * of_trained).sum()

@@ -1,7 +1,7 @@
-"""The `trinity` backbone: the experiment on Trinity-RFT's explorer and trainer, over a Ray cluster.
+"""The `trinity` backbone: train an experiment with Trinity-RFT's explorer and trainer on a Ray cluster.
 
-What is trained on and how it is weighed is core's, as on every backbone; how rollouts and training run beside each
-other is Trinity's (`session` says where the two meet).
+The core selects and weighs the training data, as on every backbone; Trinity coordinates rollouts and training.
+`session` connects the two.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from astuner_trinity.session import Session
 
 _DOES = {
-    "explore": "has the run, and rolls out; the same one with trinity.mode=train, elsewhere, lends it a trainer",
-    "train": "lends a trainer to the same one with trinity.mode=explore, which has the run",
+    "explore": "owns the run and rolls out; the same command with trinity.mode=train lends it a trainer",
+    "train": "lends a trainer to the same command with trinity.mode=explore, which owns the run",
 }
-"""What each of two commands does, of a run that they share."""
+"""Role of each of two commands that share a run."""
 
 
 class TrinityBackbone(Backbone):
-    """Trains on a Ray cluster with Trinity-RFT."""
+    """Backbone that trains with Trinity-RFT on a Ray cluster."""
 
     capabilities: ClassVar[Capabilities] = TABLE.capabilities
 
@@ -92,7 +92,7 @@ class TrinityBackbone(Backbone):
         done, _ = step_states.restore(run)
         redirect = Redirect(run.run_dir.path / "trinity" / "trinity.log")
         with redirect.theirs():
-            from astuner_trinity import launch  # imports Trinity, which has much to say
+            from astuner_trinity import launch  # imports Trinity, which prints a lot
             from astuner_trinity.session import Parts, Session
 
             told = composed.load(run.run_dir.path / "trinity")
@@ -155,17 +155,20 @@ class TrinityBackbone(Backbone):
                 )
 
     def _check_shared(self) -> None:
-        """:raises RunError: this is one of two commands, and nobody else could join its Ray."""
+        """Check that two commands of a run can meet on a Ray cluster.
+
+        :raises RunError: RAY_ADDRESS is not set.
+        """
         part = part_of(self.config)
         if part and os.environ.get(ADDRESS_VARIABLE, "") in ("", "local"):
             raise RunError(
-                f"trinity.mode is {part}, and the two commands of a run meet on a Ray cluster, but without "
-                f"{ADDRESS_VARIABLE} each would start one of its own. Type on one machine: ray start --head; on the "
-                f"other: ray start --address=HOST:6379; and on both: export {ADDRESS_VARIABLE}=HOST:6379"
+                f"trinity.mode is {part}, so two commands of a run must meet on a Ray cluster, but {ADDRESS_VARIABLE} "
+                f"is not set. Run on one machine: ray start --head; on the other: ray start --address=HOST:6379; and "
+                f"on both: export {ADDRESS_VARIABLE}=HOST:6379"
             )
 
     def _borrower(self, facts: Facts, told: Any, machine: Platform, session: Session) -> AbstractContextManager[Any]:
-        """Where the trainer comes from: another command, or (None) this one."""
+        """Return the source of a trainer from another command; None if this command makes it."""
         if not part_of(self.config):
             return nullcontext()
         from astuner_trinity.lending import Borrower
@@ -176,13 +179,13 @@ class TrinityBackbone(Backbone):
             values,
             told,
             facts.a.trainer_common.mini_batch_num,
-            done=lambda: f"{session.done} steps are trained; the run's folder is {folder}",
+            done=lambda: f"{session.done} steps are trained; run folder: {folder}",
         )
 
     def _cluster(
         self, facts: Facts, told: Any, machine: Platform, log: Path, **needs: Any
     ) -> AbstractContextManager[Cluster]:
-        """Ray, with what Trinity's own launcher sets in every process of a run."""
+        """Connect to Ray with the variables that Trinity's own launcher sets in every process of a run."""
         gpus, cpus = facts.reserved
         return connected(
             self.config,
@@ -198,7 +201,7 @@ class TrinityBackbone(Backbone):
 
 
 def _prepared() -> Platform:
-    """The platform, before anything of Trinity is imported in this process."""
+    """Return the platform, after preparing this process for the import of Trinity."""
     machine = platform()
     module, _, name = machine.worker_setup.rpartition(".")
     if module:

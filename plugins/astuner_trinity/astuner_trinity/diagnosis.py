@@ -1,6 +1,6 @@
-"""What ``astuner doctor`` says about Trinity: the driver, GPUs for both of its parts, what must fit to what.
+"""Checks for ``astuner doctor`` of the Trinity backbone: driver, number of GPUs, matching versions.
 
-Which versions of Trinity, verl and vLLM fit is read from astuner-trinity's own requirements.
+Supported versions of Trinity, verl and vLLM come from astuner-trinity's own requirements.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from astuner_ray.native.gpu_diagnosis import Gpu, GpuBackbone, bound
 
 OURS = "astuner-trinity"
 INSTALL_ENGINE = 'pip install "vllm>=0.22,<=0.23.0" "numpy>=2"'
-"""The extra ``vllm`` as pip takes it: together with verl it finds no solution (see this package's README)."""
+"""Command that installs the extra ``vllm`` with pip, which cannot resolve it together with verl (see the README)."""
 INSTALL = f"pip install {OURS} && {INSTALL_ENGINE}"
-"""``plugin.toml`` says the same."""
+"""Must match ``install`` in ``plugin.toml``."""
 TRINITY = GpuBackbone(name="trinity", title="Trinity", install=INSTALL)
 WHY = {
     "trinity-rft": "its interfaces change between releases",
-    "verl": "Trinity's trainer fails with others as soon as it starts",
+    "verl": "Trinity's trainer fails at its start with other versions",
     "ray": "Trinity runs on it",
 }
-"""What nothing starts without, and why in this version."""
+"""Required packages, and the reason for their version."""
 LEAST_GPUS = 2
 ARROW_FOR_NUMPY_2 = 26
-"""From this pyarrow on, it refuses to be imported beside an older numpy."""
+"""First pyarrow version that requires numpy 2."""
 
 
 def diagnose() -> Iterator[Finding]:
-    """Everything that stops Trinity here, in the order to mend it."""
+    """Yield findings about everything that can stop Trinity here, in the order in which to fix them."""
     yield from TRINITY.alone("verl", differ="verl, vllm and transformers")
     for distribution, why in WHY.items():
         wanted = bound(OURS, distribution)
@@ -40,15 +40,15 @@ def diagnose() -> Iterator[Finding]:
 
 
 def _install(requirement: str) -> str:
-    """What to type for it; verl's "numpy<2", which pip obeys whenever verl is part of its question, is undone."""
+    """Return the command that installs a requirement; it also reverts numpy, which pip downgrades because of verl."""
     return f"pip install '{requirement}' && pip install 'numpy>=2'"
 
 
 def _numpy() -> Iterator[Finding]:
     numpy, arrow, engine = version("numpy"), version("pyarrow"), version("vllm")
     if numpy is None or arrow is None:
-        return  # what brings them is missing as well, and that is said
-    pair = f"{numpy}, beside pyarrow {arrow}"
+        return  # a missing package that installs them is reported elsewhere
+    pair = f"{numpy}, with pyarrow {arrow}"
     if Version(numpy).major >= 2:
         yield ok(what="numpy", detail=pair)
     elif Version(arrow).major >= ARROW_FOR_NUMPY_2:
@@ -56,7 +56,7 @@ def _numpy() -> Iterator[Finding]:
         detail = f"{pair}, which cannot be imported with numpy below 2"
         yield fail(what="numpy", detail=detail, fix=fix)
     elif engine is not None:
-        detail = f"{numpy}, and vllm {engine} needs 2 (verl runs with either, whatever it declares)"
+        detail = f"{numpy}, but vllm {engine} needs numpy 2 (verl works with both, although it declares numpy<2)"
         yield warn(what="numpy", detail=detail, fix="pip install 'numpy>=2'")
     else:
         yield ok(what="numpy", detail=pair)
@@ -73,23 +73,23 @@ def _on_gpus(cards: Sequence[Gpu]) -> Iterator[Finding]:
 def _enough(count: int) -> Finding:
     what = "trinity's GPUs"
     if count >= LEAST_GPUS:
-        return ok(what=what, detail=f"{count}, and two are the least: one rolls out, one trains")
+        return ok(what=what, detail=f"{count}; at least two are needed: one for rollouts, one for training")
     return warn(
         what=what,
-        detail=f"{count} is seen here, and trinity needs two, here or in the cluster: one rolls out, one trains",
-        fix="astuner run FILE --backbone verl  (it shares one, in an environment of its own; or: --backbone local)",
+        detail=f"{count} found, but trinity needs two, here or in the cluster: one for rollouts, one for training",
+        fix="astuner run FILE --backbone verl  (shares one GPU; separate environment), or: --backbone local",
     )
 
 
 def _engine() -> Finding:
     have, wanted = version("vllm"), bound(OURS, "vllm")
     if have is None:
-        detail = "not installed, and it is what generates"
+        detail = "not installed, but needed for rollouts"
         return fail(what="vllm", detail=detail, fix=INSTALL_ENGINE)
     if wanted.contains(have, prereleases=True):
         return ok(what="vllm", detail=have)
     if any(not part.contains(have, prereleases=True) for part in wanted if part.operator == ">="):
-        detail = f"{have}, and vllm{wanted} is needed: older ones lack that by which Trinity sends weights"
+        detail = f"{have}, but vllm{wanted} is needed: older versions lack the interface by which Trinity sends weights"
         return fail(what="vllm", detail=detail, fix=INSTALL_ENGINE)
-    detail = f"{have}, newer than Trinity {version('trinity-rft')} takes: vllm{wanted}"
+    detail = f"{have} is newer than Trinity {version('trinity-rft')} supports: vllm{wanted}"
     return warn(what="vllm", detail=detail, fix=INSTALL_ENGINE)

@@ -1,8 +1,8 @@
-"""Token ids in, token ids out, from one of Trinity's rollout engines.
+"""Inference engine over one of Trinity's rollout engines.
 
-Each engine has an OpenAI server of its own, whose completions route takes token ids and gives them back.  Which
-version of the weights drew them the engine's actor says; it is asked before each generation, so that a version is
-never newer than the tokens.
+Each rollout engine has its own OpenAI server, whose completions route accepts and returns token IDs.  The engine's
+actor reports the version of its weights; it is queried before each generation, so that a version is never newer than
+the tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class TrinityEngine(InferenceEngine):
     """One rollout model of Trinity."""
 
     def __init__(self, server: OpenAICompletionsEngine, actor: Any, *, max_model_len: int) -> None:
-        """:param actor: the handle of Trinity's ``InferenceModel``."""
+        """:param actor: Handle of Trinity's ``InferenceModel``."""
         server.max_model_len = self.max_model_len = min(max_model_len, server.max_model_len)
         self._server, self._actor = server, actor
 
@@ -31,20 +31,20 @@ class TrinityEngine(InferenceEngine):
 
 
 def connect(address: str, api_key: str, actor: Any, max_model_len: int) -> TrinityEngine:
-    """The engine whose server listens at ``address``.
+    """Return the engine whose server listens at ``address``.
 
-    :raises RunError: it does not answer, or gives no token ids.
+    :raises RunError: It does not answer, or does not return token IDs.
     """
     server = OpenAICompletionsEngine(f"{address}/v1", api_key=api_key)
     return TrinityEngine(server, actor, max_model_len=max_model_len)
 
 
 def start_engine(told: Any, *, max_model_len: int) -> TrinityEngine:
-    """One engine, without explorer and trainer, with the weights that the configuration names: for `eval` and `chat`.
+    """Start one engine with the configured weights, without explorer and trainer, for `eval` and `chat`.
 
     It ends with the connection to Ray.
 
-    :raises RunError: its server does not answer.
+    :raises RunError: Its server does not answer.
     """
     from trinity.common.models.allocator import Allocator
 

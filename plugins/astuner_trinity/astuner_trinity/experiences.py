@@ -1,12 +1,12 @@
-"""From our samples to Trinity's experiences, and their way through Trinity's pipeline and queue to its trainer.
+"""Convert samples to Trinity's experiences and pass them through Trinity's pipeline and queue to its trainer.
 
-A sample is cut in two at its first trained token: what stands before it is Trinity's prompt, the rest its response,
-masked where the model did not generate.  Invariant: the tokens are the sample's ``input_ids``, and the mask's ones are
+A sample is split at its first trained token: everything before it is Trinity's prompt, the rest is the response, masked
+where the model did not generate.  Invariant: the tokens equal the sample's ``input_ids``, and the ones of the mask are
 its trained tokens.
 
-Trinity counts experiences, and waits for ever (or trains on a mixture) where an episode gives another number of them
-than was written down.  Here each experience says how many its batch has, so a train step is an explorer step, in every
-synchronisation style.
+Trinity counts experiences, and waits forever (or trains on a mixture) if an episode yields a different number than
+configured.  Here each experience stores the size of its batch, so a train step is an explorer step, in every
+synchronization style.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FIELDS = [
 
 
 def of_episode(episode: Episode, samples: Sequence[Sample]) -> list[Experience]:
-    """The samples of an episode, in the order of `astuner.rollout.turns.build_samples`."""
+    """Return the samples of an episode, in the order of `astuner.rollout.turns.build_samples`."""
     task, found = episode.workflow_task, []
     for number, sample in enumerate(samples):
         start = list(sample.loss_mask).index(1)
@@ -56,10 +56,10 @@ def of_episode(episode: Episode, samples: Sequence[Sample]) -> list[Experience]:
 
 
 def nothing(group: str = "", *, step: int = 0) -> Experience:
-    """An experience that trains nothing: Trinity takes neither a group nor a batch without any.
+    """Return an experience without trained tokens: Trinity rejects empty groups and batches.
 
-    :param group: the group that has none of its own; empty: it fills up a batch.
-    :param step: of the batch that it fills up.
+    :param group: Group that has no experience; empty: padding of a batch.
+    :param step: Step of the padded batch.
     """
     experience = Experience(
         eid=EID(task=group),
@@ -75,15 +75,13 @@ def nothing(group: str = "", *, step: int = 0) -> Experience:
 
 
 def sample_of(experience: Experience) -> tuple[str, int] | None:
-    """(episode, number of its sample); None for `nothing`."""
+    """Return the episode and the number of its sample; None for `nothing`."""
     found: tuple[str, int] | None = experience.info.get(_SAMPLE)
     return found
 
 
 def give_credit(experience: Experience, credit: Credited, *, step: int) -> None:
-    """Set the advantage of every token, and what `astuner_trinity.algorithm` is to know of the row: the weight that it
-    multiplies its loss with, and which one of ``step`` it is.
-    """
+    """Set the advantage of every token, and the loss weight and identity of the row in ``step`` for the trainer."""
     experience.advantages = torch.full((len(experience.tokens) - experience.prompt_length,), credit.advantage)
     experience.info[TOKEN_WEIGHT] = credit.token_weight
     experience.info[ROW] = row_id(step, credit.place)
@@ -91,39 +89,36 @@ def give_credit(experience: Experience, credit: Credited, *, step: int) -> None:
 
 
 class CreditOperator(ExperienceOperatorV1):
-    """``algorithm.advantage_fn``: the advantages of a batch.
+    """``algorithm.advantage_fn``: compute the advantages of a batch.
 
-    Trinity runs it as the last operator of its experience pipeline, after a person's: it sees all experiences of an
-    explorer step at once.  Which groups these are it tells the run, whose own credit (over episodes, the same on every
-    backbone) comes back; what has no gradient is left out, and the batch is filled up to what the trainer's workers can
-    share.
+    Trinity runs it as the last operator of its experience pipeline, after the user's operators: it receives all
+    experiences of an explorer step.  It requests their credit from the run (over episodes, as on every backbone), drops
+    samples without a gradient, and pads the batch to a size that the trainer's workers can share.
     """
 
     def __init__(self, multiple: int) -> None:
-        """:param multiple: a batch has a multiple of so many experiences: one for each data-parallel worker and
-        mini-batch.
-        """
+        """:param multiple: Batch sizes are multiples of this: data-parallel workers x mini-batches."""
         self._multiple = multiple
 
     @classmethod
     def compute_in_trainer(cls) -> bool:
-        """Where Trinity calls it: in the pipeline, not in the trainer."""
+        """Return False: Trinity calls this in the pipeline, not in the trainer."""
         return False
 
     @classmethod
     def default_args(cls) -> dict[str, Any]:
-        """What Trinity passes when ``advantage_fn_args`` is missing: nothing, and ``multiple`` is then demanded."""
+        """Return no defaults, so that Trinity requires ``multiple``."""
         return {}
 
     async def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, Any]]:
-        """The experiences that are trained on, with their advantages.
+        """Return the experiences to train on, with their advantages.
 
-        :raises RunError: operators have removed them all, so that nobody can say whose batch it is; or the run is over.
+        :raises RunError: Operators removed all experiences, so the batch cannot be identified; or the run is over.
         """
         if not exps:
             raise RunError(
-                "trinity.data_processor.experience_pipeline.operators left no experience of a batch; let them keep at "
-                "least one, and leave what is not to be trained on to astuner.trainer_common.algorithm"
+                "trinity.data_processor.experience_pipeline.operators removed all experiences of a batch; keep at "
+                "least one, and use astuner.trainer_common.algorithm to exclude samples from training"
             )
         step, groups = int(exps[0].eid.batch), sorted({str(e.eid.task) for e in exps})
         credit = await mailbox.ask(Session.credit, step, groups)
@@ -133,7 +128,7 @@ class CreditOperator(ExperienceOperatorV1):
             if sample is not None and (credited := credit.get(sample)) is not None:
                 give_credit(experience, credited, step=step)
                 kept.append(experience)
-        whole = max(1, math.ceil(len(kept) / self._multiple)) * self._multiple  # at least one: a batch is never empty
+        whole = max(1, math.ceil(len(kept) / self._multiple)) * self._multiple  # a batch is never empty
         kept += [nothing(step=step) for _ in range(whole - len(kept))]
         for experience in kept:
             experience.info[BATCH_SIZE] = len(kept)
@@ -141,14 +136,14 @@ class CreditOperator(ExperienceOperatorV1):
 
 
 class WholeBatches(SampleStrategy):
-    """``algorithm.sample_strategy``: the trainer takes the experiences of one explorer step, however many they are."""
+    """``algorithm.sample_strategy``: use all experiences of one explorer step, regardless of their number."""
 
     def __init__(self, buffer_config: BufferConfig, **kwargs: Any) -> None:
         super().__init__(buffer_config)
         self._reader = get_buffer_reader(buffer_config.trainer_input.experience_buffer)
 
     async def sample(self, step: int, **kwargs: Any) -> tuple[list[Experience], dict[str, float], list[Any]]:
-        """The experiences of the oldest batch that waits; waits for one where there is none."""
+        """Return the experiences of the oldest batch in the queue; wait if there is none."""
         first = await self._reader.read(1)
         rest = first[0].info[BATCH_SIZE] - 1
         return first + (await self._reader.read(rest) if rest else []), {}, []
@@ -158,8 +153,8 @@ class WholeBatches(SampleStrategy):
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: a resumed run draws again what was not trained on."""
+        """Return nothing: a resumed run draws the batches again that were not trained on."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing: see `state_dict`."""
+        """Do nothing: see `state_dict`."""

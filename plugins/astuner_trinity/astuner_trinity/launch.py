@@ -1,7 +1,7 @@
-"""Trinity's actors for one run: made, watched, saved, ended.
+"""Create, monitor, save and end Trinity's actors for one run.
 
-What fails in one of them ends the run with its cause, and so does an actor that dies, and a silence that lasts longer
-than anything may take.  Invariant: `run` returns only when the last step was trained and its weights were measured.
+A failure in one of them ends the run with its cause, and so does the death of an actor or a silence longer than the
+timeout.  Invariant: `run` returns only after the last step was trained and its weights were measured.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from astuner_trinity.session import OF_TRAINER, Request, Session
 from astuner_trinity.stages import RunExplorer, RunTrainer
 
 _SYNCHRONIZER = "synchronizer"
-"""Trinity's name of its actor between explorer and trainer, which no process's end ends."""
+"""Trinity's name of its actor between explorer and trainer, which outlives all processes of a run."""
 _END_SECONDS = 10.0
-"""What a part has to come to its end."""
+"""Seconds that a part has to stop."""
 
 
 def rewind(job: Path, done: int) -> None:
-    """Make Trinity's folder say that ``done`` steps are finished, whatever a run that was killed has left there."""
+    """Reset Trinity's folder to the state after ``done`` steps, whatever a killed run has left there."""
     for state in job.glob("global_step_*"):
         if state.name != f"global_step_{done}":
             shutil.rmtree(state)
@@ -53,12 +53,12 @@ def rewind(job: Path, done: int) -> None:
 def run(
     session: Session, config: Config, redirect: Redirect, *, mini_batches: int, borrower: Borrower | None = None
 ) -> None:
-    """Train to the end; what is finished is saved, however it ends, if there is still a trainer that can.
+    """Train to the end; completed work is saved however it ends, if a trainer is still available.
 
-    :param mini_batches: optimizer steps of each batch.
-    :param borrower: gets the trainer from another command; None: it is made here.
-    :raises Interrupted: the person asked to stop.
-    :raises RunError: a part failed, died or stood still; says which, and why.
+    :param mini_batches: Optimizer steps per batch.
+    :param borrower: Gets the trainer from another command; None: create it here.
+    :raises Interrupted: The user stopped the run.
+    :raises RunError: A part failed, died or stalled; the message names it and the reason.
     """
     stage, loop = _Stage(session, config, redirect, borrower), asyncio.new_event_loop()
     try:
@@ -67,7 +67,7 @@ def run(
         try:
             loop.run_until_complete(stage.save())
         except RunError as e:
-            text = f"what was trained since step {session.saved_step} could not be saved: {e}"
+            text = f"training since step {session.saved_step} could not be saved: {e}"
             session.training.publish(Note(text=text))
         raise
     finally:
@@ -77,7 +77,10 @@ def run(
 
 
 def _drive(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None], training: Run) -> None:
-    """:raises Interrupted: the person asked to stop; ``work`` was cancelled."""
+    """Run ``work`` until it ends or the user interrupts.
+
+    :raises Interrupted: The user stopped the run; ``work`` was cancelled.
+    """
     task = loop.create_task(work)
 
     def cancel() -> None:
@@ -92,7 +95,7 @@ def _drive(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, None], tra
 
 
 class _Stage:
-    """Trinity's actors, and the mailbox."""
+    """Trinity's actors and the mailbox."""
 
     def __init__(self, session: Session, config: Config, redirect: Redirect, borrower: Borrower | None) -> None:
         self._session, self._config, self._redirect, self._borrower = session, config, redirect, borrower
@@ -110,7 +113,7 @@ class _Stage:
         tasks = [asyncio.ensure_future(part) for part in parts]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:  # what we raised comes before what it made of an actor
+            for task in tasks:  # report ASTuner's own error before an actor's error that it caused
                 if task in done:
                     task.result()
         finally:
@@ -119,9 +122,9 @@ class _Stage:
             await asyncio.wait(tasks)
 
     async def save(self) -> None:
-        """Let the trainer end its step, and save it.
+        """Let the trainer finish its step, and save it.
 
-        :raises RunError: it cannot.
+        :raises RunError: It cannot.
         """
         if self._trainer is None or not self._session.trained:
             return
@@ -138,19 +141,19 @@ class _Stage:
             saving.cancel()
 
     async def end(self) -> None:
-        """Stop the engines; a trainer has nothing to end."""
+        """Stop the engines; a trainer has nothing to stop."""
         for actor in (self._explorer, self._trainer):
             if actor is not None:
-                with contextlib.suppress(RayError, asyncio.TimeoutError):  # it is dead, or hangs
+                with contextlib.suppress(RayError, asyncio.TimeoutError):  # dead or unresponsive
                     await asyncio.wait_for(actor.stop.remote(), _END_SECONDS)
                 ray.kill(actor)
 
     async def _borrow(self, borrower: Borrower) -> None:
-        self._note(f"waits for the command with trinity.mode=train, for at most {borrower.limit:g} s")
+        self._note(f"waiting for the command with trinity.mode=train, for at most {borrower.limit:g} s")
         self._lent = await borrower.trainer()
         self._trainer = self._lent.actor
         self._session.hear()
-        self._note(f"the trainer is on {self._lent.host}; its log there is {self._lent.log}")
+        self._note(f"the trainer is on {self._lent.host}; its log there: {self._lent.log}")
 
     def _note(self, text: str) -> None:
         with self._redirect.ours():
@@ -163,7 +166,7 @@ class _Stage:
         if self._trainer is None:
             trainer = ray.remote(RunTrainer).options(name=config.trainer.name, **named)
             self._trainer = trainer.remote(config, mini_batches)
-        else:  # it has its GPUs when it is made, on its machine; the rollout engines take what is left
+        else:  # it reserves its GPUs on its machine when created; the rollout engines use the others
             await self._named("trainer", self._trainer.is_alive.remote())
         self._explorer = ray.remote(RunExplorer).options(name=config.explorer.name, **named).remote(config)
         await self._both(self._explorer.prepare.remote(), self._trainer.prepare.remote())
@@ -181,11 +184,14 @@ class _Stage:
             await self._named("trainer", self._trainer.save.remote())
 
     async def _both(self, explorer: Any, trainer: Any) -> None:
-        """:raises RunError: of the first that fails; the other one is not waited for."""
+        """Wait for both; raise the first error without waiting for the other."""
         await _all(self._named("explorer", explorer), self._named("trainer", trainer))
 
     async def _named(self, who: str, reference: Any) -> None:
-        """:raises RunError: what the actor raised, or how it died."""
+        """Wait for an actor.
+
+        :raises RunError: The actor raised an error or died.
+        """
         try:
             await reference
         except RayTaskError as e:
@@ -196,43 +202,46 @@ class _Stage:
             raise RunError(f"Trinity's {who} died: {last_words(e)}; {self._where(who)}") from e
 
     async def _watch(self) -> None:
-        """:raises RunError: nothing was heard of Trinity for too long."""
+        """Check that Trinity reports progress.
+
+        :raises RunError: It has been silent for too long.
+        """
         limit = float(self._config.synchronizer.sync_timeout)
         while (silence := self._session.silent_for) < limit:
             await asyncio.sleep(min(limit - silence, _END_SECONDS))
-        waits = "; ".join(f"the {who} {what}" for who, (what, _) in self._session.doing.items())
+        waits = "; ".join(f"{who}: {what}" for who, (what, _) in self._session.doing.items())
         raise RunError(
-            f"nothing was heard of Trinity for {limit:g} s (trinity.synchronizer.sync_timeout): {waits}; "
+            f"Trinity reported no progress for {limit:g} s (trinity.synchronizer.sync_timeout): {waits}; "
             f"see {self._redirect.log}"
         )
 
     def _where(self, who: str) -> str:
-        what, _ = self._session.doing.get(who, ("had not begun", 0.0))
+        what, _ = self._session.doing.get(who, ("not started", 0.0))
         lent = None if who == "explorer" else self._lent
         log = self._redirect.log if lent is None else f"{lent.log} on {lent.host}"
-        return f"it was at: {what}; see {log} and {self._config.log.save_dir}"
+        return f"last activity: {what}; see {log} and {self._config.log.save_dir}"
 
     def _answer(self, request: Request) -> Any:
         with self._redirect.ours():
             return self._session.answer(request)
 
     def _answer_trainer(self, request: Request) -> Any:
-        """Of the explorer nothing is wanted any more."""
+        """Answer the trainer's requests only; the explorer is no longer needed."""
         return self._answer(request) if request.method in OF_TRAINER else None
 
 
 def check_free(config: Config) -> None:
-    """Before anything of a run is on the cluster.
+    """Check that the cluster is free before any part of a run starts.
 
-    :raises RunError: another run of the same experiment is.
+    :raises RunError: Another run of the same experiment is on the cluster.
     """
-    with contextlib.suppress(ValueError):  # Ray's word for: there is none
+    with contextlib.suppress(ValueError):  # raised by Ray if there is no such actor
         ray.get_actor(mailbox.NAME, namespace=config.ray_namespace)
         raise RunError(
-            f"a run of {config.ray_namespace.removeprefix('astuner/')} is on this Ray cluster already: wait for its "
-            "end, or write another astuner.experiment_name"
+            f"a run of {config.ray_namespace.removeprefix('astuner/')} is already on this Ray cluster. Wait until it "
+            "ends, or set another astuner.experiment_name"
         )
-    with contextlib.suppress(ValueError):  # Trinity leaves it behind for a while, with the version of its last weights
+    with contextlib.suppress(ValueError):  # Trinity leaves it for a while, with the version of its last weights
         ray.kill(ray.get_actor(_SYNCHRONIZER, namespace=config.ray_namespace))
 
 

@@ -1,16 +1,16 @@
-"""One run as two commands: the one with the log rolls out, the other lends it a trainer, on a machine of its own.
+"""Split one run into two commands: one owns the run and rolls out, the other lends it a trainer on another machine.
 
-They meet at a board, an actor of the run's in Ray's namespace of the experiment, whichever of them is there first:
+They meet at a board, an actor of the run in Ray's namespace of the experiment; either may start first:
 
     the run (`Borrower`)                            the lender (`lend`)
-      how a trainer is made         ── offer ──▶      compares it with its own, makes the trainer
-      takes the trainer             ◀── lent ──       says where it is
-                                    ◀── left ──       was asked to stop: the run saves, and ends
-      how it ended                  ── ended ─▶       ends likewise
-      lets go of Ray                ◀── read ──
+      how to create the trainer     ── offer ──▶      compares it with its own, creates the trainer
+      uses the trainer              ◀── lent ──       describes where it is
+                                    ◀── left ──       was asked to stop: the run saves and ends
+      how the run ended             ── ended ─▶       ends in the same way
+      disconnects from Ray          ◀── read ──
 
-Invariant: neither waits for the other without end: a notice that does not come within its limit, or not any more
-because the other has died, ends the command that waits for it, with what it waited for.
+Invariant: neither waits for the other forever: if a notice does not arrive within its limit, or the other command has
+died, the waiting command ends with an error that names the notice.
 """
 
 from __future__ import annotations
@@ -40,34 +40,34 @@ from astuner_trinity.stages import LentTrainer
 
 BOARD = "astuner-board"
 _LOOK = 0.5
-"""Seconds between looks at whether the other command is there, or the person asks to stop."""
+"""Seconds between polls for the other command and for an interrupt."""
 _LAST_WORDS = 10.0
-"""Seconds that a run which has ended waits until the lender knows."""
+"""Seconds that an ended run waits until the lender is informed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lent:
-    """A trainer, and whose it is."""
+    """A lent trainer and its location."""
 
     actor: Any
     host: str
-    """The lender's machine, for messages."""
+    """Machine of the lender, for messages."""
     log: str
-    """Where the lender keeps what its Ray workers say."""
+    """File with the output of the lender's Ray workers."""
 
 
 def fingerprints(values: Mapping[str, Any]) -> dict[str, str]:
-    """Dotted key -> hash of its value: enough to compare, and no secret can be read from it."""
+    """Return a hash of each value by dotted key: enough to compare, without revealing secrets."""
     return {key: hashlib.sha256(repr(value).encode()).hexdigest() for key, value in flat(values)}
 
 
 def limit_of(values: Mapping[str, Any]) -> float:
-    """Seconds that one of the two commands waits for the other."""
+    """Return the seconds that one of the two commands waits for the other."""
     return float(values["synchronizer"]["sync_timeout"])
 
 
 class _Board:
-    """The actor: a notice is pinned once, and whoever reads it waits until it is there."""
+    """Actor on which a notice is pinned once; readers wait until it is there."""
 
     def __init__(self) -> None:
         self._notices: dict[str, asyncio.Future[bytes]] = {}
@@ -89,13 +89,15 @@ class _Board:
 
 
 class Borrower:
-    """The run's side; on leaving the block the lender is told how the run ended."""
+    """The run's side; on exit, the lender is informed how the run ended."""
 
     def __init__(self, values: Mapping[str, Any], config: Any, mini_batches: int, done: Callable[[], str]) -> None:
-        """:param values: what this command would tell Trinity.
+        """Prepare an offer.
+
+        :param values: Trinity's configuration according to this command.
         :param config: Trinity's `Config`, completed by Trinity.
-        :param mini_batches: optimizer steps of each batch.
-        :param done: says what was done, when the run has come to its end.
+        :param mini_batches: Optimizer steps per batch.
+        :param done: Returns a description of the completed work when the run has ended.
         """
         self.limit = limit_of(values)
         self._offer, self._done = (fingerprints(values), config, mini_batches), done
@@ -112,22 +114,22 @@ class Borrower:
         stopped = kind is not None and issubclass(kind, (Interrupted, KeyboardInterrupt))
         how = "done" if kind is None else "stopped" if stopped else "failed"
         text = self._done() if kind is None else str(error) or kind.__name__
-        with contextlib.suppress(RayError):  # the lender is gone, or the board with Ray itself: nobody is to be told
+        with contextlib.suppress(RayError):  # the lender, or the board with Ray itself, is gone
             ray.get(self._board.pin.remote("ended", cloudpickle.dumps((how, text))), timeout=_LAST_WORDS)
             if self._lent:
                 ray.get(self._board.read.remote("read"), timeout=_LAST_WORDS)
 
     async def trainer(self) -> Lent:
-        """The trainer that somebody lends.
+        """Return the lent trainer.
 
-        :raises RunError: nobody does.
+        :raises RunError: No trainer was lent in time.
         """
         try:
             text: bytes = await asyncio.wait_for(self._board.read.remote("lent"), self.limit)
         except asyncio.TimeoutError:
             raise RunError(
-                f"nobody lent a trainer within {self.limit:g} s (trinity.synchronizer.sync_timeout): on the machine "
-                "that trains type the same command with trinity.mode=train, and RAY_ADDRESS="
+                f"no trainer was lent within {self.limit:g} s (trinity.synchronizer.sync_timeout): on the training "
+                "machine, run the same command with trinity.mode=train and RAY_ADDRESS="
                 f"{ray.get_runtime_context().gcs_address}"
             ) from None
         self._lent = True
@@ -135,14 +137,14 @@ class Borrower:
         return lent
 
     async def left(self) -> None:
-        """Wait until the lender wants its trainer back.
+        """Wait until the lender withdraws its trainer.
 
-        :raises RunError: it does.
+        :raises RunError: It did.
         """
         host = cloudpickle.loads(await self._board.read.remote("left"))
         raise RunError(
-            f"the trainer left: its command on {host} was asked to stop; what was trained is saved, and both commands "
-            "typed again go on from there"
+            f"the trainer was withdrawn: its command on {host} was stopped. Completed training is saved; run both "
+            "commands again to continue"
         )
 
 
@@ -158,34 +160,34 @@ def lend(
     note: Callable[[str], None],
     log: Path,
 ) -> str:
-    """Lend a trainer to the run of the same namespace, until that ends; what it came to, in a line.
+    """Lend a trainer to the run of the same namespace until it ends; return a summary of the run.
 
-    :param values: what this command would tell Trinity.
-    :param gpus: how many the trainer takes on this machine; 0: Ray places it, on several.
-    :param log: where the output of the trainer's processes goes.
-    :raises Interrupted: the person asked to stop, here or there.
-    :raises RunError: there is no run, or it is another one than this command means, or it failed.
+    :param values: Trinity's configuration according to this command.
+    :param gpus: GPUs of this machine for the trainer; 0: Ray places it on several machines.
+    :param log: File for the output of the trainer's processes.
+    :raises Interrupted: The user stopped one of the two commands.
+    :raises RunError: There is no run, its configuration differs, or it failed.
     """
     namespace, limit = str(values["ray_namespace"]), limit_of(values)
     _check_gpus(gpus)
-    note(f"waits for the command with trinity.mode=explore at {cluster}, for at most {limit:g} s")
+    note(f"waiting for the command with trinity.mode=explore at {cluster}, for at most {limit:g} s")
     board = _find(namespace, limit, cluster, interrupt)
     theirs, told, mini_batches = cloudpickle.loads(_awaited(board, "offer", interrupt))
     compare(fingerprints(values), theirs)
     trainer = _make(told, mini_batches, pinned=bool(gpus))
     host = socket.gethostname()
     ray.get(board.pin.remote("lent", cloudpickle.dumps(Lent(actor=trainer, host=host, log=str(log)))))
-    note(f"lends a trainer to {namespace.removeprefix('astuner/')}")
+    note(f"lending a trainer to {namespace.removeprefix('astuner/')}")
     try:
         how, text = cloudpickle.loads(_awaited(board, "ended", interrupt, leaves=host))
         board.pin.remote("read", b"")
     except RayActorError:
         raise RunError(
-            "the command with trinity.mode=explore, which has the run, has died; type both again: they go on from what "
-            "was saved"
+            "the command with trinity.mode=explore, which owns the run, died; run both commands again to continue from "
+            "the saved state"
         ) from None
     if interrupt.requested:
-        raise Interrupted(f"stopped on request; the run has ended, and says: {text}")
+        raise Interrupted(f"stopped on request; the run has ended: {text}")
     if how == "stopped":
         raise Interrupted(f"the run was stopped: {text}")
     if how == "failed":
@@ -199,20 +201,20 @@ def _find(namespace: str, limit: float, cluster: Cluster, interrupt: Interrupt) 
         _check(interrupt)
         try:
             return ray.get_actor(BOARD, namespace=namespace)
-        except ValueError:  # Ray's word for: there is none
+        except ValueError:  # raised by Ray if there is no such actor
             time.sleep(_LOOK)
     raise RunError(
-        f"no run of {namespace.removeprefix('astuner/')} has come to {cluster} within {limit:g} s "
-        "(trinity.synchronizer.sync_timeout): on the machine that rolls out type the same command with "
-        f"trinity.mode=explore, and RAY_ADDRESS={cluster.address}"
+        f"no run of {namespace.removeprefix('astuner/')} appeared on {cluster} within {limit:g} s "
+        "(trinity.synchronizer.sync_timeout): on the rollout machine, run the same command with "
+        f"trinity.mode=explore and RAY_ADDRESS={cluster.address}"
     )
 
 
 def _awaited(board: Any, what: str, interrupt: Interrupt, *, leaves: str = "") -> bytes:
-    """The notice.
+    """Wait for a notice and return it.
 
-    :param leaves: this machine's name, if the run is to be told of Ctrl-C, and to be waited for then; empty: nothing
-        was begun that would have to be saved.
+    :param leaves: Name of this machine, to inform the run of Ctrl-C and wait until it has saved; empty: nothing was
+        started that would have to be saved.
     """
     reference, said = board.read.remote(what), False
     while not ray.wait([reference], timeout=_LOOK)[0]:
@@ -226,44 +228,49 @@ def _awaited(board: Any, what: str, interrupt: Interrupt, *, leaves: str = "") -
 
 
 def _check(interrupt: Interrupt) -> None:
-    """:raises Interrupted: the person asked to stop."""
+    """Raise an error if the user asked to stop.
+
+    :raises Interrupted: The user did.
+    """
     if interrupt.requested:
-        raise Interrupted("stopped on request; nothing was lent yet")
+        raise Interrupted("stopped on request; no trainer was lent yet")
 
 
 def compare(mine: Mapping[str, str], theirs: Mapping[str, str]) -> None:
-    """Whether the `fingerprints` of both commands are the same.
+    """Check that the `fingerprints` of both commands are equal.
 
-    :raises RunError: they mean different things; names the first.
+    :raises RunError: They differ; the message names the first key.
     """
     differ = sorted(key for key in {*mine, *theirs} if mine.get(key) != theirs.get(key))
     if differ:
         more = f", and {len(differ) - 1} more" if len(differ) > 1 else ""
         raise RunError(
-            f"this command and the one with trinity.mode=explore are to be the same but for trinity.mode, and make "
-            f"something else of Trinity's {differ[0]}{more}; compare them with: astuner config show FILE --backbone "
-            "trinity --native"
+            f"this command and the command with trinity.mode=explore may differ only in trinity.mode, but Trinity's "
+            f"{differ[0]} differs{more}. Compare them with: astuner config show FILE --backbone trinity --native"
         )
 
 
 def _check_gpus(wanted: int) -> None:
-    """:raises RunError: the trainer does not fit onto this machine."""
+    """Check that the trainer fits on this machine.
+
+    :raises RunError: It does not.
+    """
     here = ray.get_runtime_context().get_node_id()
     resources: Mapping[str, float] = next((node["Resources"] for node in ray.nodes() if node["NodeID"] == here), {})
     if (there := int(resources.get("GPU", 0))) < wanted:
         raise RunError(
-            f"the trainer takes {wanted} GPUs, and Ray has {there} of this machine; type this command where there are "
-            "enough, or write another trinity.explorer.rollout_model.engine_num: what does not roll out trains"
+            f"the trainer needs {wanted} GPUs, but Ray has {there} on this machine. Run this command on a machine with "
+            "enough GPUs, or change trinity.explorer.rollout_model.engine_num: the remaining GPUs train"
         )
 
 
 def _make(told: Any, mini_batches: int, *, pinned: bool) -> Any:
-    """The trainer, on this machine.
+    """Create the trainer on this machine.
 
-    :raises RunError: the run has one already.
+    :raises RunError: The run already has a trainer.
     """
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    # what Trinity's own launcher sets in every process of a run; those below the trainer inherit it
+    # variables that Trinity's own launcher sets in every process of a run; children of the trainer inherit them
     switches = {name: value for name, value in told.get_envs().items() if not is_secret(name)}
     options = {
         "name": told.trainer.name,
@@ -274,7 +281,5 @@ def _make(told: Any, mini_batches: int, *, pinned: bool) -> Any:
     }
     try:
         return ray.remote(LentTrainer).options(**options).remote(told, mini_batches, pinned=pinned)
-    except ValueError as e:  # Ray's word for: the name is taken
-        raise RunError(
-            f"the run of {told.ray_namespace.removeprefix('astuner/')} has a trainer already; one is enough: {e}"
-        ) from e
+    except ValueError as e:  # raised by Ray if the name is taken
+        raise RunError(f"the run of {told.ray_namespace.removeprefix('astuner/')} already has a trainer: {e}") from e

@@ -1,10 +1,10 @@
-"""Where Trinity's actors and the run's own process meet.
+"""Mailbox between Trinity's actors and the run's own process.
 
-Trinity's explorer, its runners and its trainer are Ray actors, and an actor cannot call the process that started it.
-So they leave requests (of `astuner_trinity.session.Session`) in a mailbox, an actor between them, and the run answers
-one after another.  What is asked travels as opaque bytes: the mailbox imports nothing of an experiment.
+Trinity's explorer, runners and trainer are Ray actors, and an actor cannot call the process that started it.  They put
+requests (to `astuner_trinity.session.Session`) into a mailbox actor, and the run answers them in order.  Requests are
+opaque bytes, so the mailbox imports nothing of an experiment.
 
-Invariant: every request is answered, with a reply or with why the run ends.
+Invariant: every request is answered, with a reply or with the reason why the run ends.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 NAME = "astuner-mailbox"
 _PATIENCE = 1.0
-"""Seconds that a look for questions takes when there is none."""
+"""Seconds that a poll for requests waits if there are none."""
 
 
 class _Mailbox:
-    """The actor."""
+    """Actor that stores requests and replies."""
 
     def __init__(self) -> None:
         self._requests: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue()
@@ -63,19 +63,19 @@ class _Mailbox:
 
 
 class Mailbox:
-    """The mailbox as the run's own process has it; it closes with the connection to Ray."""
+    """The run's side of the mailbox; it closes with the connection to Ray."""
 
     def __init__(self, actor: Any = None) -> None:
-        """:param actor: another one than a new one of this run's."""
+        """:param actor: Existing mailbox actor; by default a new one is created."""
         self._actor = actor or ray.remote(_Mailbox).options(name=NAME, num_cpus=0, max_concurrency=100_000).remote()
         self._look: asyncio.Future[list[tuple[int, bytes]]] | None = None
-        """A look that is under way; what it finds is answered by the next `answer_requests` if this one is over."""
+        """Poll in progress; if `answer_requests` is cancelled, its next call handles the result."""
 
     async def answer_requests(self, answers: Callable[[Request], Any]) -> None:
-        """Answer what is asked, in the order of asking, until this is cancelled.
+        """Answer requests in their order until cancelled.
 
-        :param answers: request -> the reply, or an awaitable of it.
-        :raises Exception: what ``answers`` raised: the run is over, and whoever asked is told so.
+        :param answers: Returns the reply to a request, or an awaitable of it.
+        :raises Exception: Raised by ``answers``: the run is over, and the caller of the request is informed.
         """
         answering: set[asyncio.Future[Any]] = set()
         try:
@@ -88,7 +88,7 @@ class Mailbox:
                 if self._look in done:
                     found, self._look = self._look.result(), None
                     answering |= {asyncio.ensure_future(self._answer(answers, *asked)) for asked in found}
-                    # each begins, and what needs no waiting is answered, before this can be cancelled
+                    # let each start, so that requests that need no waiting are answered before a cancellation
                     await asyncio.sleep(0)
         finally:
             for task in answering:
@@ -112,10 +112,10 @@ async def ask(method: Callable[Concatenate[Any, P], Awaitable[R]], *arguments: P
 @overload
 async def ask(method: Callable[Concatenate[Any, P], R], *arguments: P.args, **named: P.kwargs) -> R: ...
 async def ask(method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """Ask the run; called in an actor.
+    """Send a request to the run and return the reply; called in an actor.
 
-    :param method: of `Session`.
-    :raises RunError: the run is over, and why.
+    :param method: Method of `Session`.
+    :raises RunError: The run is over; the message has the reason.
     """
     answer: tuple[Any, str] = cloudpickle.loads(await _mailbox().ask.remote(_request(method, arguments)))
     reply, error = answer
@@ -125,12 +125,12 @@ async def ask(method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
 
 
 def tell(method: Callable[Concatenate[Any, P], Any], *arguments: P.args, **named: P.kwargs) -> None:
-    """Tell the run something that needs no answer; called in an actor, and never waits."""
+    """Send a message without a reply to the run; called in an actor, never waits."""
     _mailbox().tell.remote(_request(method, arguments))
 
 
 def hand_in(method: Callable[Concatenate[Any, P], None], *arguments: P.args, **named: P.kwargs) -> None:
-    """The same, and wait until it lies in the mailbox, before whatever is asked or told from now on."""
+    """Send a message and wait until it is in the mailbox, so that it precedes all later requests."""
     ray.get(_mailbox().tell.remote(_request(method, arguments)))
 
 
@@ -141,7 +141,7 @@ def _request(method: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
 
 @contextlib.asynccontextmanager
 async def reported(doing: str) -> AsyncIterator[None]:
-    """Tell the run of what is raised in the block, where Trinity only writes it into a log file."""
+    """Report an exception in the block to the run, because Trinity only writes it to a log file."""
     try:
         yield
     except Exception as e:

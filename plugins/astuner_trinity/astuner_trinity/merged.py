@@ -1,9 +1,8 @@
-"""VERL's FSDP 2 engine, which sends weights with the adapters in them; LoRA's ``model.external_lib`` imports this.
+"""VERL's FSDP 2 engine, changed to send weights with merged adapters; imported through ``model.external_lib`` for LoRA.
 
-Trinity's engines get whole weights, so that what generates is what is trained.  verl 0.8.0 merges the adapters,
-collects references to the weights, and takes the adapters out again before anybody has read them: engines would speak
-with the base model for ever (0.9.1 mends that).  Here a merged copy is made of one matrix at a time, and the weights
-that are trained stay as they are.
+Trinity's engines receive full weights, so that rollouts use the trained policy.  verl 0.8.0 merges the adapters,
+collects references to the weights, and removes the adapters before the weights are read: engines would keep the base
+model forever (fixed in 0.9.1).  Here one matrix at a time is copied and merged, and the trained weights are unchanged.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ _KIND, _BACKEND = "language_model", "fsdp2"
 _Theirs: Any = EngineRegistry.get_engine_cls(_KIND, _BACKEND)
 
 
-class MergedEngine(_Theirs):  # type: ignore[misc]  # whichever is registered for this device
-    """The engine of a model with adapters."""
+class MergedEngine(_Theirs):  # type: ignore[misc]  # the engine registered for this device
+    """Engine of a model with adapters."""
 
     def _build_lora_module(self, module: Any) -> Any:
-        """As Trinity's, which rounds adapters to 16 bits; small steps would be lost in that."""
+        """Build the adapters in float32; Trinity rounds them to 16 bits, which would lose small steps."""
         module = super()._build_lora_module(module)
         for weight in module.parameters():
             if weight.requires_grad:
@@ -37,18 +36,18 @@ class MergedEngine(_Theirs):  # type: ignore[misc]  # whichever is registered fo
         return module
 
     def get_per_tensor_param(self, **_: Any) -> tuple[Iterator[tuple[str, Tensor]], None]:
-        """Names and whole tensors in the precision of the passes; every process must take them all."""
+        """Yield names and full tensors in the precision of the passes; every process must consume all of them."""
         mixed = self.engine_config.mixed_precision or {}
         return merged(self.module, PrecisionType.to_dtype(mixed.get("param_dtype", "bf16"))), None
 
 
-EngineRegistry._engines[_KIND][_BACKEND][get_device_name()] = MergedEngine  # `register` keeps the one that is there
+EngineRegistry._engines[_KIND][_BACKEND][get_device_name()] = MergedEngine  # `register` keeps an existing entry
 
 
 def merged(module: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """The weights of a model that peft has wrapped, under the model's own names: ``W + alpha / r * B A``.
+    """Yield the weights of a model wrapped by peft, under the model's own names: ``W + alpha / r * B A``.
 
-    :param dtype: what they are rounded to, after the sum.
+    :param dtype: Type to which the sums are rounded.
     """
     layers: dict[str, Any] = {
         f"{name}.base_layer.weight": m for name, m in module.named_modules() if isinstance(m, LoraLayer)
@@ -65,6 +64,6 @@ def merged(module: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]
 
 
 def _whole(weight: Tensor) -> Tensor:
-    """On the device that processes talk over, also where it is kept elsewhere between updates."""
+    """Return the full tensor on the device used for communication, even if it is offloaded between updates."""
     here = weight.detach().to(get_device_name())
     return here.full_tensor() if isinstance(here, DTensor) else here

@@ -1,10 +1,11 @@
-"""Trinity's whole configuration for one experiment.
+"""Compose Trinity's complete configuration for one experiment.
 
-    Trinity's defaults  <  ``keys.yaml``  <  what the platform needs  <  the person's ``trinity:`` section
+Later layers take precedence::
 
-A value that Trinity would change in silence, when it looks through the whole, is an error.  Which keys Trinity has, and
-of which kind their values are, is asked of Trinity's own `Config`: importing it takes a second and brings Ray and
-OmegaConf, no torch.
+    Trinity's defaults  <  ``keys.yaml``  <  the platform's settings  <  the user's ``trinity:`` section
+
+A value that Trinity would silently change during validation is an error.  Keys and types come from Trinity's own
+`Config`: importing it takes a second and loads Ray and OmegaConf, but not torch.
 """
 
 from __future__ import annotations
@@ -37,26 +38,26 @@ __all__ = ["Facts", "Native", "compose", "every_key"]
 SECTION = Facts.BACKBONE
 FILE = "trinity.yaml"
 PRECISION = (f"{VERL}.actor.fsdp_config.mixed_precision.param_dtype", f"{ENGINE}.dtype")
-"""Where the types are that trainer and rollout engine compute in."""
+"""Keys with the data types of the trainer's passes and of the rollout engine."""
 OF_VERL = tuple(f"{VERL}.{name}" for name in ("model", "actor", "ref"))
-"""What of VERL's configuration Trinity takes from a person; it drops the rest in silence."""
+"""VERL sections that Trinity accepts from users; it silently drops all others."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Native:
-    """What Trinity is told."""
+    """Trinity's configuration for one experiment."""
 
     values: Mapping[str, Any]
-    """Trinity's keys, nested: what ASTuner, the platform and the person set; Trinity's defaults are the rest."""
+    """Trinity's keys, nested, set by ASTuner, the platform and the user; all others have Trinity's defaults."""
     notes: tuple[str, ...]
-    """What a person should know of what replaced what."""
+    """Notes for the user about replaced values."""
     common: TrainerCommon
-    """``trainer_common`` with a `rollout_is` that is decided."""
+    """``trainer_common`` with `rollout_is` resolved."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything as Trinity reads it, defaults included and secrets removed; plain data.
+        """Return the complete configuration as plain data, with defaults and without secrets.
 
-        :raises ConfigError: Trinity does not take it.
+        :raises ConfigError: Trinity rejects it.
         """
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
@@ -65,46 +66,46 @@ class Native:
             values = OmegaConf.create(_literally(self.values))
             merged = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(_trinity_config()), values))
         except OmegaConfBaseException as e:
-            raise ConfigError(f"Trinity does not take this configuration: {' '.join(str(e).split())}") from e
+            raise ConfigError(f"Trinity rejects this configuration: {' '.join(str(e).split())}") from e
         shown: dict[str, Any] = redact(_plain(merged), {})
         return shown
 
     def load(self, folder: Path) -> Any:
-        """Trinity's own `Config`, checked and completed by Trinity; a copy for a person is in ``folder``.
+        """Return Trinity's own `Config`, checked and completed by Trinity; write a readable copy to ``folder``.
 
-        Makes the folder of Trinity's files.  Imports torch, and the classes that the configuration names.
+        Creates the folder of Trinity's files.  Imports torch and the configured classes.
 
-        :raises ConfigError: what Trinity says, if it does not take the configuration, or changes it.
+        :raises ConfigError: Trinity rejects the configuration or changes it.
         """
         from trinity.common.config import LoRAConfig, load_config
 
         folder.mkdir(parents=True, exist_ok=True)
         path, values = folder / FILE, copy.deepcopy(dict(self.values))
         adapters = values["model"].pop("lora_configs", [])
-        with open(path, "w", encoding="utf-8", opener=_for_its_owner) as file:  # it may hold keys to other services
+        with open(path, "w", encoding="utf-8", opener=_for_its_owner) as file:  # it may contain keys of services
             yaml.safe_dump(_literally(values), file, sort_keys=False, allow_unicode=True)
-        path.chmod(0o600)  # also where an older one was there
+        path.chmod(0o600)  # also if the file existed before
         try:
             config = load_config(str(path)).check_and_update()
-            if adapters:  # only now, or Trinity would give them to its engines, whose servers speak with the base model
-                config.model.lora_configs = [LoRAConfig(**adapters[0], is_dummy=True)]  # dummy: they are in no folder
+            if adapters:  # set late: Trinity would pass them to its engines, whose servers then use the base model
+                config.model.lora_configs = [LoRAConfig(**adapters[0], is_dummy=True)]  # dummy: not in any folder
             _check_parts(config)
         except _COMPLAINTS as e:
-            raise ConfigError(f"Trinity does not take this configuration: {' '.join(str(e).split())}") from e
+            raise ConfigError(f"Trinity rejects this configuration: {' '.join(str(e).split())}") from e
         if changed := list(_changed(self.values, config)):
-            raise ConfigError([f"Trinity would not keep {text}" for text in changed])
+            raise ConfigError([f"Trinity would change {text}" for text in changed])
         return config
 
 
 _COMPLAINTS = (AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError)
-"""What Trinity's validators, and the classes that they import, raise where something is not to their liking."""
+"""Exceptions raised by Trinity's validators and by the classes that they import."""
 
 
 def compose(facts: Facts, machine: Mapping[str, Any]) -> Native:
-    """Trinity's configuration for the experiment of ``facts``.
+    """Return Trinity's configuration for the experiment of ``facts``.
 
-    :param machine: Trinity's keys that it needs, see `astuner_trinity.facts.Platform`.
-    :raises ConfigError: keys of the ``trinity:`` section that Trinity does not have, or that ASTuner sets, all at once.
+    :param machine: Trinity's keys for this machine, see `astuner_trinity.facts.Platform`.
+    :raises ConfigError: All keys of the ``trinity:`` section that Trinity does not have or that ASTuner sets.
     :raises MissingDependency: Trinity is not installed.
     """
     values: dict[str, Any] = {}
@@ -138,10 +139,9 @@ def compose(facts: Facts, machine: Mapping[str, Any]) -> Native:
 
 
 def _check_parts(config: Any) -> None:
-    """What Trinity leaves to the processes that it starts, which would say it in a log file: a person's own keys of
-    VERL, and operators that they name.
+    """Check settings that Trinity itself checks only in its processes: the user's VERL keys and operators.
 
-    :raises ValueError: VERL has no such key.
+    :raises ValueError: VERL does not have a key, or an operator cannot be imported.
     """
     from trinity.buffer.operators import EXPERIENCE_OPERATORS
 
@@ -155,7 +155,7 @@ def _check_parts(config: Any) -> None:
     whole = build_verl_config(config)
     for name in whole.model:
         if name not in HFModelConfig.__dataclass_fields__ and name != "_target_":
-            raise ValueError(f"{VERL}.model.{name} is no key of VERL's")
+            raise ValueError(f"{VERL}.model.{name} is not a key of VERL")
     for name, part in (("actor", whole.actor), ("ref.fsdp_config", whole.ref.fsdp_config)):
         try:
             omega_conf_to_dataclass(part)
@@ -164,18 +164,18 @@ def _check_parts(config: Any) -> None:
 
 
 def _changed(told: Mapping[str, Any], config: Any) -> Iterator[str]:
-    """Values of ours that Trinity has replaced."""
+    """Yield ASTuner's values that Trinity has replaced."""
     for key, value in flat(told):
         now = config
         for name in key.split("."):
             now = now.get(name) if isinstance(now, Mapping) else getattr(now, name, None)
-        alike = isinstance(now, Enum) and type(now)(value) is now  # under an older name, or in other letters
+        alike = isinstance(now, Enum) and type(now)(value) is now  # an older name, or different case
         if not isinstance(value, (list, dict)) and _plain(now) != value and not alike:
-            yield f"{SECTION}.{key}: {value!r}; it makes that {_plain(now)!r}"
+            yield f"{SECTION}.{key}: {value!r} to {_plain(now)!r}; set a value that it accepts"
 
 
 def _plain(value: Any) -> Any:
-    """A configuration as YAML has it: no classes, no enumerations."""
+    """Return a configuration as plain YAML data, without classes and enumerations."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Mapping):
@@ -188,7 +188,7 @@ def _plain(value: Any) -> Any:
 
 
 def _literally(value: Any) -> Any:
-    """``value`` so that OmegaConf, which reads it again, takes no text for a reference, as a template may hold one."""
+    """Return ``value`` with escaped references, because OmegaConf parses it again and templates may contain ``${``."""
     if isinstance(value, Mapping):
         return {name: _literally(below) for name, below in value.items()}
     if isinstance(value, (list, tuple)):
@@ -204,7 +204,7 @@ def _for_its_owner(path: str, flags: int) -> int:
 
 
 def _trinity_config() -> type[Any]:
-    """Trinity's `Config`.
+    """Return Trinity's `Config`.
 
     :raises MissingDependency: Trinity is not installed.
     """
@@ -212,7 +212,7 @@ def _trinity_config() -> type[Any]:
         from trinity.common.config import Config
     except ImportError as e:
         raise MissingDependency(
-            f"the backbone trinity needs Trinity-RFT, which cannot be imported here ({e}): pip install astuner-trinity"
+            f"the backbone trinity needs Trinity-RFT, which cannot be imported ({e}): pip install astuner-trinity"
         ) from e
     found: type[Any] = Config
     return found
@@ -220,7 +220,7 @@ def _trinity_config() -> type[Any]:
 
 @functools.cache
 def every_key() -> Mapping[str, Any]:
-    """Trinity's keys and sections, dotted, with their types; `HAS_KEYS` for one that has keys."""
+    """Return Trinity's keys and sections, dotted, with their types; `HAS_KEYS` marks a section with keys."""
     known = dict(_walk(_trinity_config(), ""))
     known[VERL] = HAS_KEYS
     return {**known, **dict.fromkeys(OF_VERL, dict)}
@@ -244,29 +244,29 @@ def _without_none(kind: Any) -> Any:
 
 
 def _unlike(key: str, value: Any, kind: Any) -> str:
-    """What kind of value Trinity asks for, if ``value`` is of another; Trinity's schema is the judge."""
+    """Return the type that Trinity expects if ``value`` has another type, according to Trinity's schema."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     if kind is HAS_KEYS:
-        return "" if isinstance(value, Mapping) else "is a section of Trinity's; write keys below it"
+        return "" if isinstance(value, Mapping) else "is a section of Trinity; write keys below it"
     if key in OF_VERL:
-        return "" if isinstance(value, Mapping) else "is a section of VERL's; write keys below it"
-    if kind is bool and not isinstance(value, bool):  # OmegaConf would take "no", 1 and 0
+        return "" if isinstance(value, Mapping) else "is a section of VERL; write keys below it"
+    if kind is bool and not isinstance(value, bool):  # OmegaConf accepts "no", 1 and 0
         return f"should be true or false, got {value!r}"
-    if kind is str and not isinstance(value, str):  # OmegaConf would take any number
+    if kind is str and not isinstance(value, str):  # OmegaConf accepts numbers
         return f"should be text, got {value!r}"
     section, _, name = key.rpartition(".")
     try:
         OmegaConf.merge(OmegaConf.structured(_class_of(section)), {name: value})
-    except (OmegaConfBaseException, AttributeError) as e:  # Trinity's enumerations ask any value for its lower case
+    except (OmegaConfBaseException, AttributeError) as e:  # Trinity's enumerations call .lower() on any value
         reason = " ".join(str(e).split("full_key")[0].split())
-        return f"should be {_named(kind)}, got {value!r}" if _named(kind) else f"is not what Trinity takes: {reason}"
+        return f"should be {_named(kind)}, got {value!r}" if _named(kind) else f"is not accepted by Trinity: {reason}"
     return ""
 
 
 def _class_of(section: str) -> type[Any]:
-    """Trinity's class for a section of keys."""
+    """Return Trinity's class for a section of keys."""
     found = _trinity_config()
     for name in filter(None, section.split(".")):
         found = _without_none(get_type_hints(found)[name])
@@ -276,4 +276,4 @@ def _class_of(section: str) -> type[Any]:
 def _named(kind: Any) -> str:
     if isinstance(kind, type) and issubclass(kind, Enum):
         return f"one of {', '.join(str(member.value) for member in kind)}"
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(kind, "")
+    return {int: "an integer", float: "a number", bool: "true or false", str: "text"}.get(kind, "")

@@ -1,12 +1,12 @@
-"""One training run on Trinity: its actors roll out and train, and ask the run's own process by a mailbox.
+"""A training run on Trinity: its actors roll out and train, and send requests to the run's process through a mailbox.
 
-What is drawn, kept, credited, logged and validated the `Run` says, as on every backbone.  The order of a
-step, whatever the synchronisation style, in which those of neighbouring steps overlap:
+The `Run` draws, selects, credits, logs and validates, as on every backbone.  The order of a step in every
+synchronization style; neighboring steps may overlap:
 
     draws -> (episode, group)* -> credit -> [Trinity: queue, update, weights] -> trained -> saved
 
-Invariant: a step's state is as it was when its batch was credited, whatever later steps have drawn meanwhile, so a run
-that is continued from it draws what the first one would have drawn.
+Invariant: a step's saved state is the state when its batch was credited, regardless of later draws, so a run that
+resumes from it draws the same tasks as the first run would have.
 """
 
 from __future__ import annotations
@@ -34,52 +34,52 @@ NAMES = {
     "time/sync_weight": "time/sync_weights",
     "time/train_step": "time/train",
 }
-"""Trinity's name of a number of a train step -> ours."""
+"""Trinity's metric name of a train step -> ASTuner's name."""
 OF_TRAINER = frozenset({"at", "trainer_logprobs", "step_trained", "is_save_due", "saved"})
-"""What `astuner_trinity.stages.RunTrainer` asks, and its workers (`astuner_trinity.algorithm`) tell."""
+"""Requests of `astuner_trinity.stages.RunTrainer` and messages of its workers (`astuner_trinity.algorithm`)."""
 
 Drawn = tuple[int, list[Draw], int]
-"""A step, its draws, and the attempts at each."""
+"""A step, its draws, and the number of attempts at each."""
 
 
 class Request(NamedTuple):
-    """What is asked, as it travels."""
+    """A request in transit."""
 
     method: str
-    """Of `Session`."""
+    """Name of a method of `Session`."""
     arguments: tuple[Any, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """What a runner needs to run episodes."""
+    """Objects that a runner needs to run episodes."""
 
     runner: EpisodeRunner
     environ: dict[str, str]
-    """Variables that agents and judges need, e.g. where the environment service listens."""
+    """Variables that agents and judges need, e.g. the address of the environment service."""
     model: str
-    """The model's folder, or its Hugging Face name."""
+    """Folder or Hugging Face name of the model."""
     max_model_len: int
     max_parallel: int
-    """Episodes at once in this runner."""
+    """Episodes that run concurrently in this runner."""
     helper_names: Sequence[object] = ()
-    """Of the auxiliary models."""
+    """Names of the auxiliary models."""
 
 
 @dataclass(frozen=True)
 class Credited:
-    """What the run says about one sample."""
+    """Credit of one sample."""
 
     advantage: float
     token_weight: float
     place: int = 0
-    """Of the sample, among those of its step."""
+    """Index of the sample in its step."""
 
 
 class Session:
-    """Answers what Trinity's actors ask and tell by `astuner_trinity.mailbox`: each is a method below the lines.
+    """Answers requests of Trinity's actors, sent through `astuner_trinity.mailbox`; each request names a method.
 
-    One that returns an awaitable makes no other request wait.
+    A method that returns an awaitable does not block other requests.
     """
 
     def __init__(
@@ -92,67 +92,69 @@ class Session:
         max_staleness: int | None = None,
         cuts_stragglers: bool = False,
     ) -> None:
-        """:param job: the folder of Trinity's checkpoints.
-        :param done: steps that a run which is being continued has behind it.
-        :param max_staleness: of how many versions the weights that a step is drawn with may be behind those that it
-            trains; None: as many as Trinity's queue and batches in flight allow.
-        :param cuts_stragglers: whether Trinity may train a step without its slowest groups; they are drawn again.
+        """Prepare the session.
+
+        :param job: Folder of Trinity's checkpoints.
+        :param done: Completed steps of a resumed run.
+        :param max_staleness: Most versions by which the weights of a step's rollouts may lag behind the trained ones;
+            None: limited by Trinity's queue and batches in flight.
+        :param cuts_stragglers: Whether Trinity may train a step without its slowest groups; they are drawn again.
         """
         self.training = run
         self.done = done
-        """The last step that was trained."""
+        """Last step that was trained."""
         self.saved_step = done
         self.doing: dict[str, tuple[str, float]] = {}
-        """Who -> what it does, since when (`time.monotonic`)."""
+        """Actor -> its activity and the time since when (`time.monotonic`)."""
         self._parts = parts
         self._job = job
         self._max_staleness = max_staleness
         self._cuts_stragglers = cuts_stragglers
         self._drawn = done
         self._out: dict[int, set[str]] = {}
-        """Drawn step -> its groups that have not come back."""
+        """Drawn step -> its unfinished groups."""
         self._resumable: dict[int, dict[str, Any]] = {}
-        """Credited step -> the state that a run continued from it needs."""
+        """Credited step -> state for resuming from it."""
         self._logged: dict[int, dict[str, float]] = {}
-        """Credited step -> its numbers so far."""
+        """Credited step -> its metrics so far."""
         self._stepped = 0.0
-        """When the last step ended, or the first one began."""
+        """Time when the last step ended, or the first one started."""
         self._save_seconds = 0.0
-        """Spent on saving since then."""
+        """Seconds spent on saving since then."""
         self._credited = done
         self._weights = done
-        """The version in the rollout engines."""
+        """Version of the weights in the rollout engines."""
         self._newer = asyncio.Condition()
-        self._validated = done - 1  # `Run.is_due` knows whether this one was
+        self._validated = done - 1  # `Run.is_due` decides about this step
         self._measured: set[str] = set()
-        """The groups of the validation under way that have not come back."""
+        """Unfinished groups of the current validation."""
         self._heard = time.monotonic()
         self._settings = run.config.astuner
         self._updates = Updates(self._settings.trainer_common, total_steps=run.total_steps)
 
     def answer(self, request: Request) -> Any:
-        """The reply to what was asked, or an awaitable of it."""
+        """Return the reply to a request, or an awaitable of it."""
         self.hear()
         return getattr(self, request.method)(*request.arguments)
 
     def hear(self) -> None:
-        """Something was heard of Trinity."""
+        """Record a sign of life of Trinity."""
         self._heard = time.monotonic()
 
     @property
     def trained(self) -> bool:
-        """Whether anything was trained that is not saved."""
+        """Whether any training is not saved."""
         return self.done > self.saved_step
 
     @property
     def silent_for(self) -> float:
-        """Seconds since anything was heard of Trinity."""
+        """Seconds since the last sign of life of Trinity."""
         return time.monotonic() - self._heard
 
     # ------------------------------------------------------------- the explorer
 
     async def next_draws(self) -> Drawn:
-        """The next step's draws; none when all were drawn."""
+        """Return the next step's draws; empty if all were drawn."""
         self.training.check_stop()
         step = self._drawn + 1
         if step > self.training.total_steps:
@@ -168,30 +170,30 @@ class Session:
         return step, draws, self._settings.rollout.num_repeat
 
     async def weights_taken(self, version: int) -> None:
-        """The rollout engines have the weights of a step."""
+        """Record that the rollout engines have the weights of a step."""
         async with self._newer:
             self._weights = version
             self._newer.notify_all()
 
     def at(self, who: str, doing: str) -> None:
-        """``who``, the explorer or the trainer, is doing something else."""
+        """Record the activity of ``who``, the explorer or the trainer."""
         self.doing[who] = doing, time.monotonic()
 
     def failed(self, what: str) -> None:
-        """Something failed that Trinity only writes into a log file."""
+        """Raise an error that Trinity only writes to a log file."""
         raise RunError(what)
 
     def noted(self, text: str) -> None:
-        """Something a person should read."""
+        """Publish a note for the user."""
         self.training.publish(Note(text=text))
 
     def rolled_out(self, step: int) -> None:
-        """All groups of a step have ended, as Trinity sees it."""
+        """Check a step whose groups have all ended according to Trinity."""
         if step > self._credited:
             raise RunError(self._lost(f"step {step}: its groups"))
 
     def is_validation_due(self, version: int) -> bool:
-        """Whether the weights of a step are to be measured: one since the last measurement was to be."""
+        """Return whether to measure the weights of a step: a measurement was due since the last one."""
         common, run = self._settings.trainer_common, self.training
         if not run.validation_tasks or version <= self._validated:
             return False
@@ -200,45 +202,45 @@ class Session:
         return any(run.is_due("test", step) for step in range(max(self._validated, 0) + 1, version + 1))
 
     def begin_validation(self, step: int) -> Drawn:
-        """The draws that measure the weights of a step."""
+        """Return the draws that measure the weights of a step."""
         draws = self.training.draw(step, Split.VALIDATION)
         self._validated, self._measured = step, {group_id for group_id, _ in draws}
         return step, draws, self._settings.rollout.val_kwargs.num_repeat
 
     def validated(self, step: int, group: Group) -> None:
-        """A group of a validation has ended."""
+        """Record a group of a validation that has ended."""
         if group.group_id in self._measured:
             self._measured.remove(group.group_id)
             self.training.end(step, group)
 
     def end_validation(self) -> None:
-        """All groups of the validation have ended, as Trinity sees it."""
+        """Check a validation whose groups have all ended according to Trinity."""
         if missing := len(self._measured):
             wanted = len(self.training.validation_tasks)
             raise RunError(self._lost(f"validation after step {self._validated}: {missing} of {wanted} tasks"))
         if self.done == self._drawn:
-            self._stepped = 0.0  # nothing else was done meanwhile
+            self._stepped = 0.0  # no other work was done meanwhile
 
     def _lost(self, what: str) -> str:
         return (
-            f"{what} did not come back from Trinity's workflow runners: one of them died, or took longer than "
+            f"{what} did not return from Trinity's workflow runners: one of them died or exceeded "
             f"trinity.explorer.max_timeout; see {self._job / 'log'}"
         )
 
     # -------------------------------------------------------------- the runners
 
     def get_parts(self) -> Parts:
-        """What a runner needs to run episodes."""
+        """Return the objects that a runner needs to run episodes."""
         return self._parts
 
     def episode_over(self, step: int, episode: Episode) -> None:
-        """An episode has ended."""
+        """Record an episode that has ended."""
         self.training.publish(EpisodeEnded(step=step, episode=episode))
 
     def group_over(self, step: int, group: Group) -> Ending:
-        """Whether a group is trained on, or what to run in its place."""
+        """Return whether a group is trained on, or its replacement."""
         if step <= self._credited:
-            return Ending(kept=False)  # its batch was closed without it
+            return Ending(kept=False)  # its batch was closed before
         ending = self.training.end(step, group)
         self._out[step].discard(group.group_id)
         if ending.instead is not None:
@@ -248,7 +250,7 @@ class Session:
     # ------------------------------------------------------------- the pipeline
 
     def credit(self, step: int, groups: Sequence[str]) -> dict[tuple[str, int], Credited]:
-        """(Episode, number of its sample) -> credit, of those samples of these groups that have a gradient."""
+        """Return the credit by episode and sample number, for samples of these groups that have a gradient."""
         run = self.training
         if not self._cuts_stragglers and (lost := len(self._out[step])):
             raise RunError(self._lost(f"step {step}: {lost} of its groups"))
@@ -262,7 +264,7 @@ class Session:
         for place, sample in enumerate(samples):
             if sample.advantage or not drops:
                 kept.append(sample)
-                # each optimizer step that the batch is cut into is a sum over a part of it
+                # each optimizer step of the batch is a sum over a part of it
                 credited = Credited(sample.advantage, sample.token_weight * steps, place)
                 found[sample.episode_id, numbers[sample.episode_id]] = credited
             numbers[sample.episode_id] += 1
@@ -275,11 +277,11 @@ class Session:
     # -------------------------------------------------------------- the trainer
 
     def trainer_logprobs(self, step: int, found: Found) -> None:
-        """What the trainer computed before its first optimizer step."""
+        """Publish log-probabilities from before the trainer's first optimizer step."""
         self.training.publish(LogprobsComputed(step=step, found=found))
 
     def step_trained(self, step: int, numbers: Mapping[str, float]) -> None:
-        """A step is trained; Trinity's numbers of it."""
+        """Record a trained step with Trinity's metrics."""
         self.done = step
         now = time.perf_counter()
         ours = {
@@ -296,11 +298,11 @@ class Session:
             del self._resumable[earlier]
 
     def is_save_due(self, step: int) -> bool:
-        """Whether the step is to be saved."""
+        """Return whether to save the step."""
         return self.training.is_due("save", step)
 
     def saved(self, step: int, seconds: float) -> None:
-        """A step was saved, and how long that took."""
+        """Record a saved step and the seconds that it took."""
         self._save_seconds += seconds
         if step == self.saved_step:
             return

@@ -1,11 +1,11 @@
-"""Trinity's explorer and trainer with loops that swallow nothing.
+"""Trinity's explorer and trainer with loops that report all errors.
 
-Trinity's own loops log an exception, end, and report success; here it reaches the run, which names its cause and exits
-accordingly.  What a step does, and how the two wait for each other, is Trinity's (`explore_step`, `need_sync`,
-`sync_weight`, `train_step`, `save_checkpoint`).
+Trinity's own loops log an exception, end, and report success; these report it to the run, which exits with its cause.
+The work of a step and the synchronization are Trinity's (`explore_step`, `need_sync`, `sync_weight`, `train_step`,
+`save_checkpoint`).
 
-Explorer step k is train step k (`astuner_trinity.batches`).  A validation measures the weights that the rollout
-engines have, and they keep them until it ends.
+Explorer step k is train step k (`astuner_trinity.batches`).  A validation measures the current weights of the rollout
+engines, which keep them until it ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from astuner_trinity.session import Session
 from astuner_trinity.workflow import group_tasks
 
 _LOOK = 0.2
-"""Seconds between looks at whether the other side wants new weights."""
+"""Seconds between checks whether the other side needs new weights."""
 
 
 class RunExplorer(Explorer):
@@ -39,39 +39,39 @@ class RunExplorer(Explorer):
         super().__init__(config)
         self._patience = float(config.synchronizer.sync_timeout)
         self._weights = asyncio.Lock()
-        """Held while weights are exchanged or measured: in the fully asynchronous style two tasks want to."""
+        """Lock for exchanging or measuring weights; in ``fully_async``, two tasks do so concurrently."""
 
     async def explore(self) -> None:
         """Explore until the run has no more draws, then wait for the last weights and measure them."""
         while await self._step():
             if await self.need_sync():
-                self._at(f"waits for weights newer than those of step {self.model_version}")
+                self._at(f"waiting for weights newer than step {self.model_version}")
                 await self.sync_weight()
             await self._validate()
         await self.finish_current_steps()
-        self._at("waits for the last weights")
+        self._at("waiting for the last weights")
         await self._reach(self.config.trainer.total_steps)
         await self._validate()
         await self.synchronizer.set_explorer_status.remote(RunningStatus.STOPPED, old_status=RunningStatus.RUNNING)
 
     async def begin(self) -> None:
-        """Take the first weights, of a run that is continued those that it was saved with, and measure them if due."""
+        """Take the first weights, saved ones in a resumed run, and measure them if due."""
         await self._reach(self.explore_step_num)
         await self._validate()
 
     async def need_sync(self) -> bool:
-        """As Trinity's; `explore` says meanwhile what is waited for."""
-        self._at(f"rolls out step {self.explore_step_num}")
+        """Return Trinity's decision, and report the current activity."""
+        self._at(f"rolling out step {self.explore_step_num}")
         due: bool = await super().need_sync()
         return due
 
     async def stop(self) -> None:
-        """End what runs, the engines too."""
+        """Stop all work and the engines."""
         await self.shutdown()
 
     async def _step(self) -> bool:
-        """Begin the next step; False when there is none."""
-        self._at(f"waits for the draws of step {self.explore_step_num + 1}")
+        """Start the next step; return False if there is none."""
+        self._at(f"waiting for the draws of step {self.explore_step_num + 1}")
         try:
             tasks = await self.taskset.read()
         except StopAsyncIteration:
@@ -80,7 +80,7 @@ class RunExplorer(Explorer):
         if self.sync_style == SyncStyle.FULLY_ASYNC:
             while len(self._inflight_train_steps) >= self.config.explorer.max_inflight_batches:
                 oldest = self._inflight_train_steps.popleft()
-                self._at(f"rolls out step {oldest}")
+                self._at(f"rolling out step {oldest}")
                 await self._finish_explore_step(step=oldest)
                 self.last_monitored_step = oldest
             self._inflight_train_steps.append(self.explore_step_num)
@@ -90,15 +90,15 @@ class RunExplorer(Explorer):
         return True
 
     async def _reach(self, step: int) -> None:
-        """Wait until the engines have the weights of ``step``, or newer ones."""
+        """Wait until the engines have the weights of ``step`` or newer ones."""
         while self.model_version < step:
             if self.sync_style == SyncStyle.FULLY_ASYNC:
-                await asyncio.sleep(_LOOK)  # the task that watches the trainer takes them
+                await asyncio.sleep(_LOOK)  # the task that watches the trainer takes the weights
             else:
                 await self.sync_weight()
 
     async def _finish_explore_step(self, step: int) -> None:
-        """As Trinity's, which would wait for a whole step only as long as for one group."""
+        """Finish a step; Trinity's own method would limit the full step to the timeout of one group."""
         if step > self.last_monitored_step:
             await self.rollout_coordinator.finalize_train_batch.remote(step, timeout=self._patience)
             await mailbox.ask(Session.rolled_out, step)
@@ -116,7 +116,7 @@ class RunExplorer(Explorer):
     async def _validate(self) -> None:
         async with self._weights:
             if await mailbox.ask(Session.is_validation_due, self.model_version):
-                self._at(f"validates the weights of step {self.model_version}")
+                self._at(f"validating the weights of step {self.model_version}")
                 batch = f"{self.model_version}/validation"
                 tasks = group_tasks(await mailbox.ask(Session.begin_validation, self.model_version), validation=True)
                 await self.rollout_coordinator.submit_batch.remote(batch_id=batch, tasks=tasks, batch_type="eval")
@@ -131,7 +131,7 @@ class RunTrainer(Trainer):
     """Trinity's trainer."""
 
     def __init__(self, config: Config, mini_batches: int) -> None:
-        """:param mini_batches: optimizer steps that a batch is cut into."""
+        """:param mini_batches: Optimizer steps per batch."""
         super().__init__(config)
         self._mini_batches = mini_batches
         self._stopping, self._idle = asyncio.Event(), asyncio.Event()
@@ -150,13 +150,13 @@ class RunTrainer(Trainer):
         await self.synchronizer.set_trainer_status.remote(RunningStatus.STOPPED)
 
     async def stop(self) -> None:
-        """End after the step under way, and wait for that."""
+        """Stop after the current step, and wait for its end."""
         self._stopping.set()
         await self._idle.wait()
 
     async def _batch(self) -> list[Experience] | None:
-        """The next batch; None: the run stops.  The explorer gets new weights meanwhile, should it ask for them."""
-        self._at(f"waits for the batch of step {self.train_step_num + 1}")
+        """Return the next batch, or None if the run stops; meanwhile serve the explorer's requests for weights."""
+        self._at(f"waiting for the batch of step {self.train_step_num + 1}")
         reading = asyncio.ensure_future(self.sample_strategy.sample(self.train_step_num + 1))
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
@@ -171,19 +171,19 @@ class RunTrainer(Trainer):
 
     async def _step(self, batch: list[Experience]) -> None:
         step = self.train_step_num + 1
-        self._at(f"trains step {step}")
+        self._at(f"training step {step}")
         self.engine.config.actor.ppo_mini_batch_size = len(batch) // self._mini_batches
         metrics = await self.train_step(batch)
         if step == self.total_steps or await self.need_sync():
-            self._at(f"hands out the weights of step {step}")
+            self._at(f"sending the weights of step {step}")
             metrics |= await self.sync_weight()
         await mailbox.ask(Session.step_trained, step, {name: float(value) for name, value in metrics.items()})
         if await mailbox.ask(Session.is_save_due, step):
             await self.save()
 
     async def save(self) -> None:
-        """Save the last step, and tell the run where."""
-        self._at(f"saves step {self.train_step_num}")
+        """Save the last step, and report it to the run."""
+        self._at(f"saving step {self.train_step_num}")
         began = time.perf_counter()
         await self.save_checkpoint(block_until_saved=True, save_as_hf=True)
         await mailbox.ask(Session.saved, self.train_step_num, time.perf_counter() - began)
@@ -193,17 +193,17 @@ class RunTrainer(Trainer):
 
 
 class LentTrainer(RunTrainer):
-    """A trainer that another command lends (`astuner_trinity.lending`)."""
+    """Trainer that another command lends (`astuner_trinity.lending`)."""
 
     def __init__(self, config: Config, mini_batches: int, *, pinned: bool) -> None:
-        """:param pinned: whether its GPUs are to be on this machine; otherwise Ray finds them."""
+        """:param pinned: Whether to use GPUs of this machine; otherwise Ray selects them."""
         with gpus_here() if pinned else contextlib.nullcontext():
             super().__init__(config, mini_batches)
 
 
 @contextlib.contextmanager
 def gpus_here() -> Iterator[None]:
-    """Let VERL's trainer, in this process, ask Ray for GPUs of this machine: Trinity has no key for where it trains."""
+    """Make VERL's trainer in this process reserve GPUs of this machine; Trinity has no key for this."""
     from trinity.trainer.verl import trainer as trainers
 
     theirs = trainers.ResourcePoolManager
@@ -214,7 +214,7 @@ def gpus_here() -> Iterator[None]:
         def create_resource_pool(self) -> None:
             super().create_resource_pool()
             for pool in self.resource_pool_dict.values():
-                pool.accelerator_type = f"node:{address}"  # asked for beside each GPU; it is Ray's name of a machine
+                pool.accelerator_type = f"node:{address}"  # required next to each GPU; Ray's resource of a machine
 
     trainers.ResourcePoolManager = PoolHere
     try:
@@ -224,17 +224,16 @@ def gpus_here() -> Iterator[None]:
 
 
 class NoMonitor(Monitor):
-    """Trinity's trackers: none, for the log sinks are the run's.
+    """Monitor without trackers, because the run's log sinks write them.
 
-    What the trainer measures comes to the run with each step; what the explorer measures the run measures itself, over
-    episodes.
+    The run receives the trainer's metrics with each step, and computes those of the explorer itself, over episodes.
     """
 
     def __init__(self, project: str, group: str, name: str, role: str, config: Any = None) -> None:
         super().__init__(project=project, name=name, role=role, config=config)
 
     def log(self, data: dict[str, Any], step: int, commit: bool = False) -> None:
-        """Nothing: see above."""
+        """Ignore metrics: see the class."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""

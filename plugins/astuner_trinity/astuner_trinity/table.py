@@ -1,7 +1,7 @@
-"""From ``astuner.*`` to Trinity's keys: ``keys.yaml``, and the values that are computed.
+"""Convert ``astuner.*`` keys to Trinity's keys: ``keys.yaml`` and computed values.
 
-Light: it is read by the documentation's generator where Trinity is not installed.  Invariant: every key in ``told`` is
-one of Trinity's `Config`, or one below ``trainer.trainer_config``, which Trinity hands to VERL.
+The documentation generator imports this module without Trinity.  Invariant: every key in ``told`` exists in Trinity's
+`Config` or below ``trainer.trainer_config``, which Trinity passes to VERL.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ALGORITHM = "astuner_trinity.algorithm.EpisodeAlgorithm"
 
 
 def _oversample(facts: Facts) -> Any:
-    """The share of groups not waited for: Trinity waits for ceil((1 - this) * drawn), which must be the batch size."""
+    """Return the ratio for which Trinity waits for ceil((1 - ratio) * drawn) groups, which must be the batch size."""
     wanted = facts.a.data.train_batch_size
     return UNSET if facts.drawn == wanted else 1 - (wanted - 0.5) / facts.drawn
 
@@ -34,13 +34,13 @@ def _tasks(facts: Facts) -> Any:
 
 
 def loss_settings(common: TrainerCommon) -> dict[str, Any]:
-    """What `TokenLoss` is told."""
+    """Return the arguments of `TokenLoss`."""
     return {"settings": common.model_dump(mode="json", include={*TrainerCommon.model_fields})}
 
 
 def _adapters(facts: Facts) -> Any:
     lora, names = facts.a.model.lora, facts.a.model.lora.target_modules
-    if not isinstance(names, str):  # Trinity takes text only, which peft reads as a pattern for the whole name
+    if not isinstance(names, str):  # Trinity accepts text only, which peft matches against the full name
         names = rf"(.*\.)?({'|'.join(map(re.escape, names))})"
     return [{"lora_rank": lora.rank, "lora_alpha": int(lora.alpha), "target_modules": names}] if lora.rank else UNSET
 
@@ -71,6 +71,6 @@ VALUES: Mapping[str, Callable[[Facts], Any]] = {
     ),
     STALENESS: lambda f: UNSET if f.max_staleness is None else f.max_staleness,
 }
-"""Trinity's key -> its value."""
+"""Trinity's key -> function that computes its value."""
 
 TABLE: Table[Facts] = Table(Path(__file__).with_name("keys.yaml"), VALUES)

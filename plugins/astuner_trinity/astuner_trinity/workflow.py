@@ -1,14 +1,14 @@
-"""A group of episodes in one of Trinity's workflow runners, and where Trinity's explorer reads which ones.
+"""Run a group of episodes in a Trinity workflow runner, and provide Trinity's explorer with tasks.
 
-A Trinity task is a draw, and a run of it brings a whole group: all attempts, by the core's own `EpisodeRunner`, whose
-engine is the runner's rollout model.  The run hears of each episode as it ends, and says of the group whether it is
-trained on or what to run in its place.
+A Trinity task is a draw, and running it yields a complete group: all attempts, by core's own `EpisodeRunner` with the
+runner's rollout model as engine.  The run receives each episode as it ends, and decides whether a group is trained on
+or replaced.
 
-A runner that dies is lost to Trinity's scheduler, and so are the tasks that it is handed; therefore agents and judges,
-which may take their process with them, have one beside it (`astuner_ray.fleet`) that is replaced when it dies.
+Trinity's scheduler loses a runner that dies together with its tasks; agents and judges, which may crash their process,
+therefore run in a child process (`astuner_ray.fleet`) that is replaced when it dies.
 
-Invariant: nothing is scored for an episode that failed, and a task always brings an experience, for Trinity takes none
-as a failure (`astuner_trinity.experiences.nothing`).
+Invariant: a failed episode is never scored, and a task always yields an experience, because Trinity treats an empty
+result as a failure (`astuner_trinity.experiences.nothing`).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from astuner_trinity.session import Drawn, Parts, Session
 
 
 class GroupWorkflow(Workflow):
-    """Set as ``default_workflow_type``."""
+    """Workflow set as ``default_workflow_type``."""
 
     is_async = True
     can_repeat = True
 
     def __init__(self, *, task: Task, model: Any, auxiliary_models: list[Any] | None = None) -> None:
-        super().__init__(task=task, model=model)  # clients of the auxiliary models are the judges' own business
+        super().__init__(task=task, model=model)  # judges connect to the auxiliary models themselves
         self._step: int = task.raw_task["step"]
         self._draw: Draw = task.raw_task["draw"]
         self._split = Split.VALIDATION if task.is_eval else Split.TRAIN
@@ -45,13 +45,13 @@ class GroupWorkflow(Workflow):
         self._repeat = 1
 
     def set_repeat_times(self, repeat_times: int, run_id_base: int) -> None:
-        """The attempts of the group."""
+        """Set the number of attempts of the group."""
         self._repeat = repeat_times
 
     async def run_async(self) -> list[Experience]:
-        """Run groups until one can be trained on, or the run says that it is enough.
+        """Run groups until one can be trained on or the run needs no more.
 
-        :raises RunError: the run is over.
+        :raises RunError: The run is over.
         """
         async with mailbox.reported(f"a workflow runner's group {self._draw[0]}"):
             here = await _here(self.model, self._auxiliary)
@@ -90,7 +90,7 @@ class GroupWorkflow(Workflow):
 
 
 _made: tuple[Parts, Fleet] | None = None
-"""What a runner's process has, made when its first task comes."""
+"""State of a runner's process, created with its first task."""
 _making = asyncio.Lock()
 
 
@@ -103,7 +103,7 @@ async def _here(model: Any, auxiliary: list[Any]) -> tuple[Parts, Fleet]:
             environ = {**parts.environ, **facts.helper_environ(servers, parts.helper_names)}
             engine = partial(connect, model.api_address, model.api_key, model.model, parts.max_model_len)
 
-            def start() -> Fleet:  # waits for its worker
+            def start() -> Fleet:  # blocks until its worker has started
                 def note(text: str) -> None:
                     mailbox.tell(Session.noted, text)
 
@@ -114,15 +114,15 @@ async def _here(model: Any, auxiliary: list[Any]) -> tuple[Parts, Fleet]:
 
 
 class DrawReader(BufferReader):
-    """The taskset's ``storage_type``: asks the run for draws; what was drawn is in the run's state, none of it here."""
+    """Reader set as the taskset's ``storage_type``: it requests draws from the run, which has all state."""
 
     def __init__(self, config: StorageConfig) -> None:
-        """Everything that is to be known the run knows."""
+        """Ignore the configuration; the run has all settings."""
 
     async def read(self, batch_size: int | None = None, **kwargs: Any) -> list[Task]:
-        """The groups of the next step.
+        """Return the groups of the next step.
 
-        :raises StopAsyncIteration: that was the last one.
+        :raises StopAsyncIteration: There are no more steps.
         """
         drawn = await mailbox.ask(Session.next_draws)
         if not drawn[1]:
@@ -136,11 +136,11 @@ class DrawReader(BufferReader):
         return {"current_index": 0}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Nothing: see the class."""
+        """Do nothing: see the class."""
 
 
 def group_tasks(drawn: Drawn, *, validation: bool = False) -> list[Task]:
-    """Trinity's tasks for draws, one each."""
+    """Return one Trinity task for each draw."""
     step, draws, repeat = drawn
     return [
         Task(workflow=GroupWorkflow, repeat_times=repeat, raw_task={"step": step, "draw": draw}, is_eval=validation)

@@ -127,8 +127,8 @@ def test_what_fits(machine: Machine, monkeypatch: pytest.MonkeyPatch, versions: 
 
 def test_why_a_version_is_needed_is_said(machine: Machine) -> None:
     found = machine(verl="0.9.1", vllm="0.21.0")
-    assert found["verl"].detail == "0.9.1, and verl==0.8.0 is needed: " + diagnosis.WHY["verl"]
-    assert found["vllm"].detail.startswith("0.21.0, and vllm<=0.23.0,>=0.22 is needed: ")
+    assert found["verl"].detail == "0.9.1, but verl==0.8.0 is needed: " + diagnosis.WHY["verl"]
+    assert found["vllm"].detail.startswith("0.21.0, but vllm<=0.23.0,>=0.22 is needed: ")
 
 
 @table(("platform", "what", "level"), [("", "trinity's GPU", "warn"), ("cpu", "trinity on a CPU", "fail")])

@@ -112,9 +112,9 @@ print(sorted(CONVERTED & OWN ^ {f"trainer_common.{name}" for name in also}))
 
 REFUSED = {
     "model.device=cpu": "TRINITY_PLATFORM=cpu",
-    "model.lora.dropout=0.1": "rollout and trainer would disagree",
-    "model.revision=main": "download that revision",
-    "rollout.multi_turn.expected_steps=3": "however many they are",
+    "model.lora.dropout=0.1": "dropout would make rollout and trainer differ",
+    "model.revision=main": "download the revision",
+    "rollout.multi_turn.expected_steps=3": "regardless of their number",
     "rollout.name=sglang": "token ids",
     "rollout.top_k=5": "lower rollout.temperature",
     "rollout.top_p=0.9": "lower rollout.temperature",
@@ -145,7 +145,7 @@ except ConfigError as e:
     assert len(problems) == len(REFUSED), "nothing else of the seeds' file is refused"
 
 
-@table(("name", "says"), [("cpu", "pip install -e plugins/astuner_trinity/cpu"), ("tpu", "for GPUs unset it")])
+@table(("name", "says"), [("cpu", "pip install -e plugins/astuner_trinity/cpu"), ("tpu", "for GPUs, unset it")])
 def test_a_platform_that_nobody_brings_is_an_error(name: str, says: str) -> None:
     code = """
 import importlib.metadata
@@ -219,4 +219,4 @@ def test_an_auxiliary_model_is_found_by_its_name_and_its_number_and_trinity_is_n
     }
     for names in (["grader", "Grader"], ["0"], ["a-b"], [7]):
         wrong = dict(facts(*({"name": name, "model_path": "a/judge"} for name in names))._unreadable())
-        assert wrong["trinity.explorer.auxiliary_models"].startswith("should give each a name of its own")
+        assert wrong["trinity.explorer.auxiliary_models"].startswith("should have unique names")

@@ -1,1 +1,1 @@
-"""The VERL backbone of ASTuner: the same experiment, trained by VERL on a Ray cluster."""
+"""The VERL backbone of ASTuner: train an experiment with VERL on a Ray cluster."""

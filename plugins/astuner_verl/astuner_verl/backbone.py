@@ -1,7 +1,7 @@
-"""The `verl` backbone: the experiment on VERL's trainer and rollout engines, over a Ray cluster.
+"""The `verl` backbone: train an experiment with VERL's trainer and rollout engines on a Ray cluster.
 
-What is trained on and how it is weighed is core's, as on every backbone; how the weights are held, updated and served
-is verl's (`session` says where the two meet).
+The core selects and weighs the training data, as on every backbone; VERL stores, updates and serves the weights.
+`session` connects the two.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class VerlBackbone(Backbone):
-    """Trains on a Ray cluster with VERL."""
+    """Backbone that trains with VERL on a Ray cluster."""
 
     capabilities: ClassVar[Capabilities] = TABLE.capabilities
 
@@ -94,7 +94,7 @@ class VerlBackbone(Backbone):
             told.trainer.val_before_train = run.is_due("test", done)
         redirect = Redirect(run.run_dir.path / "verl" / "verl.log")
         with redirect.theirs():
-            from astuner_verl.session import Session  # imports verl, which has much to say
+            from astuner_verl.session import Session  # imports verl, which prints a lot
 
             _ready(composed)
         needed = separate.training_gpus(told)
@@ -104,8 +104,8 @@ class VerlBackbone(Backbone):
                 needed, facts.gpus * cluster.nodes
             ):
                 text = (
-                    f"{cluster}, and the run takes {facts.gpus} GPUs of each machine, as many as this one has; for "
-                    "more, write astuner.trainer_common.n_gpus_per_node"
+                    f"{cluster}, but the run uses {facts.gpus} GPUs per machine, as many as this machine has; to use "
+                    "more, set astuner.trainer_common.n_gpus_per_node"
                 )
                 run.publish(Note(text=text))
             environ = worker_environ(self.config)
@@ -130,16 +130,16 @@ class VerlBackbone(Backbone):
             session.run(fleet)
 
     def _cluster(self, told: DictConfig, log: Path, **needs: Any) -> AbstractContextManager[Cluster]:
-        """Ray, with what verl's own launcher sets in every process of a run."""
+        """Connect to Ray with the variables that VERL's own launcher sets in every process of a run."""
         from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
         env = {**get_ppo_ray_runtime_env(told)["env_vars"], "TRANSFER_QUEUE_ENABLE": "1"}
-        logical_gpus = OmegaConf.select(told, separate.LENT)  # a platform without GPUs lends some
+        logical_gpus = OmegaConf.select(told, separate.LENT)  # set by a platform without GPUs
         return connected(self.config, env=env, logical_gpus=logical_gpus, log=log, **needs)
 
 
 def _engine(told: DictConfig, facts: Facts, client: Any) -> Callable[[], InferenceEngine]:
-    """What makes an engine in any process; VERL starts SGLang's servers without a tokenizer, so they know no text."""
+    """Return a factory of engines for any process; VERL starts SGLang without a tokenizer, so no stop strings there."""
     from astuner_verl.engine import VerlEngine
 
     strings = told.actor_rollout_ref.rollout.name != "sglang"
@@ -147,9 +147,9 @@ def _engine(told: DictConfig, facts: Facts, client: Any) -> Callable[[], Inferen
 
 
 def _ready(composed: Native) -> None:
-    """The last words before verl reads its configuration, which its own launcher says otherwise.
+    """Apply the settings that VERL's own launcher would set last, and check the configuration.
 
-    :raises ConfigError: verl does not take it.
+    :raises ConfigError: VERL rejects it.
     """
     from verl.utils.device import auto_set_device
 

@@ -1,6 +1,6 @@
-"""What ``astuner doctor`` says about VERL: the driver, what must fit to what, and what is missing.
+"""Checks for ``astuner doctor`` of the VERL backbone: driver, matching versions and missing packages.
 
-What VERL is known to run with is read from its own extras, so a newer VERL needs no new list here.
+Versions that VERL supports come from its own extras, so a newer VERL needs no new list here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ ENGINES = ("vllm", "sglang")
 
 
 def diagnose() -> Iterator[Finding]:
-    """Everything that stops VERL here, in the order to mend it."""
+    """Yield findings about everything that can stop VERL here, in the order in which to fix them."""
     yield from VERL.alone("trinity", differ="torch and vllm")
     for distribution in ("verl", "ray", "TransferQueue", "tensordict"):
         yield VERL.package(distribution, fix="pip install astuner-verl")
@@ -32,12 +32,12 @@ def _on_gpus(cards: Sequence[Gpu]) -> Iterator[Finding]:
 def _engine() -> Iterator[Finding]:
     have = {name: found for name in ENGINES if (found := version(name)) is not None}
     if not have:
-        detail = "neither vllm nor sglang is installed, and one of them generates"
+        detail = "neither vllm nor sglang is installed, but one of them is needed for rollouts"
         yield fail(what="rollout engine", detail=detail, fix=VERL.install)
     for name, found in have.items():
         wanted = bound("verl", name, name)
         if wanted.contains(found, prereleases=True):
             yield ok(what=name, detail=found)
         else:
-            detail = f"{found}, and verl {version('verl')} was released with {name}{wanted}"
+            detail = f"{found}, but verl {version('verl')} was released with {name}{wanted}"
             yield warn(what=name, detail=detail, fix=f"pip install '{name}{wanted}'")

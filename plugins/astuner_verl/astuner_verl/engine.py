@@ -1,8 +1,8 @@
-"""Token ids in, token ids out, through verl's own client of its rollout servers.
+"""Inference engine over VERL's client of its rollout servers.
 
-verl balances requests over its servers by request id, and the same id goes to the same server: an agent's turns find
-their prefix in its cache.  In the asynchronous modes the client also carries a generation over an update of the
-weights; its `policy_version` is then that of its first token.
+VERL balances requests over its servers by request ID, and sends the same ID to the same server: an agent's turns find
+their prefix in its cache.  In the asynchronous modes the client also continues a generation across an update of the
+weights; its `policy_version` is then the version of its first token.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 
 
 class VerlEngine(InferenceEngine):
-    """One model behind verl's rollout servers."""
+    """One model behind VERL's rollout servers."""
 
     def __init__(self, client: LLMServerClient, *, max_model_len: int, strings: bool = True) -> None:
-        """:param client: as `PPOTrainer.get_llm_client` gives it; it may be used in any process of the Ray cluster.
-        :param strings: whether the servers have a tokenizer, and so end at stop strings.
+        """Wrap a client.
+
+        :param client: Result of `PPOTrainer.get_llm_client`; usable in any process of the Ray cluster.
+        :param strings: Whether the servers have a tokenizer, so that they can end at stop strings.
         """
         self._client = client
         self._strings = strings
@@ -44,13 +46,13 @@ class VerlEngine(InferenceEngine):
             output = await self._client.generate(
                 request_id=session, prompt_ids=list(prompt_ids), sampling_params=_parameters(sampling, most)
             )
-        except Exception as e:  # verl, Ray and the engine behind them have no common base
+        except Exception as e:  # VERL, Ray and the engine share no base class of errors
             raise ModelFailed(f"verl's rollout server failed: {type(e).__name__}: {last_words(e)}") from e
         return _generation(prompt_ids, output, sampling, most)
 
 
 def _parameters(sampling: SamplingParams, max_tokens: int) -> dict[str, Any]:
-    """As verl's servers take them: vLLM's names; a name that vLLM does not know would be an error there."""
+    """Return sampling parameters under vLLM's names; vLLM rejects unknown names."""
     parameters: dict[str, Any] = {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -70,8 +72,8 @@ def _generation(prompt_ids: Sequence[int], output: Any, sampling: SamplingParams
     ids, logprobs = output.token_ids, output.log_probs
     if logprobs is None or len(logprobs) != len(ids):
         raise ModelFailed(
-            f"verl's rollout server gave {len(ids)} tokens and {0 if logprobs is None else len(logprobs)} "
-            "log-probabilities; training needs one for each token"
+            f"verl's rollout server returned {len(ids)} tokens but {0 if logprobs is None else len(logprobs)} "
+            "log-probabilities; training needs one per token"
         )
     if ids and ids[-1] in sampling.stop_token_ids:
         finish = FinishReason.STOP

@@ -1,4 +1,4 @@
-"""What VERL's configuration depends on beside the experiment file: the core's facts, and what VERL asks of them."""
+"""Inputs of VERL's configuration from outside the experiment file: shared facts and VERL's own constraints."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from astuner_ray.native.gpu_memory import gib, of_facts
 from astuner_verl import separate
 
 ENGINE_SHARE = 0.5
-"""VERL's ``gpu_memory_utilization`` where nothing is written."""
+"""VERL's default of ``gpu_memory_utilization``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts(facts.Facts):
-    """All that `astuner_verl.table` looks at; made by `Facts.of`."""
+    """Facts for `astuner_verl.table`, created by `Facts.of`."""
 
     BACKBONE: ClassVar[str] = "verl"
 
@@ -24,7 +24,7 @@ class Facts(facts.Facts):
         yield from super().wrong()
         common, rollout = self.a.trainer_common, self.a.rollout
         if self.gpus < 1:
-            yield "astuner.trainer_common.n_gpus_per_node", f"is {self.gpus}, and verl needs one at least"
+            yield "astuner.trainer_common.n_gpus_per_node", f"is {self.gpus}, but verl needs at least one GPU"
             return
         world, sharing = self.gpus * common.nnodes, common.ulysses_sequence_parallel_size
         shares = [("trainer_common.ulysses_sequence_parallel_size", sharing, "groups that share sequences")]
@@ -41,13 +41,13 @@ class Facts(facts.Facts):
         if too_few := self.sequence_fits(self.micro_batch_tokens):
             yield "astuner.trainer_common.micro_batch_tokens", too_few
         if not float(self.a.model.lora.alpha).is_integer():
-            yield "astuner.model.lora.alpha", f"is {self.a.model.lora.alpha:g}, and verl takes whole numbers"
+            yield "astuner.model.lora.alpha", f"is {self.a.model.lora.alpha:g}, but verl accepts integers only"
 
     def memory_plan(self) -> Mapping[str, str]:
-        """Lines of the plan: an estimate; empty for a model whose shape its config does not say in the usual words.
+        """Return the plan lines on GPU memory, an estimate; empty if the model's config does not give its shape.
 
-        Trainer and rollout engines take turns: while one works, the other's share is freed, and the trainer's stays
-        unless it is offloaded.
+        Trainer and rollout engines take turns: while one works, the other's share is freed, except for the trainer's
+        state unless it is offloaded.
         """
         found = of_facts(self, gpus=self.gpus * self.a.trainer_common.nnodes)
         if found is None:
@@ -59,11 +59,11 @@ class Facts(facts.Facts):
         if not separate.trains_only(self.own):
             trainer = max(trainer, engine, found.resting / (1 - share))
         apart = separate.written(self.own)
-        each = f"of the trainer, {gib(engine)} on each of the rollout, at least" if apart else "at least"
-        stays = "" if apart else f"{gib(found.resting)} of the trainer's stay; "
+        each = f"for the trainer, {gib(engine)} per rollout GPU, at least" if apart else "at least"
+        stays = "" if apart else f"{gib(found.resting)} of the trainer stay; "
         return {
-            "GPU memory": f"about {gib(trainer)} on each GPU {each}",
+            "GPU memory": f"about {gib(trainer)} per GPU {each}",
             "an update": found.of_update(self.micro_batch_tokens),
             "a rollout": f"{stays}in {share:g} of the GPU: {gib(found.rollout_weights)} weights + {gib(conversation)} "
-            f"for each conversation of {self.max_model_len:,} tokens",
+            f"per conversation of {self.max_model_len:,} tokens",
         }

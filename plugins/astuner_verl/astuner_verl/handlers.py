@@ -1,8 +1,8 @@
-"""What VERL's trainer asks for by name: data, samples, advantages, checkpoints; all of it is the session's to answer.
+"""Handlers that VERL's trainer loads by name for data, samples, advantages and checkpoints; the session answers them.
 
-``keys.yaml`` tells it their names.  VERL submits prompts and samples finished groups.  Its prompts are *tickets* here:
-what a ticket stands for is decided by core's `TaskSampler` when the group starts, so that a run on VERL draws exactly
-what the same run draws on any other backbone, and continues there after a resume.
+``keys.yaml`` sets their names.  VERL submits prompts and samples finished groups.  Its prompts are *tickets* here: when
+a group starts, core's `TaskSampler` selects the task of its ticket, so a run on VERL draws the same tasks as on any
+other backbone, also after a resume.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from verl.trainer.ppo.core_algos import register_adv_est
 from astuner_verl import session
 
 ADVANTAGES = "astuner"
-"""The name of `advantages` in VERL's registry of estimators."""
+"""Name of `advantages` in VERL's registry of estimators."""
 
 
 class TicketDataset(Dataset[dict[str, Any]]):
-    """As many tickets as ``data.train_files`` or ``data.val_files`` says: ``tickets:N``."""
+    """Dataset of ``N`` tickets, for ``tickets:N`` in ``data.train_files`` or ``data.val_files``."""
 
     def __init__(self, data_files: Any, **verl_passes_more: Any) -> None:
-        """:param data_files: ``tickets:N``; VERL hands over what the config says, alone or in a list."""
+        """:param data_files: ``tickets:N``; VERL passes the configured value, alone or in a list."""
         text = data_files if isinstance(data_files, str) else next(iter(data_files))
         self._tickets = int(text.removeprefix("tickets:"))
 
@@ -46,29 +46,29 @@ class TicketDataset(Dataset[dict[str, Any]]):
 
 
 class EpisodeManager:
-    """VERL's agent loop manager: it is told to begin groups, and never waited for.
+    """VERL's agent loop manager, which starts groups and does not wait for them.
 
-    In the synchronous mode there is nothing to begin ahead: the groups of a step run while VERL samples them.
+    In the synchronous mode nothing starts ahead: the groups of a step run while VERL samples them.
     """
 
     def generate_sequences(self, prompts: TensorDict) -> None:
-        """Begin a group for each ticket, of the training tasks unless ``prompts`` says ``validate``."""
+        """Start a group for each ticket, from the training tasks unless ``prompts`` contains ``validate``."""
         uids = [str(_plain(uid)) for uid in prompts["uid"]]
         session.current().submitted(uids, validate="validate" in prompts and bool(_plain(prompts["validate"])))
 
 
 class GroupBuffer:
-    """VERL's replay buffer: it answers a request for n finished groups, which run when they are asked for.
+    """VERL's replay buffer, which runs and returns n finished groups on request.
 
-    Which groups are trained on, and what becomes of the others, is core's to say (`Run.rollout`); VERL's own filters
-    and refills are not used.
+    Core decides which groups are trained on and what happens to the others (`Run.rollout`); VERL's own filters and
+    refills are not used.
     """
 
     def __init__(self, **verl_passes_settings: Any) -> None:
-        """Everything that is to be known is in the session."""
+        """Ignore VERL's settings; the session has all state."""
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, float]]:
-        """The rows of ``batch_size`` groups, and metrics (none: ours are the run's to publish).
+        """Return the rows of ``batch_size`` groups, and no metrics, because the run publishes them.
 
         :param partition_id: ``train`` or ``val``.
         """
@@ -81,14 +81,14 @@ class GroupBuffer:
 def advantages(
     token_level_rewards: Tensor, response_mask: Tensor, index: Sequence[str], **verl_passes_more: Any
 ) -> tuple[Tensor, Tensor]:
-    """Advantages and returns, both [rows, tokens], as core computes them.
+    """Return advantages and returns, both [rows, tokens], as computed by core.
 
-    VERL's estimators see token-level rewards and a group's id; they cannot know of episodes that fork, or of agents
-    with roles.  So this one looks the samples up, asks core for their credit, and writes it on the tokens.
+    VERL's estimators receive token-level rewards and a group ID; they know neither episodes that fork nor agents with
+    roles.  This one looks up the samples, requests their credit from core, and writes it to the tokens.
 
-    :param token_level_rewards: [rows, tokens], with the KL penalty taken off where ``use_kl_in_reward`` says so.
+    :param token_level_rewards: [rows, tokens], minus the KL penalty if ``use_kl_in_reward`` is set.
     :param response_mask: [rows, tokens]; 1 where the model generated.
-    :param index: a row's ``uid``, as `rows.publish` set it; rows that VERL adds to fill a batch have other ones.
+    :param index: ``uid`` of each row, set by `rows.publish`; rows that VERL adds as padding have other values.
     """
     known = [int(uid) if uid.isdigit() else None for uid in index]
     sums = token_level_rewards.sum(dim=1).tolist()
@@ -99,7 +99,7 @@ def advantages(
 
 
 class SaveCallback(CheckpointCallback):
-    """VERL calls it after each checkpoint."""
+    """Callback that VERL calls after each checkpoint."""
 
     def on_save(
         self, trainer: Any, global_step: int, checkpoint_dir: str, async_save: bool = False, **kwargs: Any
@@ -108,5 +108,5 @@ class SaveCallback(CheckpointCallback):
 
 
 def _plain(value: Any) -> Any:
-    """What tensordict has wrapped, if it has."""
+    """Return the value inside tensordict's wrapper, if there is one."""
     return getattr(value, "data", value)

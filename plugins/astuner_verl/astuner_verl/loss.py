@@ -1,7 +1,7 @@
-"""Our loss inside verl's actor workers.
+"""ASTuner's loss inside VERL's actor workers.
 
-verl hands a micro-batch of whole rows to a function and calls ``backward`` on the scalar that it returns.  Ours is
-`astuner_ray.training.loss`, which also says what becomes of it; here is only where verl keeps the rows.
+VERL passes a micro-batch of rows to a function and calls ``backward`` on the scalar that it returns.  The computation
+is in `astuner_ray.training.loss`; this module only reads VERL's row format.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from astuner_ray.training.loss import RowLoss
 def make_loss(
     settings: TrainerCommon, send: Callable[[int, Found], None] | None = None
 ) -> Callable[..., tuple[Tensor, dict[str, Metric]]]:
-    """The loss that ``settings`` ask for, for ``actor_rollout_wg.set_loss_fn``; see `RowLoss`."""
+    """Return the loss for ``settings``, to pass to ``actor_rollout_wg.set_loss_fn``; see `RowLoss`."""
     return partial(_loss, RowLoss(settings, send))
 
 

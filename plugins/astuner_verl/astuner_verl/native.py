@@ -1,8 +1,10 @@
-"""VERL's whole configuration for one experiment, composed as VERL itself composes it.
+"""Compose VERL's complete configuration for one experiment with VERL's own mechanism.
 
-    VERL's YAML files  <  ``keys.yaml``  <  what the platform needs  <  the person's ``verl:`` section
+Later layers take precedence::
 
-Hydra reads VERL's YAML files where they are installed; VERL itself is not imported, so this takes a second.
+    VERL's YAML files  <  ``keys.yaml``  <  the platform's settings  <  the user's ``verl:`` section
+
+Hydra reads VERL's YAML files from the installed package; VERL itself is not imported, so this takes a second.
 """
 
 from __future__ import annotations
@@ -38,24 +40,24 @@ WITHOUT_FLASH_ATTENTION = {
     "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
     "actor_rollout_ref.model.use_remove_padding": False,
 }
-"""What VERL needs where flash-attn is not installed: torch's own attention, which wants padded rows."""
+"""VERL settings without flash-attn: torch's attention, which needs padded rows."""
 PRECISION = ("actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype", "actor_rollout_ref.rollout.dtype")
-"""Where the types are that trainer and rollout engine compute in."""
+"""Keys with the data types of the trainer's passes and of the rollout engine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Native:
-    """What VERL is told."""
+    """VERL's configuration for one experiment."""
 
     config: DictConfig
-    """VERL's own, interpolations unresolved; what the run decides later may still be put into it."""
+    """VERL's own configuration with unresolved interpolations; values decided later can still be set."""
     notes: tuple[str, ...]
-    """What a person should know of what replaced what."""
+    """Notes for the user about replaced values."""
     common: TrainerCommon
-    """``trainer_common`` with a `rollout_is` that is decided."""
+    """``trainer_common`` with `rollout_is` resolved."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, resolved, as plain data."""
+        """Return the resolved configuration as plain data."""
         from omegaconf import OmegaConf
 
         data: dict[str, Any] = OmegaConf.to_container(self.config, resolve=True)  # type: ignore[assignment]
@@ -63,20 +65,20 @@ class Native:
 
 
 def platform_settings(env: Mapping[str, str] = os.environ) -> Mapping[str, Any]:
-    """VERL's keys that this machine needs, a GPU's or as ``VERL_PLATFORM`` says: dotted, a leading ``+`` adds one.
+    """Return VERL's keys for this machine, GPUs or ``VERL_PLATFORM``: dotted, a leading ``+`` adds a key.
 
-    :raises ConfigError: the CPU is asked for, and the package that brings it is not installed.
+    :raises ConfigError: ``VERL_PLATFORM=cpu``, but its package is not installed.
     """
     on_gpus = without_flash_attention(WITHOUT_FLASH_ATTENTION)
     return platform("verl", engine_has_others=True, on_gpus=on_gpus, env=env)
 
 
 def compose(facts: Facts, machine: Mapping[str, Any]) -> Native:
-    """VERL's configuration for the experiment of ``facts``.
+    """Return VERL's configuration for the experiment of ``facts``.
 
-    :param machine: what it needs, see `platform_settings`.
-    :raises ConfigError: keys of the ``verl:`` section that VERL does not have, or that ASTuner sets, all at once; or a
-        key of ours that means nothing in the mode they choose.
+    :param machine: Settings of this machine, see `platform_settings`.
+    :raises ConfigError: All keys of the ``verl:`` section that VERL does not have or that ASTuner sets; or an
+        ``astuner.`` key without meaning in the selected mode.
     :raises MissingDependency: VERL or Hydra is not installed.
     """
     native = defaults()
@@ -91,8 +93,8 @@ def compose(facts: Facts, machine: Mapping[str, Any]) -> Native:
             known,
             engine="verl",
             unlike=lambda key, value: _unlike(known[key], value),
-            is_free=lambda default: default in (None, {}),  # not a section with keys: that is `HAS_KEYS`
-            else_="for a key that its YAML files lack write {key}",
+            is_free=lambda default: default in (None, {}),  # sections with keys are `HAS_KEYS`
+            else_="to add a key that verl's YAML files lack, write {key}",
         ),
         get=partial(_get, native),
         put=partial(_put, native),
@@ -107,13 +109,13 @@ def compose(facts: Facts, machine: Mapping[str, Any]) -> Native:
 
 
 def defaults() -> DictConfig:
-    """VERL's configuration as its YAML files have it.
+    """Return VERL's configuration from its YAML files.
 
     :raises MissingDependency: VERL or Hydra is not installed.
     """
     found = find_spec("verl")
     if found is None or not found.submodule_search_locations or find_spec("hydra") is None:
-        raise MissingDependency("the backbone verl needs VERL, which is not installed here: pip install astuner-verl")
+        raise MissingDependency("the backbone verl needs VERL, which is not installed: pip install astuner-verl")
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
 
@@ -124,9 +126,9 @@ def defaults() -> DictConfig:
 
 
 def check(native: Native) -> None:
-    """Ask VERL itself whether it takes the configuration. Imports VERL.
+    """Check with VERL's own code whether it accepts the configuration. Imports VERL.
 
-    :raises ConfigError: what VERL says, if it does not.
+    :raises ConfigError: VERL's error message.
     """
     from hydra.errors import InstantiationException
     from verl.trainer.ppo.utils import need_reference_policy
@@ -134,22 +136,25 @@ def check(native: Native) -> None:
 
     config = native.config
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # it prints that all is well
+        with contextlib.redirect_stdout(sys.stderr):  # VERL prints a success message
             validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=False)
-        omega_conf_to_dataclass(config.actor_rollout_ref.rollout)  # left to the workers by verl
+        omega_conf_to_dataclass(config.actor_rollout_ref.rollout)  # VERL checks this only in workers
     except (AssertionError, ImportError, NotImplementedError, TypeError, ValueError, InstantiationException) as e:
-        raise ConfigError(f"verl does not take this configuration: {' '.join(str(e).split())}") from e
+        raise ConfigError(f"verl rejects this configuration: {' '.join(str(e).split())}") from e
 
 
 def _check_mode(config: Config, native: DictConfig) -> None:
-    """:raises ConfigError: the mode that the person chose does not go with the rest."""
+    """Check that the selected trainer mode matches the other settings.
+
+    :raises ConfigError: It does not.
+    """
     mode = native.trainer.v1.trainer_mode
     problems = []
     if mode != "sync" and config.astuner.rollout.oversample != 1:
         place = config.origins.get("astuner.rollout.oversample", Place(str(config.path)))
         problems.append(
-            f"{place}: astuner.rollout.oversample means nothing with {SECTION}.{separate.KEY}: {mode}, "
-            "in which groups are begun ahead anyway; leave it out"
+            f"{place}: astuner.rollout.oversample has no effect with {SECTION}.{separate.KEY}: {mode}, "
+            "which starts groups ahead anyway; remove it"
         )
     if separate.chosen(native):
         problems += [
@@ -160,19 +165,19 @@ def _check_mode(config: Config, native: DictConfig) -> None:
 
 
 def _unlike(default: Any, value: Any) -> str:
-    """What kind of value VERL's default asks for, if ``value`` is of another; null is left to VERL."""
+    """Return the type that VERL's default implies if ``value`` has another type; null is left to VERL."""
     if value is None or default is None or (isinstance(default, str) and "${" in default):
         return ""
     if default is HAS_KEYS or isinstance(default, dict):
-        return "" if isinstance(value, dict) else "is a section of verl's; write keys below it"
+        return "" if isinstance(value, dict) else "is a section of verl; write keys below it"
     kinds = ((bool, "true or false"), ((int, float), "a number"), (str, "text"), (list, "a list"))
     kind, text = next((kind, text) for kind, text in kinds if isinstance(default, kind))
     fits = isinstance(value, kind) and isinstance(value, bool) == isinstance(default, bool)
-    return "" if fits else f"should be {text}, as verl's {default!r} is"
+    return "" if fits else f"should be {text}, like verl's default {default!r}"
 
 
 def _every_key(native: DictConfig) -> Iterator[tuple[str, Any]]:
-    """VERL's keys and sections, dotted; a section that has keys has the value `HAS_KEYS`."""
+    """Yield VERL's keys and sections, dotted; a section with keys has the value `HAS_KEYS`."""
     from omegaconf import OmegaConf
 
     def walk(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
@@ -186,7 +191,7 @@ def _every_key(native: DictConfig) -> Iterator[tuple[str, Any]]:
 
 
 def _put(native: DictConfig, key: str, value: Any) -> str:
-    """Set VERL's ``key``; its name without ``+``."""
+    """Set VERL's ``key`` and return its name without ``+``."""
     from omegaconf import OmegaConf
 
     name = spelled(key).replace("+", "")

@@ -1,4 +1,4 @@
-"""What of Ray's CPUs VERL's processes reserve, and which processes these are.  Light; VERL is not imported."""
+"""CPUs that VERL's processes reserve in Ray, and which processes these are.  Does not import VERL."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 _PER_GPU = 3
-"""CPUs for each GPU: VERL's ``ResourcePoolManager.max_colocate_count``; rollout servers alone take 2."""
+"""CPUs per GPU: VERL's ``ResourcePoolManager.max_colocate_count``; rollout servers alone use 2."""
 _TO_START = 1
-"""One is free for actors that need it to start only."""
+"""One CPU stays free for actors that need it only to start."""
 
 
 def training_cpus(native: DictConfig) -> int:
-    """CPUs of a training run: its queue has one process for control and some for storage."""
+    """Return the CPUs of a training run; its queue has one control process and several storage processes."""
     return _queue(native) + _PER_GPU * separate.training_gpus(native) + _TO_START
 
 
 def serving_cpus(native: DictConfig) -> int:
-    """CPUs of rollout servers without a trainer."""
+    """Return the CPUs of rollout servers without a trainer."""
     nodes, gpus = separate.serving_gpus(native)
     return _PER_GPU * nodes * gpus + _TO_START
 
 
 def processes(native: DictConfig) -> dict[str, int]:
-    """The actors of a training run -> how many; vLLM's servers have processes of their own below them."""
+    """Return the actors of a training run and their number; vLLM's servers have further child processes."""
     rollout = native.actor_rollout_ref.rollout
     engine = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
     nodes, gpus = separate.serving_gpus(native)
@@ -36,7 +36,7 @@ def processes(native: DictConfig) -> dict[str, int]:
         "serving rollouts": max(1, nodes * gpus // engine),
         "running episodes": rollout.agent.num_workers,
         "of VERL's queue": _queue(native),
-        "of VERL's others": 1 + native.reward.num_workers + 1,  # who balances requests, judges nothing; our mailbox
+        "of VERL's others": 1 + native.reward.num_workers + 1,  # load balancer, idle reward workers; ASTuner's mailbox
     }
 
 

@@ -1,8 +1,8 @@
-"""From our samples to the rows of verl's TransferQueue.
+"""Convert samples to the rows of VERL's TransferQueue.
 
-A row is a sample cut in two at its first trained token: what stands before it is verl's prompt, the rest its response,
-masked where the model did not generate.  Nothing is padded.  Invariant: prompt + response are the sample's
-``input_ids``, and the mask's ones are its trained tokens.
+A row is a sample split at its first trained token: everything before it is VERL's prompt, the rest is the response,
+masked where the model did not generate.  Nothing is padded.  Invariant: prompt + response equal the sample's
+``input_ids``, and the ones of the mask are its trained tokens.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from astuner_ray.training.before_update import ROW, row_id
 
 
 def as_output(sample: Sample) -> AgentLoopOutput:
-    """One sample as verl's agent loops return it.
+    """Return a sample in the format of VERL's agent loops.
 
-    :raises ValueError: the sample trains nothing.
+    :raises ValueError: The sample has no trained tokens.
     """
     start = list(sample.loss_mask).index(1)
     return _output(
@@ -39,7 +39,7 @@ def as_output(sample: Sample) -> AgentLoopOutput:
 
 
 def nothing(token: int, version: int) -> AgentLoopOutput:
-    """A row that trains nothing, for a step in which there is nothing to train: verl cannot take an empty batch."""
+    """Return a row without trained tokens, for a step with nothing to train: VERL rejects an empty batch."""
     return _output([token], [token], mask=[0], logprobs=[0.0], reward=0.0, version=version)
 
 
@@ -63,10 +63,10 @@ def publish(
 ) -> KVBatchMeta:
     """Put rows into the queue.
 
-    A row's ``uid`` is its place in ``outputs``, by which `handlers.advantages` finds its sample again after verl has
-    reordered the batch for its workers; and so is the number in its `ROW`, which is for the workers themselves.
+    A row's ``uid`` is its index in ``outputs``: `handlers.advantages` finds its sample by it after VERL has reordered
+    the batch for its workers. The index is also in `ROW`, for the workers themselves.
 
-    :param token_weights: of each row; see `Sample.token_weight`.
+    :param token_weights: Weight of each row; see `Sample.token_weight`.
     """
     keys, fields, tags = [], [], []
     for i, (output, weight) in enumerate(zip(outputs, token_weights, strict=True)):
@@ -98,19 +98,22 @@ def publish(
 
 
 def check_free() -> None:
-    """:raises RunError: another run uses this Ray cluster's queue, of which there is one."""
+    """Check that no other run uses the queue of this Ray cluster, which has only one.
+
+    :raises RunError: Another run uses it.
+    """
     try:
         ray.get_actor("TransferQueueController", namespace="transfer_queue")
-    except ValueError:  # Ray's word for: there is none
+    except ValueError:  # raised by Ray if there is no such actor
         return
     raise RunError(
-        "another run of verl is on this Ray cluster, and their data would mix: wait for its end, or unset RAY_ADDRESS "
-        "(and leave out --with-ray) for a Ray of this run's own"
+        "another verl run uses this Ray cluster, and their data would mix. Wait until it ends, or unset RAY_ADDRESS "
+        "and omit --with-ray to use a private Ray instance"
     )
 
 
 def forget() -> None:
-    """Clear the rows that a resumed run finds in the queue: they were trained on; the tickets stay."""
+    """Clear leftover rows when a run resumes, because they were trained on; tickets stay."""
     for partition, found in (tq.kv_list() or {}).items():
         if rows := [key for key, tag in found.items() if not tag.get("is_prompt")]:
             tq.kv_clear(keys=rows, partition_id=partition)

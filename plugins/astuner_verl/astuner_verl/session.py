@@ -1,12 +1,11 @@
-"""One training run on verl: its trainer drives, and asks us at the points that it keeps for others.
+"""A training run on VERL: VERL's trainer drives the loop and calls this session through its extension points.
 
-verl's trainer runs in this process (its workers and servers are Ray actors), so what it asks for is answered by the
-run itself (`astuner.contracts.run.Run`), and an exception of ours ends the trainer's loop like any other.  The order
-within a step:
+VERL's trainer runs in this process (its workers and servers are Ray actors), so the run itself answers its requests
+(`astuner.contracts.run.Run`), and exceptions of ASTuner end the trainer's loop.  The order within a step:
 
-    submitted (tickets) -> collect (groups, rows) -> credit (advantages) -> [verl: update, saved, weights] -> validate
+    submitted (tickets) -> collect (groups, rows) -> credit (advantages) -> [VERL: update, saved, weights] -> validate
 
-Invariant: what a step did to the run's state is in it before the step's weights are saved.
+Invariant: the run's state includes all changes of a step before the step's weights are saved.
 """
 
 from __future__ import annotations
@@ -47,70 +46,72 @@ NAMES: Mapping[str, str] = {
     "timing_s/update_actor": "time/update",
     "timing_s/update_weights": "time/sync_weights",
 }
-"""verl's name of a number -> ours."""
+"""VERL's metric name -> ASTuner's name."""
 SAVING = "timing_s/save_checkpoint"
-"""verl's name of the seconds that saving took, which it counts as part of the step."""
+"""VERL's metric for the seconds of saving, which it counts as part of the step."""
 _UPDATE = ("timing_s/old_log_prob", "timing_s/ref", "timing_s/adv", "timing_s/update_actor")
 
 _current: Session | None = None
 
 
 def current() -> Session:
-    """The run that verl is working for in this process.
+    """Return the session of this process.
 
-    :raises RunError: there is none: verl was started by something else with our settings.
+    :raises RunError: There is none, because VERL was not started by ASTuner.
     """
     if _current is None:
-        raise RunError("verl was not started by `astuner run`, which alone knows what to roll out")
+        raise RunError(
+            "verl uses ASTuner's settings, but was not started by `astuner run`; start it with `astuner run`"
+        )
     return _current
 
 
 @dataclass
 class _Step:
-    """What is known of the step under way."""
+    """State of the current step."""
 
     rollout: StepRollout
     samples: Sequence[Sample]
     """Row -> its sample."""
     places: Sequence[int]
-    """Row -> the place of its sample among those of the step."""
+    """Row -> index of its sample among all samples of the step."""
     metrics: dict[str, float]
 
 
 class Session:
-    """Answers verl's trainer."""
+    """Session that answers VERL's trainer."""
 
     def __init__(self, run: Run, composed: Native, redirect: Redirect, *, done: int = 0) -> None:
-        """:param done: Training steps that a resumed run has finished."""
+        """:param done: Training steps that a resumed run has completed."""
         self.training = run
         self.native, self._common = composed.config, composed.common
         self.redirect = redirect
         self.saved_step = done
         self._state = run.state()
-        """The run's state as of the last finished step; a step cut short must not move it."""
+        """The run's state after the last completed step; an interrupted step must not change it."""
         self._whole: int | None = None
-        """While episodes run: the step whose weights verl holds, which are whole; None while it updates them."""
+        """While episodes run: the step of VERL's current weights, which can be saved; None during an update."""
         self._step: _Step | None = None
         self._tickets: list[str] = []
-        """Of verl, in its queue: one for each group that it wants and has not got."""
+        """Tickets in VERL's queue: one for each group that VERL has requested and not received."""
         self._ahead = self.native.trainer.v1.trainer_mode != "sync"
-        """Whether groups run while weights are updated."""
+        """Whether groups run during weight updates."""
         self._settings = run.config.astuner
         self._updates = Updates(self._settings.trainer_common, total_steps=run.total_steps)
         self._trainer: Any = None
         self._mailbox: Any = None
-        """A `Mailbox`, where workers put log-probabilities for the episode log; None: there is none."""
+        """A `Mailbox` for log-probabilities that workers send to the episode log; None without an episode log."""
         self._fleet: Fleet | None = None
         folder = run.run_dir.path / "verl"
         self._numbers = _MetricsFile(folder / f"metrics-{done:06d}.jsonl")
         self._save = 0.0
-        """Seconds of the saving after the step before."""
+        """Seconds of saving after the previous step."""
 
     def run(self, make_fleet: Callable[[LLMServerClient], Fleet]) -> None:
         """Train to the end.
 
-        :param make_fleet: verl's client of the rollout servers -> `Fleet`.
-        :raises Interrupted: the person asked to stop; what is finished is saved.
+        :param make_fleet: Creates a `Fleet` from VERL's client of the rollout servers.
+        :raises Interrupted: The user stopped the run; completed work is saved.
         """
         global _current
         self._numbers.path.parent.mkdir(parents=True, exist_ok=True)
@@ -125,9 +126,9 @@ class Session:
             del os.environ["VERL_FILE_LOGGER_PATH"]
 
     def _run(self, make_fleet: Callable[[LLMServerClient], Fleet]) -> None:
-        from astuner_verl.handlers import EpisodeManager  # registers the advantages, too
+        from astuner_verl.handlers import EpisodeManager  # also registers the advantages
 
-        # VERL 0.9.1 calls `logger.info(…, flush=True)` there where the trainer's GPUs only train, which is an error
+        # VERL 0.9.1 calls `logger.info(…, flush=True)` if the trainer's GPUs only train, which raises an error
         logging.getLogger("verl.trainer.ppo.v1.trainer_separate_async").setLevel(logging.WARNING)
         rows.check_free()
         tq.init(self.native.transfer_queue)
@@ -159,23 +160,23 @@ class Session:
             if self._whole is not None and self._whole > self.saved_step:
                 try:
                     self._save_finished(self._whole)
-                except Exception as e:  # what ended the run is what the person must see
+                except Exception as e:  # report it, but raise the error that ended the run
                     with self.redirect.ours():
                         text = f"step {self._whole} could not be saved: {type(e).__name__}: {e}"
                         self.training.publish(Note(text=text))
             raise
 
     def _save_finished(self, step: int) -> None:
-        """Save the weights of the last finished step, when what comes after it is cut short while episodes run."""
-        self._trainer.on_step_begin()  # the rollout servers give the trainer's memory back, as before an update:
-        self._trainer.on_sample_end()  # in `separate_async` when a step begins, in the other modes after its sampling
+        """Save the weights of the last completed step after an interruption while episodes run."""
+        self._trainer.on_step_begin()  # make the rollout servers release the trainer's memory, as before an update:
+        self._trainer.on_sample_end()  # `separate_async` does so at the start of a step, other modes after sampling
         self._trainer.global_steps = step
-        self._trainer._save_checkpoint()  # verl has no public name for it
+        self._trainer._save_checkpoint()  # VERL has no public method for this
 
-    # --- what verl asks for -----------------------------------------------------------------------------------
+    # --- requests from VERL -----------------------------------------------------------------------------------
 
     def submitted(self, tickets: Sequence[str], *, validate: bool) -> None:
-        """verl wants so many more groups; in the synchronous mode they begin when it samples them."""
+        """Register VERL's request for more groups; in the synchronous mode they start when it samples them."""
         if validate:
             tq.kv_clear(keys=list(tickets), partition_id="val")
             return
@@ -184,8 +185,8 @@ class Session:
             self.training.prefetch(self._fleet_(), len(self._tickets))
 
     def collect(self, step: int) -> KVBatchMeta:
-        """The rows of step ``step`` (1-based), ready to train on."""
-        used = self._settings.data.train_batch_size  # the others stand for groups under way, which verl begins again
+        """Return the rows of training step ``step`` (from 1)."""
+        used = self._settings.data.train_batch_size  # remaining tickets belong to groups that VERL requests again
         tq.kv_clear(keys=self._tickets[:used], partition_id="train")
         del self._tickets[:used]
         with self.redirect.ours():
@@ -207,12 +208,11 @@ class Session:
         return rows.publish(outputs, partition="train", step=step, token_weights=weights)
 
     def credit(self, token_rewards: Mapping[int, float]) -> dict[int, float]:
-        """Row -> advantage.
+        """Return the advantage of each row.
 
-        :param token_rewards: row -> the sum of its token-level rewards, which lacks the KL penalty where KL is in the
-            reward.
+        :param token_rewards: Row -> sum of its token-level rewards, minus the KL penalty if `use_kl_in_reward` is set.
         """
-        assert self._step is not None  # verl has sampled
+        assert self._step is not None  # VERL has sampled before
         samples, algorithm = self._step.samples, self._settings.trainer_common.algorithm
         if not algorithm.use_kl_in_reward:
             return {row: s.advantage for row, s in enumerate(samples)} or dict.fromkeys(token_rewards, 0.0)
@@ -228,20 +228,20 @@ class Session:
         return {row: s.advantage for row, s in enumerate(samples)} or dict.fromkeys(token_rewards, 0.0)
 
     def validate(self, step: int) -> KVBatchMeta:
-        """Validate after ``step``; verl gets one row with the mean reward, ours is the run's to log."""
+        """Validate after ``step``; VERL receives one row with the mean reward, and the run logs the metrics."""
         with self.redirect.ours():
             self._state, self._whole = self.training.state(), step
             evaluation = self.training.validate(self._fleet_(), step)
             self._whole = None
-        assert evaluation is not None  # without validation tasks verl is told not to validate
+        assert evaluation is not None  # without validation tasks, VERL's validation is disabled
         row = rows.nothing(self._trainer.tokenizer.eos_token_id, step)
         row.reward_score = evaluation.reward
         return rows.publish([row], partition="val", step=step, token_weights=[0.0])
 
     def saved(self, step: int, state: Path, *, written: bool) -> None:
-        """verl has saved ``step``; add the run's state, and make the model that anybody loads.
+        """Add the run's state to VERL's saved ``step``, and publish the checkpoint.
 
-        :param written: all of it; otherwise verl goes on writing, which its ``async_save`` asks for.
+        :param written: Whether VERL has finished writing; with ``async_save`` it continues in the background.
         """
         with self.redirect.ours():
             run = self.training
@@ -261,13 +261,13 @@ class Session:
     # --- private ----------------------------------------------------------------------------------------------
 
     def _fleet_(self) -> Fleet:
-        assert self._fleet is not None  # made before verl's loop begins
+        assert self._fleet is not None  # created before VERL's loop starts
         return self._fleet
 
     def _deal_out(self, rows: int) -> int:
-        """Tell verl how to cut ``rows`` into `mini_batch_num` optimizer steps; how many they become.
+        """Make VERL split ``rows`` into `mini_batch_num` optimizer steps; return the resulting number of steps.
 
-        verl fills a batch up with empty rows to whole mini-batches of ``ppo_mini_batch_size * rollout.n`` rows, which
+        VERL pads a batch with empty rows to complete mini-batches of ``ppo_mini_batch_size * rollout.n`` rows, which
         must be a multiple of the data-parallel size.
         """
         native = self.native
@@ -286,7 +286,7 @@ class Session:
         return {**rollout.metrics, **self._step.metrics, "time/rollout": rollout.seconds}
 
     def _log_finished(self) -> None:
-        """Log the step that verl has written its numbers of."""
+        """Publish the step whose metrics VERL has written."""
         for step, numbers in self._numbers.new():
             if self._step is None or self._step.rollout.step != step:
                 continue  # the validation before the first step
@@ -298,7 +298,7 @@ class Session:
             self.training.publish(StepEnded(step=step, metrics=metrics))
 
     def _take_logprobs(self) -> None:
-        """Enter what workers have found of the step under way."""
+        """Publish log-probabilities that workers have sent for the current step."""
         if self._step is not None and self._mailbox is not None:
             found = ray.get(self._mailbox.take.remote(step := self._step.rollout.step))
             places = self._step.places
@@ -307,7 +307,7 @@ class Session:
 
 
 def _times(numbers: Mapping[str, Any]) -> dict[str, float]:
-    """A step's seconds, and those of its update, as every backbone counts them."""
+    """Return the seconds of a step and of its update, counted as on every backbone."""
     found = {"time/train": sum(float(numbers[name]) for name in _UPDATE if name in numbers)}
     if "timing_s/step" in numbers:
         found["time/step"] = float(numbers["timing_s/step"]) - float(numbers.get(SAVING, 0.0))
@@ -315,20 +315,20 @@ def _times(numbers: Mapping[str, Any]) -> dict[str, float]:
 
 
 class _MetricsFile:
-    """The file that verl's logger ``file`` writes, with all of its numbers; read as it grows."""
+    """File with all metrics, written by VERL's ``file`` logger and read as it grows."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._read = 0
 
     def new(self) -> list[tuple[int, dict[str, Any]]]:
-        """(step, numbers) of every line written since the last call."""
+        """Return (step, metrics) of every line written since the last call."""
         if not self.path.exists():
             return []
         with self.path.open("rb") as file:
             file.seek(self._read)
             lines = file.read().split(b"\n")
-        whole = lines[:-1]  # the last one is empty, or being written
+        whole = lines[:-1]  # the last element is empty, or an incomplete line
         self._read += sum(len(line) + 1 for line in whole)
         rows = [json.loads(line) for line in whole]
         return [(int(row["step"]), row["data"]) for row in rows]

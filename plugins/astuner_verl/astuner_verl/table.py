@@ -1,7 +1,7 @@
-"""From ``astuner.*`` to VERL's keys: ``keys.yaml``, and the values that are computed.
+"""Convert ``astuner.*`` keys to VERL's keys: ``keys.yaml`` and computed values.
 
-Light: it is read by the documentation's generator where VERL is not installed.  Invariant: every key in ``told`` is
-one that VERL's YAML files have (or one that it adds, with a ``+``).
+The documentation generator imports this module without VERL.  Invariant: every key in ``told`` exists in VERL's YAML
+files (or is added to them, with a ``+``).
 """
 
 from __future__ import annotations
@@ -37,6 +37,6 @@ VALUES: Mapping[str, Callable[[Facts], Any]] = {
     "algorithm.rollout_correction.bypass_mode": lambda f: table.old_need_no_pass(f.a.trainer_common),
     "data.train_files": _tickets,
 }
-"""VERL's key -> its value."""
+"""VERL's key -> function that computes its value."""
 
 TABLE: Table[Facts] = Table(Path(__file__).with_name("keys.yaml"), VALUES)

@@ -91,6 +91,6 @@ def test_keys_below_its_section_are_free() -> None:
     info = find_key("verl.actor_rollout_ref.rollout.gpu_memory_utilization", load_plugins())
     assert (info.type, info.doc) == (
         "anything",
-        "The ``verl:`` or ``trinity:`` section of an experiment file: the engine's own keys, spelled as it spells "
-        "them. They win over what ASTuner would have told it.",
+        "Settings of the engine itself in the ``verl:`` or ``trinity:`` section, with the engine's own keys. They take "
+        "precedence over values that ASTuner sets.",
     )

@@ -1,4 +1,4 @@
-"""The in-process inference engine: continuous batching with cached keys, exact log-probs, weights updated in place."""
+"""In-process inference engine: continuous batching with a KV cache, exact log-probs, weights updated in place."""
 
 from __future__ import annotations
 

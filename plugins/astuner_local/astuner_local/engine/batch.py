@@ -1,11 +1,11 @@
-"""The sequences that are being decoded, as tensors: one step gives each of them one more token.
+"""The sequences that are being decoded, as tensors: one step adds one token to each of them.
 
 Row i belongs to slot i of the cache.  Per-cell tensors have the cache's own layout, [slots, width + 1] with a scratch
-column at the end, so that one index serves keys, mask, random numbers and results.  What follows from the set of
-running rows alone is computed when that set changes, not at every step.
+column at the end, so that one index serves keys, mask, random numbers and results.  Values that depend only on the set
+of running rows are computed when that set changes, not at every step.
 
 Invariant: a running row's `_position` is the cell whose token (`_current`) has no keys in the cache yet; an idle row's
-is the scratch column.
+`_position` is the scratch column.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ _WORTH_SPLITTING = 16_384
 
 
 UNIFORM_MAX = 1 - 2**-22
-"""Uniform numbers lie in [0, this): times a total mass they stay below it in float32, so that the drawn token always
-has a probability above 0."""
+"""Uniform numbers are in [0, this): multiplied by a total mass they stay below it in float32, so that the drawn token
+always has a probability above 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingRows:
-    """Sampling parameters of a batch, one entry per row; None where all rows have the default."""
+    """Sampling parameters of a batch, one entry per row; None if all rows have the default."""
 
     temperature: Tensor | None = None
     """[n, 1] float; 1 for greedy rows."""
     greedy: Tensor | None = None
     """[n] bool."""
     top_k: Tensor | None = None
-    """[n, 1] long; the vocabulary's size for rows without limit."""
+    """[n, 1] long; the vocabulary size for rows without a limit."""
     top_p: Tensor | None = None
     """[n, 1] float."""
 
 
 def sample(logits: Tensor, uniform: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
-    """Draw from logits [n, V] with uniform [n, 1] in [0, `UNIFORM_MAX`); returns tokens [n] and log-probs [n].
+    """Sample from logits [n, V] with uniform [n, 1] in [0, `UNIFORM_MAX`); return tokens [n] and log-probs [n].
 
-    The distribution is softmax(logits / temperature), cut to the `top_k` most probable tokens, renormalised, cut to the
-    smallest set of most probable tokens whose mass reaches `top_p` (Holtzman et al. 2020), renormalised.
-    Temperature 0 is greedy: the most probable token, with its log-probability under temperature 1 and without cuts,
-    since the distribution in the limit says nothing (every log-probability would be 0).
+    The distribution is softmax(logits / temperature), cut to the `top_k` most probable tokens, renormalized, cut to the
+    smallest set of most probable tokens whose mass reaches `top_p` (Holtzman et al. 2020), renormalized.
+    Temperature 0 is greedy: the most probable token with its log-probability at temperature 1 without cuts, because
+    in the limit distribution every log-probability would be 0.
 
-    Everything is in float32, and one uniform number per row decides (inverse transform sampling), so a row whose
-    numbers come from its own seeded generator draws the same tokens whatever else is in the batch.
+    Everything is in float32, and one uniform number per row decides (inverse transform sampling), so a row with its own
+    seeded generator draws the same tokens regardless of the rest of the batch.
     """
     logits = logits.float()
     if rows.temperature is not None:
@@ -66,7 +66,7 @@ def sample(logits: Tensor, uniform: Tensor, rows: SamplingRows) -> tuple[Tensor,
     if rows.top_k is not None or rows.top_p is not None:
         drawn_from = _cut(logprobs, rows.top_k, rows.top_p)
     mass = drawn_from.exp().cumsum_(-1)
-    # The first index whose cumulated mass exceeds the number: its own mass is above 0.
+    # The first index whose cumulative mass exceeds the number: its own mass is above 0.
     tokens = torch.searchsorted(mass, uniform * mass[:, -1:], right=True)
     chosen = drawn_from.gather(-1, tokens)
     if rows.greedy is not None:
@@ -78,7 +78,7 @@ def sample(logits: Tensor, uniform: Tensor, rows: SamplingRows) -> tuple[Tensor,
 
 
 def _cut(logprobs: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
-    """Log-probabilities [n, V] renormalised over the kept tokens, -inf elsewhere; ties go to the smaller index."""
+    """Return log-probabilities [n, V], renormalized over kept tokens, -inf elsewhere; ties keep the smaller index."""
     ordered, order = logprobs.sort(dim=-1, descending=True, stable=True)
     if top_k is not None:
         rank = torch.arange(logprobs.shape[-1], device=logprobs.device)
@@ -87,37 +87,37 @@ def _cut(logprobs: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor
         before = ordered.exp().cumsum(-1) - ordered.exp()
         outside = before >= top_p
         outside[:, 0] = False  # the most probable token is always kept
-        # a row at top_p = 1 keeps everything, also where rounding makes the mass before a token reach 1
+        # a row with top_p = 1 keeps everything, even if rounding makes the mass before a token reach 1
         ordered = ordered.masked_fill(outside & (top_p < 1), -torch.inf).log_softmax(-1)
     return torch.full_like(logprobs, -torch.inf).scatter(-1, order, ordered)
 
 
 @dataclass(frozen=True)
 class _Running:
-    """What a step needs to know about the set of running rows."""
+    """Data that a step needs about the set of running rows."""
 
     slots: slice | Tensor
-    """The rows to compute: a range where most rows in it run, else the running rows themselves."""
+    """Rows to compute: a range if most rows in it run, else the running rows themselves."""
     rows: Tensor
-    """[m] the running rows."""
+    """[m] running rows."""
     row_starts: Tensor
     """[m] first cell of each running row."""
     read_starts: Tensor
     """[n] first cell of each row in `slots`."""
     kept: Tensor | None
-    """[m] where the running rows lie among `slots`; None when `slots` has no others."""
+    """[m] indices of the running rows in `slots`; None if `slots` has no other rows."""
     sampling: SamplingRows
     stop_ids: Tensor
     """[m or 1, ids]"""
     last: Tensor
-    """[m] the last column each row may fill."""
+    """[m] last column that each row may fill."""
 
 
 def _pieces(lengths: Sequence[int]) -> list[tuple[int, int, int]]:
-    """(start, end, longest) of runs of rows that are read together.
+    """Return (start, end, longest) of runs of rows that are read together.
 
-    One piece reads every row as far as the longest, which is fastest for small or even batches; pieces of a few rows
-    pay once that would mostly be reading nothing.
+    A single piece reads every row up to the longest, which is fastest for small or even batches; pieces of a few rows
+    pay off when most of that would be empty.
     """
     pieces = [
         (start, min(start + _PIECE, len(lengths)), max(lengths[start : start + _PIECE]))
@@ -141,7 +141,7 @@ class DecodeBatch:
         self._rows: list[int] = []
         self._running: _Running | None = None
         self._pieces: list[tuple[int, int, int]] = []
-        self._steps = 0  # since the pieces were made; each makes every row longer by one
+        self._steps = 0  # since the pieces were made; each step makes every row one token longer
         self._params: list[SamplingParams] = []
         self._stop_ids: list[tuple[int, ...]] = []
         self._starting: list[tuple[int, int, int, int]] = []
@@ -165,7 +165,7 @@ class DecodeBatch:
         self._logprobs = torch.zeros(slots, columns, device=device)
 
     def follow_cache(self) -> None:
-        """Take on the cache's new shape; running rows go on."""
+        """Adopt the cache's new shape; running rows continue."""
         self._write_starts()
         old = (self._current, self._position, self._last, self._mask, self._uniform, self._tokens, self._logprobs)
         self._allocate()
@@ -183,9 +183,9 @@ class DecodeBatch:
     def start(
         self, slot: int, prompt: Sequence[int], limit: int, sampling: SamplingParams, stop_ids: frozenset[int]
     ) -> None:
-        """Begin to decode after `prompt`, whose tokens but the last have their keys in `slot`.
+        """Start decoding after `prompt`; all its tokens except the last have their keys in `slot`.
 
-        :param limit: most tokens of prompt and response together.
+        :param limit: Most tokens of prompt and response together.
         """
         generator = self._generator if sampling.seed is None else torch.Generator().manual_seed(sampling.seed)
         self._drawn.append(torch.rand(limit - len(prompt), generator=generator))
@@ -195,7 +195,7 @@ class DecodeBatch:
         self._running = None
 
     def _write_starts(self) -> None:
-        """What `start` was told: all rows at once, since a tensor operation takes as long for one as for many."""
+        """Write the rows of `start` together, because a tensor operation takes as long for one row as for many."""
         if not self._starting:
             return
         device = self._device
@@ -210,7 +210,7 @@ class DecodeBatch:
         self._starting, self._drawn = [], []
 
     def _cells(self, spans: Sequence[tuple[int, int, int]]) -> Tensor:
-        """The cells of columns `start` … `end` - 1 of slots, for (slot, start, end) of each."""
+        """Return the cells of columns `start` … `end` - 1, for (slot, start, end) of each slot."""
         width = self._mask.shape[1]
         cells = itertools.chain.from_iterable(range(s * width + start, s * width + end) for s, start, end in spans)
         return torch.tensor(list(cells), dtype=torch.long, device=self._device)
@@ -225,12 +225,12 @@ class DecodeBatch:
         self._running = None
 
     def end(self, slot: int) -> int:
-        """The column after the running row's last token."""
+        """Return the column after the running row's last token."""
         self._write_starts()
         return int(self._position[slot]) + 1
 
     def read(self, spans: Sequence[tuple[int, int, int]]) -> list[tuple[list[int], list[float]]]:
-        """Tokens and log-probs that were drawn into columns `start` … `end` - 1, for (slot, start, end) of each."""
+        """Return tokens and log-probs in columns `start` … `end` - 1, for (slot, start, end) of each slot."""
         cells = self._cells(spans)
         tokens: list[int] = self._tokens.view(-1).index_select(0, cells).tolist()
         logprobs: list[float] = self._logprobs.view(-1).index_select(0, cells).tolist()
@@ -238,7 +238,7 @@ class DecodeBatch:
         return [(tokens[a:b], logprobs[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
 
     def step(self) -> list[tuple[int, int]]:
-        """Decode one token for every running row; see `advance` for what is returned."""
+        """Decode one token for every running row; returns the same as `advance`."""
         running = self._running or self._prepare()
         slots = running.slots
         positions = self._position[slots]
@@ -255,7 +255,7 @@ class DecodeBatch:
     def advance(self, slots: Sequence[int], logits: Tensor) -> list[tuple[int, int]]:
         """Draw the next token of some running rows, which `step` did not decode, from logits [len(slots), vocab].
 
-        Returns (slot, end) of each row that is finished: its last token is in column `end` - 1.
+        Returns (slot, end) of each finished row: its last token is in column `end` - 1.
         """
         return self._advance(self._describe(slots, gather=True), logits)
 
@@ -265,12 +265,12 @@ class DecodeBatch:
         uniform = self._uniform.view(-1).index_select(0, cells)
         try:
             tokens, logprobs = sample(logits, uniform[:, None], rows.sampling)
-        except (IndexError, RuntimeError) as e:  # NaN has no place in a distribution
+        except (IndexError, RuntimeError) as e:  # NaN cannot be sampled from
             if logits.isfinite().all():
                 raise
             raise ModelFailed(
-                "the model's logits are not finite (NaN or infinite): its weights are damaged, or too large for its "
-                "dtype. Take an earlier checkpoint, or set astuner.model.dtype: float32"
+                "the model's logits are not finite (NaN or infinite), because its weights are damaged or exceed the "
+                "range of their dtype. Use an earlier checkpoint, or set astuner.model.dtype: float32"
             ) from e
         self._tokens.view(-1).index_copy_(0, cells, tokens)
         self._logprobs.view(-1).index_copy_(0, cells, logprobs)

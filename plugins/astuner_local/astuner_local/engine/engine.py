@@ -1,11 +1,10 @@
-"""`LocalEngine`: the scheduler in a thread of its own, behind the asyncio contract of `astuner.InferenceEngine`.
+"""`LocalEngine`: the scheduler in a separate thread, behind the asyncio interface `astuner.InferenceEngine`.
 
-Callers on any event loop (and several at once) hand requests over; the thread hands results back with
-``call_soon_threadsafe``.  Requests that become ready in one turn of a loop arrive together, so that they are
-prefilled together.
+Callers on one or several event loops submit requests; the thread returns results with ``call_soon_threadsafe``.
+Requests that become ready in one iteration of a loop arrive together, so that they are prefilled together.
 
-Invariants: while `LocalEngine.paused` holds, nothing is running, so no generation ever straddles an update of the
-weights; when the thread fails, every caller gets `ModelFailed`, now and later, and nobody waits for ever.
+Invariants: while `LocalEngine.paused` is active, nothing runs, so no generation spans an update of the weights; if the
+thread fails, all current and later callers get `ModelFailed`, and none waits forever.
 """
 
 from __future__ import annotations
@@ -28,21 +27,20 @@ from astuner_local.engine.scheduler import EngineStats, Request, Scheduler
 from astuner_local.engine.weights import FusedWeights
 
 _LAPS = 10
-"""Turns of an event loop within which an agent that waits for nothing else has read its answer and asks again."""
+"""Event loop iterations within which an agent without other work has read its answer and sent its next request."""
 _PATIENCE = 0.05
-"""Seconds to wait for that, at most."""
+"""Most seconds to wait for that."""
 
 _Waiter = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Generation]"]
 _Answer = tuple["asyncio.Future[Generation]", "Generation | ModelFailed"]
 
 
 class Turns:
-    """Whose turn it is to compute, where several engines share one CPU: a lock that is fair, as `threading.Lock`, which
-    may give itself back to whoever just had it, is not.
+    """A fair lock for computing with several engines on one CPU; `threading.Lock` is not fair.
 
-    Two engines that step at the same time would share the cores badly: each brings as many threads as there are, and
-    with small models both wait for Python's one lock more than they compute.  So they take turns, a step each, and a
-    step has all threads.  Invariant: turns are given in the order in which they were asked for.
+    Two engines that step concurrently would compete for cores: each uses all threads, and with small models both wait
+    for the GIL more than they compute.  So they alternate, one step each.  Invariant: turns are granted in the order of
+    requests.
     """
 
     def __init__(self) -> None:
@@ -51,7 +49,7 @@ class Turns:
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Wait for the turn, and keep it until the block ends."""
+        """Wait for the turn, and hold it until the block ends."""
         with self._changed:
             mine, self._asked = self._asked, self._asked + 1
             self._changed.wait_for(lambda: self._ended == mine)
@@ -64,10 +62,10 @@ class Turns:
 
 
 class LocalEngine(InferenceEngine):
-    """Generates with a transformers causal LM that lives in this process and may be trained in place.
+    """Engine for a transformers causal LM in this process, which may be trained in place.
 
-    Log-probabilities are of the distribution that was sampled from; at temperature 0 (greedy) of the one at
-    temperature 1.  See `astuner_local.engine.batch.sample`.
+    Log-probabilities belong to the sampling distribution; at temperature 0 (greedy) to the distribution at temperature
+    1.  See `astuner_local.engine.batch.sample`.
     """
 
     def __init__(
@@ -85,26 +83,27 @@ class LocalEngine(InferenceEngine):
         turns: Turns | None = None,
         decode: Callable[[Sequence[int]], str] | None = None,
     ) -> None:
-        """
-        :param model: of a supported family (`modeling.check_supported`), wrapped by peft or not. Unless it is
-            wrapped, some of its parameters become views of fused matrices; it stays usable as before.
-        :param tokenizer_eos_ids: end every generation, besides the request's own stop tokens.
-        :param max_model_len: None takes the model's context.
-        :param max_num_seqs: sequences decoded at once; more requests wait in order.
-        :param kv_token_budget: cached tokens over all sequences; None takes a quarter of the memory at most.
-        :param prefill_tokens: prompt tokens computed between two decode steps, at most.
-        :param seed: of generations without a seed of their own.
-        :param merge_adapters: False: adapters are applied beside the base weights, which several models then share.
-        :param turns: shared by the engines of one CPU, so that one of them computes at a time.
-        :param decode: the text of token ids, for stop strings; None: they are left to whoever asks.
-        :raises astuner.contracts.errors.ConfigError: the architecture is not supported, or its context is shorter.
+        """Start the engine's thread.
+
+        :param model: Model of a supported family (`modeling.check_supported`), wrapped by peft or not. Unless wrapped,
+            some of its parameters become views of fused matrices; it stays usable.
+        :param tokenizer_eos_ids: Tokens that end every generation, in addition to a request's stop tokens.
+        :param max_model_len: Context in tokens; None: the model's.
+        :param max_num_seqs: Sequences decoded concurrently; further requests wait in order.
+        :param kv_token_budget: Cached tokens over all sequences; None: at most a quarter of the memory.
+        :param prefill_tokens: Most prompt tokens computed between two decode steps.
+        :param seed: Seed of generations without their own seed.
+        :param merge_adapters: False applies adapters next to the base weights, which several models can then share.
+        :param turns: Lock shared by the engines of one CPU, so that one of them computes at a time.
+        :param decode: Returns the text of token IDs, for stop strings; None leaves stop strings to the caller.
+        :raises astuner.contracts.errors.ConfigError: The architecture is not supported, or its context is too short.
         """
         weights = FusedWeights(model, merge_adapters=merge_adapters)
         dims = weights.dimensions
         if max_model_len is not None and max_model_len > dims.context:
             raise ConfigError(
-                f"astuner.rollout.max_model_len is {max_model_len}, but the model was made for {dims.context} tokens; "
-                f"write {dims.context} or less"
+                f"astuner.rollout.max_model_len is {max_model_len}, but the context of the model is {dims.context} "
+                f"tokens; use {dims.context} or less"
             )
         self.max_model_len = max_model_len or dims.context
         self.policy_version = policy_version
@@ -129,10 +128,10 @@ class LocalEngine(InferenceEngine):
         self._waiters: dict[Request, _Waiter] = {}
         self._outboxes: dict[asyncio.AbstractEventLoop, list[Request]] = {}
         self._heard = threading.Event()
-        """Whether agents have had the time to ask again, or need none."""
+        """Set when agents had time to send their next requests, or need none."""
         self._paused = False
         self._cutting = False
-        """Whether what runs ends with what it has, instead of going on to its end."""
+        """Whether running generations end immediately with their tokens so far."""
         self._parked = False
         self._closing = False
         self._failure: BaseException | None = None
@@ -180,11 +179,11 @@ class LocalEngine(InferenceEngine):
         vocab = self._weights.dimensions.vocab
         if min(prompt) < 0 or max(prompt) >= vocab:
             raise ModelFailed(
-                f"the prompt holds token ids from {min(prompt)} to {max(prompt)}, but the model knows 0 to "
-                f"{vocab - 1}; tokenizer and model do not belong together"
+                f"the prompt contains token IDs from {min(prompt)} to {max(prompt)}, but the model knows 0 to "
+                f"{vocab - 1}; tokenizer and model do not match"
             )
         if sampling.max_tokens < 1 or sampling.temperature < 0 or not 0 < sampling.top_p <= 1:
-            raise ModelFailed(f"{sampling} cannot be honoured: max_tokens >= 1, temperature >= 0, 0 < top_p <= 1")
+            raise ModelFailed(f"unsupported parameters {sampling}: max_tokens >= 1, temperature >= 0, 0 < top_p <= 1")
 
     def _post(self, loop: asyncio.AbstractEventLoop, request: Request, future: asyncio.Future[Generation]) -> None:
         with self._changed:
@@ -195,7 +194,7 @@ class LocalEngine(InferenceEngine):
                 loop.call_soon(self._send, loop)
 
     def _send(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Hand over everything that one turn of the loop has produced."""
+        """Submit all requests of one iteration of the loop."""
         with self._changed:
             self._inbox += [request for request in self._outboxes.pop(loop) if request in self._waiters]
             self._changed.notify_all()
@@ -210,19 +209,19 @@ class LocalEngine(InferenceEngine):
                 self._changed.notify_all()
 
     def stats(self) -> EngineStats:
-        """A reading of the counters."""
+        """Return a copy of the counters."""
         return replace(self._scheduler.stats)
 
     # --- trainer's side -----------------------------------------------------------------------------------------
 
     @contextmanager
     def paused(self, *, cut: bool = False) -> Iterator[None]:
-        """Wait until what is running is finished, and start nothing new until the block ends.
+        """Wait until running generations are finished, and start none until the block ends.
 
-        Requests that arrive meanwhile wait.  Cached keys are dropped at the end, whatever happened inside.
+        New requests wait meanwhile.  Cached keys are dropped at the end in any case.
 
-        :param cut: end what is running with what it has, as `FinishReason.CANCELLED`, instead of waiting for it.
-        :raises RunError: the engine has failed or is closed.
+        :param cut: End running generations with their tokens so far (`FinishReason.CANCELLED`) instead of waiting.
+        :raises RunError: The engine has failed or is closed.
         """
         with self._changed:
             self._changed.wait_for(lambda: not self._paused or self._is_over)
@@ -242,9 +241,9 @@ class LocalEngine(InferenceEngine):
                 self._changed.notify_all()
 
     def weights_updated(self, policy_version: int) -> None:
-        """Make the model's present weights the ones that generate, and stamp generations with `policy_version`.
+        """Use the model's current weights, and mark generations with `policy_version`.
 
-        :raises RunError: called outside `paused`, where generations could have seen half an update.
+        :raises RunError: Called outside `paused`, where generations could see a partial update.
         """
         if not self._paused:
             raise RunError("weights_updated was called while the engine runs; change weights inside engine.paused()")
@@ -252,7 +251,7 @@ class LocalEngine(InferenceEngine):
         self.policy_version = policy_version
 
     def close(self) -> None:
-        """Stop the thread; callers that still wait get `ModelFailed`. May be called twice."""
+        """Stop the thread; waiting callers get `ModelFailed`. Can be called twice."""
         with self._changed:
             self._closing = True
             self._heard.set()
@@ -267,7 +266,7 @@ class LocalEngine(InferenceEngine):
         return self._failure is not None or self._closing
 
     def _over(self) -> ModelFailed:
-        """What callers get once the thread has ended; a new exception each, since each raise adds to its traceback."""
+        """Return the error for callers after the thread has ended; a new object, because raising adds a traceback."""
         if self._failure is None:
             return ModelFailed("the local engine is closed")
         if isinstance(self._failure, ModelFailed):
@@ -289,14 +288,14 @@ class LocalEngine(InferenceEngine):
                 if finished:
                     self._deliver(finished)
         except Exception as failure:
-            # Handed to every caller, now and later: there is nobody above a thread who could handle it.
+            # Passed to every caller, now and later: a thread has no caller that could handle it.
             with self._changed:
                 self._failure = failure
                 self._changed.notify_all()
         self._fail_waiters()
 
     def _await_work(self) -> bool:
-        """Take over what has arrived; park while there is nothing to do. False when the engine closes."""
+        """Take new requests; wait while there is nothing to do. Return False when the engine closes."""
         scheduler = self._scheduler
         with self._changed:
             while not self._closing:
@@ -327,9 +326,9 @@ class LocalEngine(InferenceEngine):
             self._hear_out(told)
 
     def _hear_out(self, loops: Sequence[asyncio.AbstractEventLoop]) -> None:
-        """Let agents that go on at once ask their next question before the next step, so that they all join in it.
+        """Let agents send their next requests before the next step, so that all of them join it.
 
-        They want the same cores and Python's one lock, so steps meanwhile would be slow, and of a few sequences only.
+        Agents need the same cores and the GIL, so a step in the meantime would be slow and cover few sequences.
         """
         for loop in loops:
             self._heard.clear()
@@ -343,7 +342,7 @@ class LocalEngine(InferenceEngine):
             response_ids=request.response,
             logprobs=request.logprobs,
             finish_reason=request.finish_reason,
-            policy_version=self.policy_version,  # nothing runs across an update, so it is still that of the start
+            policy_version=self.policy_version,  # nothing runs during an update, so it has not changed since the start
         )
 
     def _fail_waiters(self) -> None:
@@ -355,7 +354,7 @@ class LocalEngine(InferenceEngine):
 
 
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: Any) -> bool:
-    """Call ``function`` on a loop; False where that is closed, so that nobody is left who waits."""
+    """Call ``function`` on a loop; return False if the loop is closed, so that no caller is waiting."""
     try:
         loop.call_soon_threadsafe(function, *arguments)
     except RuntimeError:
@@ -366,7 +365,7 @@ def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *argum
 
 
 def _lap(loop: asyncio.AbstractEventLoop, left: int, heard: threading.Event) -> None:
-    """Tell after so many turns of the loop."""
+    """Set ``heard`` after a number of iterations of the loop."""
     if left:
         loop.call_soon(_lap, loop, left - 1, heard)
     else:
@@ -375,7 +374,7 @@ def _lap(loop: asyncio.AbstractEventLoop, left: int, heard: threading.Event) -> 
 
 def _resolve(answers: list[_Answer]) -> None:
     for future, answer in answers:
-        if future.done():  # cancelled while the answer was on its way
+        if future.done():  # cancelled before the answer arrived
             continue
         if isinstance(answer, Exception):
             future.set_exception(answer)
@@ -384,18 +383,18 @@ def _resolve(answers: list[_Answer]) -> None:
 
 
 _ROOM = 4
-"""Tokens of a stop string that may have no bytes of their own."""
+"""Tokens of a stop string that may have no bytes."""
 
 
 def comes_to_stop(ids: Sequence[int], stops: Sequence[str], decode: Callable[[Sequence[int]], str]) -> bool:
-    """Whether the last of ``ids`` completes one of ``stops``; asked after each token, it reads the end alone.
+    """Return whether the last of ``ids`` completes one of ``stops``; called after each token, it decodes only the end.
 
-    :param stops: none of them empty.
-    :param decode: the text of token ids.
+    :param stops: Non-empty strings.
+    :param decode: Returns the text of token IDs.
     """
     longest = max(len(stop.encode()) for stop in stops) + _ROOM
     end = decode(ids[-longest:])
     if not any(stop in end for stop in stops):
         return False
-    whole = decode(ids)  # the end alone may decode to something else
+    whole = decode(ids)  # the end alone may decode differently
     return any(stop in whole for stop in stops)

@@ -1,7 +1,7 @@
-"""The forward pass over cached keys: `prefill` for stretches of prompts, `decode` for one token of many sequences.
+"""Forward pass with cached keys: `prefill` for chunks of prompts, `decode` for one token of many sequences.
 
-Linear layers run over flat tokens without padding; only attention sees rectangles.  Python and dispatch overhead is
-most of a tiny model's step, so what is the same for all layers (angles, indices, masks) is computed once per call.
+Linear layers run over flat tokens without padding; only attention uses rectangles.  Python and dispatch overhead
+dominates a tiny model's step, so values shared by all layers (angles, indices, masks) are computed once per call.
 Callers hold `torch.inference_mode`.
 """
 
@@ -22,7 +22,7 @@ from astuner_local.modeling import rope, rotate
 
 @dataclass(frozen=True)
 class Chunk:
-    """A stretch of one prompt: `tokens` at positions `start`, `start` + 1 … of `slot`; earlier keys are cached."""
+    """A chunk of a prompt: `tokens` at positions `start`, `start` + 1 … of `slot`; earlier keys are cached."""
 
     slot: int
     tokens: Sequence[int]
@@ -33,17 +33,17 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Block:
-    """Rows `start` … `end` - 1 of a decode step and what they read: the first `span` columns of `slots`."""
+    """Rows `start` … `end` - 1 of a decode step, which read the first `span` columns of `slots`."""
 
     start: int
     end: int
     slots: slice | Tensor
-    """A slice reads the cache in place; an index tensor [end - start] copies what it reads."""
+    """A slice reads the cache in place; an index tensor [end - start] copies the selected rows."""
     span: int
 
 
 class Forward:
-    """Binds weights and the table of rotary angles for positions 0 … `positions` - 1."""
+    """Forward passes with given weights and a table of rotary angles for positions 0 … `positions` - 1."""
 
     def __init__(self, weights: FusedWeights, positions: int) -> None:
         self.weights = weights
@@ -55,12 +55,12 @@ class Forward:
     def decode(
         self, cache: KVCache, blocks: Sequence[Block], tokens: Tensor, positions: Tensor, cells: Tensor, mask: Tensor
     ) -> Tensor:
-        """Write one token per row into the cache and return its final hidden state [n, hidden], not yet normed.
+        """Write one token per row into the cache and return its final hidden state [n, hidden], before the norm.
 
-        :param blocks: all rows, in order, in pieces that read different lengths of the cache.
-        :param tokens: [n] token ids.
-        :param positions: [n] their positions.
-        :param cells: [n] where their keys go, in the cache seen as one list of slot x column cells.
+        :param blocks: All rows in order, in blocks that read different lengths of the cache.
+        :param tokens: [n] token IDs.
+        :param positions: [n] positions.
+        :param cells: [n] cells of their keys, in the cache viewed as one list of slot x column cells.
         :param mask: [n, columns] additive attention mask.
         """
         dims, weights = self._dimensions, self.weights
@@ -74,7 +74,7 @@ class Forward:
             q, k, v = self._qkv(layer, x, cos, sin)
             cache.write(index, rows, k, v)
             keys, values = cache.keys[index], cache.values[index]
-            # The query heads of a group lie in the query-length dimension: their keys are read once, not repeated.
+            # The query heads of a group are in the query-length dimension: their keys are read once, not repeated.
             q = q.reshape(shape)
             attended = [
                 _attend(
@@ -89,7 +89,7 @@ class Forward:
         return x
 
     def prefill(self, cache: KVCache, chunks: Sequence[Chunk]) -> Tensor:
-        """Write all chunks into the cache; logits [m, vocab] after the m chunks that are the last of their prompt."""
+        """Write all chunks to the cache; return logits [m, vocab] after the m chunks that end their prompt."""
         device = self.weights.device
         lengths = [len(chunk.tokens) for chunk in chunks]
         tokens = torch.tensor([token for chunk in chunks for token in chunk.tokens], device=device)
@@ -108,7 +108,7 @@ class Forward:
             q, k, v = self._qkv(layer, x, cos, sin)
             cache.write(index, rows, k, v)
             attended = attend(index, q, k, v)
-            if layer is self.weights.layers[-1]:  # whose result is read at the ends only
+            if layer is self.weights.layers[-1]:  # its result is read only at the ends
                 x, attended = x.index_select(0, ends), attended.index_select(0, ends)
             x = self._finish(layer, x, attended)
         return self.logits(x)
@@ -117,7 +117,7 @@ class Forward:
         return self._cos.index_select(0, positions)[:, None], self._sin.index_select(0, positions)[:, None]
 
     def _qkv(self, layer: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated q [T, H, D], rotated k and plain v [T, KV, D] of the block's input x [T, hidden]."""
+        """Return rotated q [T, H, D], rotated k and plain v [T, KV, D] of the block's input x [T, hidden]."""
         dims = self._dimensions
         h = self._norm(x, layer.input_norm)
         qkv = layer.qkv.of(h).view(-1, dims.heads + 2 * dims.kv_heads, dims.head_dim)
@@ -128,17 +128,17 @@ class Forward:
         return qk[:, : dims.heads], qk[:, dims.heads :], v
 
     def _finish(self, layer: LayerWeights, x: Tensor, attended: Tensor) -> Tensor:
-        """Everything of a block after attention."""
+        """Compute the rest of a block after attention."""
         x = layer.o.add_to(x, attended)
         gate, up = layer.gate_up.of(self._norm(x, layer.mlp_norm)).chunk(2, -1)
         return layer.down.add_to(x, F.silu(gate) * up)
 
     def logits(self, x: Tensor) -> Tensor:
-        """[m, vocab] from what `decode` returned, or from some of its rows."""
+        """Return [m, vocab] for rows of the result of `decode`."""
         return self.weights.head.of(self._norm(x, self.weights.norm))
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        """RMS norm (Zhang and Sennrich 2019) of x [T, hidden]; for float32 without the copies of x that torch makes."""
+        """Return the RMS norm (Zhang and Sennrich 2019) of x [T, hidden]; in float32 without torch's extra copies."""
         dims = self._dimensions
         if x.dtype is not torch.float32:
             return F.rms_norm(x, (dims.hidden,), weight, dims.eps)
@@ -148,24 +148,24 @@ class Forward:
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """Attention of few queries, [n, KV, queries, D] of keys and values [n, KV, span, D].
+    """Return attention of few queries, [n, KV, queries, D] over keys and values [n, KV, span, D].
 
-    On a CPU two products take a third to nine tenths of the time of torch's own for it, which is made for many queries.
+    On a CPU, two matrix products are faster than torch's own function, which is optimized for many queries.
     """
     if q.is_cuda:
         return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
     if q.dtype is torch.float32:
         scores = torch.matmul(q, keys.transpose(-1, -2))
-    else:  # the few queries are turned, not the keys: mostly half to nine tenths of all the time, same bits
+    else:  # transpose the few queries instead of the keys: 10 to 50 % faster, same bits
         scores = torch.matmul(keys, q.transpose(-1, -2)).transpose(-1, -2).contiguous()
     shares = torch.add(mask, scores, alpha=q.shape[-1] ** -0.5).softmax(-1, dtype=torch.float32)
     return torch.matmul(shares.to(q.dtype), values)
 
 
 class _CausalAttention:
-    """Attention of ragged chunks: flat queries are padded on the right, which no other query can see.
+    """Attention of ragged chunks; flat queries are padded on the right, where no other query can see them.
 
-    Chunks that all start at 0 attend to the keys at hand; otherwise the cached keys are read under a mask.
+    If all chunks start at 0, attention uses the current keys; otherwise it reads cached keys with a mask.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class _CausalAttention:
         self._span = max(chunk.start + n for chunk, n in zip(chunks, lengths, strict=True))
         self._mask: Tensor | None = None
         if any(chunk.start for chunk in chunks):
-            at = self._pad(positions[:, None])  # a padded query sees position 0, so that its softmax stays finite
+            at = self._pad(positions[:, None])  # padded queries see position 0, so that their softmax is finite
             hidden = torch.arange(self._span, device=positions.device) > at
             self._mask = torch.zeros(hidden.shape, dtype=cache.keys.dtype, device=positions.device)
             self._mask = self._mask.masked_fill_(hidden, -torch.inf)[:, None]
@@ -203,7 +203,7 @@ class _CausalAttention:
         return flat if self._padding is None else flat.index_select(0, self._padding)
 
     def _pad(self, flat: Tensor) -> Tensor:
-        """[T, ...] -> [rows, longest, ...]"""
+        """Reshape [T, ...] to [rows, longest, ...] with padding."""
         if self._padding is not None:
             padded = flat.new_zeros(self._rows * self._longest, *flat.shape[1:])
             flat = padded.index_copy_(0, self._padding, flat)

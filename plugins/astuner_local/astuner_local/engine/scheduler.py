@@ -1,12 +1,12 @@
-"""Continuous batching: who runs in which slot, and what is computed next.
+"""Continuous batching: decide which request runs in which slot, and what is computed next.
 
-A step admits waiting requests, computes at most `prefill_tokens` tokens of prompts, and decodes one token for every
-running sequence.  What a prompt shares with any slot's tokens is copied, not computed: the earlier turns of its
-conversation, the prompt of its group, a common system prompt.  A request whose prompt is just being computed by
-another one waits for that.
+A step admits waiting requests, computes at most `prefill_tokens` prompt tokens, and decodes one token for every running
+sequence.  A prefix that a prompt shares with any slot is copied instead of computed: earlier turns of its conversation,
+the prompt of its group, a common system prompt.  A request whose prompt is currently computed by another request waits
+for it.
 
 Invariants: requests are admitted in order of arrival (one that waits for a shared prefix may be passed); an admitted
-request has room until its `max_tokens`, so it is never preempted; `Slot.valid` never counts a key of old weights.
+request has space up to its `max_tokens`, so it is never preempted; `Slot.valid` never counts a key of old weights.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from astuner_local.engine.forward import Chunk, Forward
 from astuner_local.engine.kv_cache import KVCache
 
 _WORTH_WAITING = 32
-"""Tokens that another request's prefill must save before it pays to wait for it."""
+"""Least number of tokens that another request's prefill must save to make waiting worthwhile."""
 
 
 @dataclass
 class EngineStats:
-    """What an engine has done so far, as counters; take the difference of two readings for one step."""
+    """Counters of an engine; subtract two readings for one step."""
 
     requests: int = 0
     """Admitted requests."""
     cancelled: int = 0
     prompt_tokens: int = 0
     prefilled_tokens: int = 0
-    """Prompt tokens that were computed in a prefill; the rest came from cached keys (the last of each at most)."""
+    """Prompt tokens computed in a prefill; the others came from cached keys (or are the last one of a prompt)."""
     generated_tokens: int = 0
-    """Of finished requests."""
+    """Tokens of finished requests."""
     decode_steps: int = 0
     decoded_rows: int = 0
-    """Tokens that decode steps computed, those of cancelled requests included."""
+    """Tokens computed in decode steps, including those of canceled requests."""
 
     @property
     def mean_batch(self) -> float:
-        """Sequences per decode step; 0 when there was none."""
+        """Sequences per decode step; 0 without decode steps."""
         return self.decoded_rows / self.decode_steps if self.decode_steps else 0.0
 
     @property
     def reused_share(self) -> float:
-        """Share of the prompt tokens that did not have to be computed in a prefill."""
+        """Share of prompt tokens that needed no prefill."""
         return 1 - self.prefilled_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     def __sub__(self, earlier: EngineStats) -> EngineStats:
@@ -57,7 +57,7 @@ class EngineStats:
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int], limit: int) -> int:
-    """Length of the longest common prefix, at most `limit`; bisection over slice comparisons, which run in C."""
+    """Return the length of the longest common prefix, at most `limit`, by bisection over fast slice comparisons."""
     low, high = 0, min(len(a), len(b), limit)
     if a[:high] == b[:high]:
         return high
@@ -72,20 +72,20 @@ def common_prefix(a: Sequence[int], b: Sequence[int], limit: int) -> int:
 
 @dataclass
 class Slot:
-    """A row of the cache as the scheduler knows it."""
+    """A row of the cache from the scheduler's view."""
 
     index: int
     tokens: list[int] = field(default_factory=list)
     valid: int = 0
     """Keys of `tokens[:valid]` are in the cache."""
     session: str = ""
-    """Whose conversation it is; empty for calls without a session."""
+    """Conversation that uses the slot; empty for calls without a session."""
     busy: bool = False
     """Whether a request is running in it."""
     last_used: int = 0
 
     def shared(self, prompt: Sequence[int]) -> int:
-        """How many leading tokens of `prompt` have their keys here; the last token is always computed anew."""
+        """Return how many leading tokens of `prompt` have keys here; the last token is always recomputed."""
         return common_prefix(self.tokens, prompt, min(self.valid, len(prompt) - 1))
 
     def forget(self) -> None:
@@ -93,7 +93,7 @@ class Slot:
 
 
 def find_own(free: Iterable[Slot], session: str, prompt: Sequence[int]) -> Slot | None:
-    """The free slot of this conversation; without a session, the longest anonymous one that the prompt extends."""
+    """Return the free slot of this conversation; without a session, the longest anonymous one that it extends."""
     if session:
         return next((slot for slot in free if slot.session == session), None)
     extended = (slot for slot in free if slot.valid and not slot.session and slot.shared(prompt) == slot.valid)
@@ -102,7 +102,7 @@ def find_own(free: Iterable[Slot], session: str, prompt: Sequence[int]) -> Slot 
 
 @dataclass(eq=False)
 class Request:
-    """One generation on its way. The scheduler fills the lower half."""
+    """One generation in progress. The scheduler fills the lower half."""
 
     prompt: list[int]
     sampling: SamplingParams
@@ -111,17 +111,17 @@ class Request:
     stop_ids: frozenset[int]
     session: str = ""
     at_stop: Callable[[list[int]], bool] | None = None
-    """Whether the last token of a response completes one of the stop strings; None: there are none."""
+    """Returns whether the last token of a response completes a stop string; None without stop strings."""
     slot: Slot | None = None
     awaited: Slot | None = None
-    """Where another request's prefill, which this one has waited for, has computed more of its prompt."""
+    """Slot in which another request's prefill, for which this one waited, has computed more of its prompt."""
     response: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
 
 class Scheduler:
-    """Single-threaded: all methods are called by one thread at a time."""
+    """Scheduler; its methods must be called by one thread at a time."""
 
     def __init__(self, forward: Forward, cache: KVCache, *, prefill_tokens: int, seed: int) -> None:
         self._forward, self._cache, self._prefill_tokens = forward, cache, prefill_tokens
@@ -131,9 +131,9 @@ class Scheduler:
         self._prefilling: deque[Request] = deque()
         self._decoding: dict[int, Request] = {}
         self._watched: set[int] = set()
-        """Those among them that end at a string."""
+        """Decoding requests with stop strings."""
         self._clock = 0
-        self._longest = 0  # what the requests since the last flush needed
+        self._longest = 0  # longest request since the last flush
         self.stats = EngineStats()
 
     @property
@@ -150,7 +150,7 @@ class Scheduler:
 
     @torch.inference_mode()
     def cancel(self, request: Request) -> None:
-        """Free whatever the request holds; nothing happens when it is already finished."""
+        """Free the resources of a request; does nothing if it is already finished."""
         slot = request.slot
         if request in self._waiting:
             self._waiting.remove(request)
@@ -168,7 +168,7 @@ class Scheduler:
 
     @torch.inference_mode()
     def stop_all(self) -> list[Request]:
-        """End every admitted request with what it has so far; returns them."""
+        """End every admitted request with its tokens so far, and return them."""
         stopped = [*self._prefilling, *self._decoding.values()]
         said = self._batch.read([(i, len(r.prompt), self._batch.end(i)) for i, r in self._decoding.items()])
         for request, answer in zip(self._decoding.values(), said, strict=True):
@@ -180,26 +180,26 @@ class Scheduler:
 
     @torch.inference_mode()
     def flush(self) -> None:
-        """Forget all keys, because the weights have changed. Nothing may be running."""
+        """Drop all keys, because the weights have changed. Nothing may be running."""
         if self.running:
             raise RuntimeError(f"{self.running} requests are running; their keys cannot be dropped")
         for slot in self._slots:
             slot.forget()
         if self._longest and self._cache.width > 2 * self._cache.width_for(self._longest):
-            # A single very long request must not leave fewer slots to everyone after it.
+            # One very long request must not reduce the number of slots for all later ones.
             self._resize(0, self._cache.width_for(self._longest))
         self._longest = 0
 
     @torch.inference_mode()
     def step(self, *, admit: bool = True) -> list[Request]:
-        """Go on by one token per running sequence; returns the requests that are finished."""
+        """Advance every running sequence by one token; return the finished requests."""
         finished: list[Request] = []
         if admit:
             self._admit()
         if self._prefilling:
             finished += self._prefill()
             if admit:
-                self._admit()  # those that waited for what has just been computed decode along at once
+                self._admit()  # requests that waited for this prefill join the next decode step
         if self._decoding:
             self.stats.decode_steps += 1
             self.stats.decoded_rows += len(self._decoding)
@@ -207,7 +207,7 @@ class Scheduler:
         return finished
 
     def _come_to_stop(self) -> list[tuple[int, int]]:
-        """(slot, end) of the running rows whose text has just come to hold a stop string."""
+        """Return (slot, end) of running rows whose text now contains a stop string."""
         found = []
         for index in self._watched:
             request, end = self._decoding[index], self._batch.end(index)
@@ -237,24 +237,24 @@ class Scheduler:
         self._waiting.extendleft(reversed(deferred))
 
     def _best_source(self, request: Request, slot: Slot) -> tuple[Slot, int]:
-        """The slot that holds most of the prompt, running or not, and how many tokens that is."""
+        """Return the slot that holds most of the prompt, running or not, and the number of shared tokens."""
         prompt, others = request.prompt, self._slots
         source, shared = slot, slot.shared(prompt)
-        if shared and shared == slot.valid:  # the prompt continues what is here: its own conversation
+        if shared and shared == slot.valid:  # the prompt continues its own conversation
             others = [] if request.awaited is None else [request.awaited]
         for other in others:
             if shared == len(prompt) - 1:
                 break
-            # To share more, it must agree on the next token: one comparison in place of a search of all of them.
+            # To share more, it must agree on the next token: one comparison instead of searching all of them.
             if other.valid > shared and other.tokens[shared] == prompt[shared] and (n := other.shared(prompt)) > shared:
                 source, shared = other, n
         return source, shared
 
     def _being_computed(self, prompt: Sequence[int], shared: int) -> Slot | None:
-        """The slot whose running prefill will soon hold enough more of this prompt than the `shared` tokens at hand."""
+        """Return the slot whose running prefill will soon share enough more than `shared` tokens with this prompt."""
         for other in self._prefilling:
             if len(other.prompt) <= shared or other.prompt[shared] != prompt[shared]:
-                continue  # as above
+                continue  # see `_best_source`
             soon = common_prefix(other.prompt, prompt, len(prompt) - 1)
             if soon - shared >= _WORTH_WAITING or (soon > shared and soon == len(prompt) - 1):
                 return other.slot
@@ -264,7 +264,7 @@ class Scheduler:
         slot.tokens, slot.valid, slot.session, slot.busy = request.prompt, shared, request.session, True
         request.slot = slot
         if shared == len(request.prompt) - 1:
-            self._start(request)  # the first decode step computes the last token: no prefill at all
+            self._start(request)  # the first decode step computes the last token: no prefill needed
         else:
             self._prefilling.append(request)
         self._longest = max(self._longest, request.limit)
@@ -272,10 +272,10 @@ class Scheduler:
         self.stats.prompt_tokens += len(request.prompt)
 
     def _find_slot(self, request: Request) -> Slot | None:
-        """A free slot that is wide enough, in a cache grown where needed; None when that must wait.
+        """Return a free slot that is wide enough, growing the cache if needed; None if the request must wait.
 
-        In order of preference: the conversation's own; for a call without conversation, one that the prompt extends;
-        an empty one; a new one; the one that has been idle longest.
+        In order of preference: the conversation's own slot; for a call without a session, a slot that the prompt
+        extends; an empty slot; a new slot; the slot that has been idle longest.
         """
         cache = self._cache
         width = max(cache.width, cache.width_for(request.limit))
@@ -304,7 +304,7 @@ class Scheduler:
     # --- computing ----------------------------------------------------------------------------------------------
 
     def _prefill(self) -> list[Request]:
-        """One forward pass over stretches of prompts whose padded size stays within the bound."""
+        """Run one forward pass over chunks of prompts whose padded size stays within the limit."""
         chunks: list[Chunk] = []
         chosen: list[Request] = []
         longest = 0
@@ -328,7 +328,7 @@ class Scheduler:
                 self._start(request)
                 complete.append(chunk.slot)
             else:
-                self._prefilling.append(request)  # at the end: the others' prompts come in between
+                self._prefilling.append(request)  # at the end, so that other prompts get their turn
         return self._finish(self._batch.advance(complete, logits)) if complete else []
 
     def _start(self, request: Request) -> None:
@@ -339,7 +339,7 @@ class Scheduler:
             self._watched.add(slot.index)
 
     def _finish(self, ends: Sequence[tuple[int, int]]) -> list[Request]:
-        """End the rows of ``ends``, and those that have come to a stop string."""
+        """End the rows of ``ends``, and rows that have reached a stop string."""
         self._watched.difference_update(index for index, _ in ends)
         at_stop = self._come_to_stop() if self._watched else []
         self._watched.difference_update(index for index, _ in at_stop)

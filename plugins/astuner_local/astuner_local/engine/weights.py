@@ -1,13 +1,13 @@
-"""The model's weights as the engine multiplies with them: q, k, v in one matrix, gate and up in another.
+"""The model's weights for the engine: q, k, v fused into one matrix, gate and up into another.
 
-One large product is faster than three small ones.  When all weights are trained, the model's own parameters become
-views of the fused matrices: an in-place optimizer step (or ``load_state_dict``) changes both at once, and nothing is
-copied or kept twice.  Where peft has wrapped a linear, the fused matrix holds base + adapters and is computed again
-at every update, since the base itself must stay as it is.  That is a second copy of the model, so where several models
-share their base, the fused matrix is the base's (a view again) and the adapters lie beside it as two thin matrices.
+One large product is faster than three small ones.  If all weights are trained, the model's own parameters become views
+of the fused matrices: an in-place optimizer step (or ``load_state_dict``) changes both, without copies.  If peft has
+wrapped a linear, the fused matrix holds base + adapters and is recomputed at every update, because the base itself must
+not change.  That is a second copy of the model; if several models share their base, the fused matrix is therefore the
+base's (a view again), and the adapters stay separate as two thin matrices.
 
-On a CPU, a model that is not small is multiplied with through a copy in another layout, made anew at every update: that
-takes as long as a few products, and every decode step is faster for it.
+On a CPU, large models are multiplied through a copy in another layout, created at every update: this takes as long as a
+few products and speeds up every decode step.
 
 Invariant: after `refresh`, every fused matrix, plus its adapter if it has one, equals the model's current weights.
 """
@@ -25,41 +25,41 @@ from torch import Tensor
 from astuner_local.modeling import Dimensions, causal_lm, check_supported
 
 _ROWS = 32
-"""For which oneDNN chooses its blocks; they serve any number."""
+"""Number of rows for which oneDNN selects its blocks; they work for any number."""
 _WIDE = 4
-"""How many times more outputs than inputs make a matrix wide."""
+"""Least ratio of outputs to inputs of a wide matrix."""
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """A low-rank addition to a matrix [out, in]: up @ down."""
+    """Low-rank addition to a matrix [out, in]: up @ down."""
 
     down: Tensor
-    """[rank, in]; the ranks of fused linears lie one after the other."""
+    """[rank, in]; the ranks of fused linears are concatenated."""
     up: Tensor
     """[out, rank], scaled; block-diagonal for fused linears."""
 
     def add_to(self, y: Tensor, x: Tensor) -> Tensor:
-        """y [T, out] + what the adapter makes of x [T, in]; computed in the adapter's dtype, and rounded once."""
+        """Return y [T, out] plus the adapter's output for x [T, in]; computed in the adapter's dtype, rounded once."""
         low = F.linear(x.to(self.down.dtype), self.down)
         return torch.addmm(y.to(low.dtype), low, self.up.t()).to(y.dtype)
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A linear layer, or several that read the same, as one product [out, in]."""
+    """A linear layer, or several with the same input, as one product [out, in]."""
 
     weight: Tensor
     bias: Tensor | None
     adapter: Adapter | None
 
     def of(self, x: Tensor) -> Tensor:
-        """[T, out] of x [T, in]."""
+        """Return [T, out] for x [T, in]."""
         y = F.linear(x, self.weight, self.bias)
         return y if self.adapter is None else self.adapter.add_to(y, x)
 
     def add_to(self, y: Tensor, x: Tensor) -> Tensor:
-        """y [T, out] + the same, in one product."""
+        """Return y [T, out] plus the product, in one operation."""
         y = torch.addmm(y, x, self.weight.t())
         if self.bias is not None:
             y = y + self.bias
@@ -68,7 +68,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class BlockedMatrix(Matrix):
-    """The same with its weight in oneDNN's blocks, which only oneDNN reads."""
+    """Matrix with its weight in oneDNN's blocks, which only oneDNN reads."""
 
     def of(self, x: Tensor) -> Tensor:
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
@@ -81,12 +81,12 @@ class BlockedMatrix(Matrix):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerWeights:
-    """One block."""
+    """Weights of one block."""
 
     input_norm: Tensor
     qkv: Matrix
     qk_norm: Tensor | None
-    """[heads + kv_heads, head_dim]: the head norms of q and k, repeated per head; None where there are none."""
+    """[heads + kv_heads, head_dim]: head norms of q and k, repeated per head; None without head norms."""
     o: Matrix
     mlp_norm: Tensor
     gate_up: Matrix
@@ -94,11 +94,12 @@ class LayerWeights:
 
 
 class FusedWeights:
-    """Reads the weights of a supported causal LM (wrapped by peft or not).
+    """Weights of a supported causal LM (wrapped by peft or not).
 
-    :param merge_adapters: False keeps them beside the base's own matrices: less memory, a little more work per token.
-    :param packs: multiply with a copy of the matrices in the layout that the CPU reads fastest (`_pack`); None does
-        where the model is not small and has a copy to itself.
+    :param merge_adapters: False keeps adapters separate from the base's matrices: less memory, slightly more work per
+        token.
+    :param packs: Multiply with a copy of the matrices in the layout that the CPU reads fastest (`_pack`); None: if the
+        model is large and does not share its base.
     """
 
     def __init__(self, model: Any, *, merge_adapters: bool = True, packs: bool | None = None) -> None:
@@ -112,10 +113,10 @@ class FusedWeights:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Follow the model: cheap where parameters are views, a merge where adapters are, a new fusion elsewhere."""
+        """Follow the model: cheap if parameters are views, a merge with adapters, otherwise a new fusion."""
         base = causal_lm(self.model)
         decoder = base.model
-        self.layers: list[LayerWeights] = []  # before its successor is made: copies are never there twice
+        self.layers: list[LayerWeights] = []  # free old copies before creating new ones
         self.layers = [_read_layer(layer, self.dimensions, self.merges, self.packs) for layer in decoder.layers]
         self.embedding = merged_weight(decoder.embed_tokens)
         self.norm = decoder.norm.weight.detach()
@@ -133,7 +134,7 @@ class FusedWeights:
 
 
 def packs_weights(dimensions: Dimensions, device: torch.device, merges_adapters: bool) -> bool:
-    """Whether an engine multiplies with a copy of its own: on a CPU, where that pays and no base is shared."""
+    """Return whether an engine uses its own copy: on a CPU, for large models that do not share their base."""
     return device.type == "cpu" and merges_adapters and not dimensions.is_small
 
 
@@ -156,11 +157,11 @@ def _read_layer(layer: Any, dimensions: Dimensions, merges: bool, packs: bool) -
 
 
 def _pack(matrix: Matrix) -> Matrix:
-    """The same in another layout, as a copy: in oneDNN's blocks, or transposed where float32 is faster so.
+    """Return a copy in another layout: in oneDNN's blocks, or transposed if that is faster in float32.
 
-    Products of few rows by a matrix as torch keeps it, [out, in], read it against its grain.  On Sapphire Rapids all of
-    SmolLM2-135M's took 102 ms for 8 rows of float32, 115 for 32 and 161 for 64; transposed 73, 98 and 123; in blocks
-    55, 97 and 149; the wide ones in blocks and the others transposed 59, 90 and 129.
+    Products of few rows with a matrix in torch's layout, [out, in], read it in an inefficient order.  On Sapphire
+    Rapids, all products of SmolLM2-135M took 102 ms for 8 rows in float32, 115 for 32 and 161 for 64; transposed 73, 98
+    and 123; in blocks 55, 97 and 149; with wide matrices in blocks and the others transposed 59, 90 and 129.
     """
     has_blocks: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     rows, columns = matrix.weight.shape
@@ -177,7 +178,7 @@ def _head_norms(attention: Any, dimensions: Dimensions) -> Tensor:
 
 def _fuse(linears: Sequence[Any], merges: bool) -> Matrix:
     plain = [_plain(linear) for linear in linears]
-    biases = [linear.bias for linear in plain if linear.bias is not None]  # they have one together or not at all
+    biases = [linear.bias for linear in plain if linear.bias is not None]  # all of them have one, or none
     if merges and any(_is_adapted(linear) for linear in linears):
         weight = torch.cat([merged_weight(linear) for linear in linears])
         return Matrix(weight, torch.cat([bias.detach() for bias in biases]) if biases else None, None)
@@ -186,7 +187,7 @@ def _fuse(linears: Sequence[Any], merges: bool) -> Matrix:
 
 
 def _adapter(linears: Sequence[Any]) -> Adapter | None:
-    """The adapters of fused linears as one; None where no linear has any."""
+    """Return the adapters of fused linears as one; None if there are none."""
     parts = [
         (row, linear.lora_A[name].weight.detach(), linear.lora_B[name].weight.detach() * linear.scaling[name])
         for row, linear in enumerate(linears)
@@ -206,9 +207,9 @@ def _adapter(linears: Sequence[Any]) -> Adapter | None:
 
 
 def _fuse_parameters(parameters: Sequence[Tensor]) -> Tensor:
-    """One tensor whose rows are the parameters' rows; unless they lie like that already, they are moved.
+    """Return one tensor whose rows are the parameters' rows; move them unless they are already adjacent.
 
-    They stop lying like that when somebody replaces their storage: ``model.to(...)``, ``load_state_dict(assign=True)``.
+    They lose adjacency if their storage is replaced: ``model.to(...)``, ``load_state_dict(assign=True)``.
     """
     first = parameters[0].detach()
     rows = sum(parameter.shape[0] for parameter in parameters)
@@ -238,12 +239,12 @@ def _is_adapted(module: Any) -> bool:
 
 
 def _plain(module: Any) -> Any:
-    """The linear itself, without adapters."""
+    """Return the linear without adapters."""
     return module.base_layer if _is_adapted(module) else module
 
 
 def merged_weight(module: Any) -> Tensor:
-    """The effective weight: adapters (peft's LoRA layers) merged into a copy, anything else as it is."""
+    """Return the effective weight: adapters (peft's LoRA layers) merged into a copy, anything else unchanged."""
     if not _is_adapted(module):
         plain: Tensor = module.weight.detach()
         return plain

@@ -1,7 +1,7 @@
-"""Makes the tiny model and the example's tasks: ``python -m astuner_local.tiny.make --out DIR``.
+"""Create the tiny model and the example's tasks: ``python -m astuner_local.tiny.make --out DIR``.
 
-Everything is drawn from the seed with one thread, so two runs on one machine write the same files; on another
-kind of CPU the weights may differ in their last bits, the tokenizer and the tasks do not.
+Everything is drawn from the seed with one thread, so two runs on one machine write the same files; on another type of
+CPU the weights may differ in their last bits, but not the tokenizer and the tasks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TRAIN_TASKS, HELD_OUT_TASKS = 2000, 256
 
 
 def make_tokenizer(folder: Path, seed: int) -> Any:
-    """Train the tokenizer, write it to ``folder``, and return it as transformers loads it."""
+    """Train the tokenizer, write it to ``folder``, and return it as loaded by transformers."""
     rng = random.Random(seed)
     shown = [transcript(draw(rng, held_out=False), rng) for _ in range(TOKENIZER_TRANSCRIPTS)]
     return _tokenizer_of(folder, shown, TOOLS)
@@ -47,7 +47,7 @@ def _tokenizer_of(
 
 
 def make_model(folder: Path, seed: int) -> None:
-    """Make tokenizer and warmed-up model in ``folder``."""
+    """Create tokenizer and warmed-up model in ``folder``."""
     torch.set_num_threads(1)
     tokenizer = make_tokenizer(folder, seed)
     model = build_model(tokenizer, seed)
@@ -73,9 +73,9 @@ def make_talker(
     seed: int = 0,
     steps: int,
 ) -> float:
-    """Make in ``folder`` a tokenizer and a model that has been shown these conversations, and nothing else.
+    """Create in ``folder`` a tokenizer and a model trained only on these conversations.
 
-    :returns: the last step's loss on what the assistant says.
+    :returns: The last step's loss on the assistant's tokens.
     """
     torch.set_num_threads(1)
     tokenizer = _tokenizer_of(folder, shown[:TOKENIZER_TRANSCRIPTS], tools)
@@ -87,7 +87,7 @@ def make_talker(
 
 
 def make_tasks(folder: Path, seed: int) -> tuple[list[Problem], list[Problem]]:
-    """Write ``train.jsonl`` and ``heldout.jsonl`` in GSM8K's layout; returns the problems of both."""
+    """Write ``train.jsonl`` and ``heldout.jsonl`` in GSM8K's layout; return the problems of both."""
     train = list(distinct(TRAIN_TASKS, seed, held_out=False))
     held_out = list(distinct(HELD_OUT_TASKS, seed, held_out=True))
     folder.mkdir(parents=True, exist_ok=True)
@@ -98,18 +98,19 @@ def make_tasks(folder: Path, seed: int) -> tuple[list[Problem], list[Problem]]:
 
 
 def main(arguments: list[str] | None = None) -> None:
+    """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m astuner_local.tiny.make", description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, help="write the model to this folder")
-    parser.add_argument("--tasks-out", type=Path, help="write train.jsonl and heldout.jsonl to this folder")
+    parser.add_argument("--out", type=Path, help="Write the model to this folder.")
+    parser.add_argument("--tasks-out", type=Path, help="Write train.jsonl and heldout.jsonl to this folder.")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     if options.out is None and options.tasks_out is None:
-        parser.error("nothing to make: give --out DIR, --tasks-out DIR, or both")
+        parser.error("add --out DIR, --tasks-out DIR, or both")
     if options.tasks_out:
         make_tasks(options.tasks_out, options.seed)
     if options.out:
         make_model(options.out, options.seed)
-        print(f"made {options.out}; measure it: astuner eval FILE --checkpoint base astuner.model.path={options.out}")
+        print(f"wrote {options.out}; measure it: astuner eval FILE --checkpoint base astuner.model.path={options.out}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Word problems with one arithmetic operation, and which of them nobody may train on.
+"""Word problems with one arithmetic operation, and the held-out problems that must not be trained on.
 
-A problem is a wording, two numbers, a name and a thing.  Train and held-out problems differ in the triple
-(wording, a, b): about one triple in five is held out, chosen by a hash that is the same on every machine, so no
-warm-up transcript and no training task ever shows a held-out triple, whatever the seed.
+A problem is a wording, two numbers, a name and a thing.  Train and held-out problems differ in the triple (wording, a,
+b): about one triple in five is held out, selected by a hash that is the same on every machine, so no warm-up transcript
+and no training task ever contains a held-out triple, regardless of the seed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 OPERATORS = "+-*/"
 SMALLEST, LARGEST = 2, 12
-"""The range of `a` and `b`; a dividend is their product."""
+"""Range of `a` and `b`; a dividend is their product."""
 
 NAMES = ("Mia", "Tom", "Ana", "Ben", "Zoe", "Sam", "Eva", "Max")
 THINGS = ("apples", "books", "coins", "cards", "eggs", "pens", "shells", "stars")
@@ -29,7 +29,7 @@ WORDINGS = (
     ("*", "Each of {b} bags holds {a} {things}. How many does {name} carry?"),
     ("/", "{name} puts {a} {things} equally into {b} boxes. How many per box?"),
 )
-"""Operator and wording. Both operands appear as digits, not always in the order the operation needs."""
+"""Operator and wording. Both operands appear as digits, not always in the order that the operation needs."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Problem:
         return evaluate(self.left, self.operator, self.right)
 
     def as_gsm8k(self) -> dict[str, str]:
-        """The record in the layout of GSM8K: the reference answer follows ``####``."""
+        """Return the record in GSM8K's layout: the reference answer follows ``####``."""
         return {
             "question": self.question,
             "answer": f"{self.left} {self.operator} {self.right} = {self.answer}\n#### {self.answer}",
@@ -67,14 +67,14 @@ class Problem:
 
 
 def evaluate(left: int, operator: str, right: int) -> str:
-    """What the example's calculator prints for ``left operator right``: exact, or rounded to 4 decimals."""
+    """Return the output of the example's calculator for ``left operator right``: exact, or rounded to 4 decimals."""
     if operator == "/":
         return str(left // right) if left % right == 0 else str(round(left / right, 4))
     return str({"+": left + right, "-": left - right, "*": left * right}[operator])
 
 
 def is_held_out(wording: int, a: int, b: int) -> bool:
-    """Whether the triple is kept away from warm-up and training."""
+    """Return whether the triple is excluded from warm-up and training."""
     return hashlib.sha256(f"{wording}/{a}/{b}".encode()).digest()[0] % 5 == 0
 
 

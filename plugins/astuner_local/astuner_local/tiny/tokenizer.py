@@ -1,8 +1,8 @@
 """A tokenizer of 512 tokens: Qwen2's byte-level BPE, trained on transcripts, and a ChatML template with tools.
 
-It is a `Qwen2Tokenizer` in every respect but its vocabulary, so whatever loads Qwen2 loads it.  Digits stay single
-tokens, so that numbers can be copied; the fixed parts of a tool call are tokens of their own, so that one call is
-15 tokens long.  Any text can be encoded: what was never seen falls back to bytes.
+It is a `Qwen2Tokenizer` except for its vocabulary, so software that loads Qwen2 loads it.  Digits stay single tokens,
+so that numbers can be copied; the fixed parts of a tool call are single tokens, so that a call has 15 tokens.  Any text
+can be encoded: unseen text falls back to bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MARKUP = (
 
 
 def chat_template() -> str:
-    """The Jinja source of the chat template."""
+    """Return the Jinja source of the chat template."""
     return (Path(__file__).parent / "chat_template.jinja").read_text(encoding="utf-8")
 
 
@@ -46,9 +46,9 @@ def train(texts: Iterable[str]) -> Tokenizer:
 
 
 def save(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write the files `transformers.AutoTokenizer` reads.
+    """Write the files that `transformers.AutoTokenizer` reads.
 
-    They are written here rather than by ``save_pretrained`` so that they do not depend on its version.
+    ``save_pretrained`` is not used, so that the files do not depend on its version.
     """
     settings: dict[str, Any] = {
         "tokenizer_class": "Qwen2Tokenizer",

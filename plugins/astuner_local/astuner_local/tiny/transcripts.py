@@ -1,8 +1,8 @@
-"""Warm-up transcripts: what the example's agent and a model that writes well but does not understand say together.
+"""Warm-up transcripts between the example's agent and a model that writes well-formed text without understanding.
 
-Messages and tools are exactly those the real AgentScope agent of ``examples/math_agent`` sends (a test runs that
-agent and compares), and the operands are the problem's own; operator and operand order are drawn at random.  So
-a model that imitates the transcripts learns the format and nothing about what the words mean.
+Messages and tools are exactly those of the AgentScope agent of ``examples/math_agent`` (a test runs that agent and
+compares), and the operands are the problem's own; operator and operand order are random.  A model that imitates the
+transcripts therefore learns the format, but not the meaning of the words.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ TOOLS: list[dict[str, Any]] = [
 
 
 def first_messages(question: str) -> list[dict[str, Any]]:
-    """The messages of an episode's first model call."""
+    """Return the messages of an episode's first model call."""
     return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
 
 
 def tool_turn(expression: str, result: str) -> list[dict[str, Any]]:
-    """The model's tool call and the calculator's reply."""
+    """Return the model's tool call and the calculator's reply."""
     call = {"function": {"name": "calculator", "arguments": {"expression": expression}}, "type": "function"}
     return [
         {"role": "assistant", "content": "", "tool_calls": [call]},
@@ -46,7 +46,7 @@ def tool_turn(expression: str, result: str) -> list[dict[str, Any]]:
 
 
 def transcript(problem: Problem, rng: random.Random) -> list[dict[str, Any]]:
-    """A whole episode in the right format with a random operator and operand order."""
+    """Return a complete episode in the right format with a random operator and operand order."""
     operator = rng.choice(OPERATORS)
     left, right = (problem.left, problem.right) if rng.random() < 0.5 else (problem.right, problem.left)
     result = evaluate(left, operator, right)

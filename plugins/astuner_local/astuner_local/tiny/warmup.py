@@ -1,8 +1,8 @@
-"""Teaches a fresh tiny model the format of the transcripts, and nothing about their meaning.
+"""Teach a new tiny model the format of the transcripts, but not their meaning.
 
-Next-token cross-entropy on the assistant's tokens only.  Muon (Jordan et al. 2024) on the 2-D hidden weights and
-AdamW on the rest reach well-formed calls with the right operands about five times sooner than AdamW alone.
-One thread and seeded draws: two runs on one machine give the same weights, bit for bit.
+Minimizes next-token cross-entropy on the assistant's tokens only.  Muon (Jordan et al. 2024) on the 2-D hidden weights
+and AdamW on the rest reach well-formed calls with the right operands about five times sooner than AdamW alone.
+With one thread and seeded draws, two runs on one machine give the same weights, bit for bit.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ BATCH = 16
 LEARNING_RATE = 1e-2
 RAMP_STEPS = 20
 FINAL_SHARE = 0.1
-"""The learning rate falls linearly to this share of its peak."""
+"""Share of the peak to which the learning rate falls linearly."""
 
 
 def build_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausalLM:
-    """A freshly initialised Qwen2 of 0.13 million weights.
+    """Return a newly initialized Qwen2 with 0.13 million weights.
 
-    One key-value head doubles the speed of decoding at this size, and a rotary base of 100 suits contexts of
-    about a hundred tokens.
+    One key-value head doubles the speed of decoding at this size, and a rotary base of 100 suits contexts of about a
+    hundred tokens.
     """
     config = Qwen2Config(
         vocab_size=len(tokenizer),
@@ -54,9 +54,9 @@ def build_model(tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausal
 def encode(
     tokenizer: Any, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = TOOLS
 ) -> tuple[list[int], list[int]]:
-    """Token ids of a transcript, and labels that are `IGNORED` outside the assistant's turns.
+    """Return the token IDs of a transcript, and labels that are `IGNORED` outside the assistant's turns.
 
-    Encoded turn by turn, as an episode grows: what the model writes is never joined with what it reads.
+    Encoded turn by turn, as an episode grows: generated text is never tokenized together with the prompt.
     """
     ids: list[int] = []
     labels: list[int] = []
@@ -90,9 +90,9 @@ def warm_up(
     seed: int,
     report: Callable[[int, float], None] = lambda step, loss: None,
 ) -> None:
-    """Train ``model`` in place for ``steps`` batches of `BATCH` fresh transcripts each.
+    """Train ``model`` in place for ``steps`` batches of `BATCH` new transcripts each.
 
-    :param report: called after every step with its number and loss.
+    :param report: Called after every step with its number and loss.
     """
     rng = random.Random(seed)
     optimizers = _optimizers(model)
@@ -119,12 +119,12 @@ def learn_to_read_and_say(
     steps: int,
     batch: int = BATCH,
 ) -> float:
-    """Train ``model`` in place on transcripts drawn from ``shown``, on all their tokens, on the assistant's twice.
+    """Train ``model`` in place on transcripts drawn from ``shown``: on all tokens, on the assistant's twice.
 
-    What is read is learned too, where what is said depends on it: on a list to copy from, or a tile to look at.
+    The context is learned too, because answers depend on it, such as a list to copy from or a tile to look at.
 
-    :param shown: token ids and labels, as `encode` gives them.
-    :returns: the last step's loss on the assistant's tokens; it and the loss on everything are printed now and then.
+    :param shown: Token IDs and labels, as returned by `encode`.
+    :returns: The last step's loss on the assistant's tokens; it is printed every 50 steps with the loss on all tokens.
     """
     optimizers = _optimizers(model)
     cross_entropy = torch.nn.functional.cross_entropy
@@ -138,7 +138,7 @@ def learn_to_read_and_say(
         _descend(model, optimizers, LEARNING_RATE * min(1.0, (step + 1) / RAMP_STEPS, 1 + FINAL_SHARE - step / steps))
         said = said_loss.item()
         if (step + 1) % 50 == 0:
-            print(f"step {step + 1}/{steps}: loss {said:.3f} on what is said, {all_loss.item():.3f} on all", flush=True)
+            print(f"step {step + 1}/{steps}: loss {said:.3f} on replies, {all_loss.item():.3f} on all", flush=True)
     return said
 
 

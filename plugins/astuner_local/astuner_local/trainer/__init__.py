@@ -1,1 +1,1 @@
-"""The trainer of the embedded backbone: samples in, better weights out, and checkpoints that survive anything."""
+"""Trainer of the local backbone: updates weights from samples and writes crash-safe checkpoints."""

@@ -1,22 +1,21 @@
-"""Checkpoints: a model that anybody loads, and everything the run needs to go on.
+"""Checkpoints: a model in a standard format, and the state that a run needs to resume.
 
 ``step-000120/`` is a Hugging Face folder (``AutoModelForCausalLM.from_pretrained`` loads it; LoRA is merged in),
 plus ``adapter/`` with LoRA, plus ``resume/``:
 
 - ``trainer.safetensors``  optimizer moments, float32 masters, counters
 - ``random.safetensors``   random states of torch (CPU and GPUs) and numpy; Python's is in ``state.json``
-- ``state.json``           what the caller passes: step, data position, ledger, …
+- ``state.json``           the caller's state: step, data position, ledger, …
 
-A run with several policies has such a folder for each one that learns, ``step-000120/<policy>/``, with its own
-``resume/trainer.safetensors``; the random states and ``state.json`` are those of the run and stand in
-``step-000120/resume/``.
+A run with several policies has such a folder for each policy that learns, ``step-000120/<policy>/``, with its own
+``resume/trainer.safetensors``; random states and ``state.json`` belong to the run and are in ``step-000120/resume/``.
 
-Nothing is pickled, so opening a checkpoint runs no code.  A folder is written under another name, flushed to disk,
-given a manifest of what it holds, with checksums, and renamed.  The rename is the only moment at which it appears, so
-a process that is killed at any other moment leaves the earlier folders and rubbish that no reader takes for one.
+Nothing is pickled, so opening a checkpoint runs no code.  A folder is written under a temporary name, flushed to disk,
+given a manifest with checksums, and renamed.  It appears only through the rename, so a process that is killed at any
+other moment leaves the earlier folders and leftovers that no reader accepts.
 
-Invariants: a folder whose manifest matches its files was written to the end; a failed or killed write leaves the
-earlier checkpoints untouched.
+Invariants: a folder whose manifest matches its files is complete; a failed or killed write leaves the earlier
+checkpoints untouched.
 """
 
 from __future__ import annotations
@@ -51,11 +50,11 @@ _RUBBISH = re.compile(r"\.(tmp|old)-(\d+)$")
 
 
 WHOLE = ""
-"""Names the policy of a run that has but one: its folder is the checkpoint itself."""
+"""Name of the policy in a run with a single policy: its folder is the checkpoint itself."""
 
 
 class Part(NamedTuple):
-    """What is saved of one policy."""
+    """Saved objects of one policy."""
 
     trainer: PolicyTrainer
     tokenizer: Any
@@ -63,25 +62,25 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint on disk. `path` is what to give as a model path."""
+    """A complete checkpoint on disk. `path` can be used as a model path."""
 
     path: Path
     step: int
     state: Mapping[str, Any]
-    """What the caller passed to `save_checkpoint`."""
+    """State passed to `save_checkpoint`."""
 
 
 def checkpoint_path(directory: Path, step: int) -> Path:
-    """Where the checkpoint of ``step`` is, or will be; a folder of this name is complete."""
+    """Return the folder of the checkpoint of ``step``; a folder of this name is complete."""
     return directory / f"step-{step:06d}"
 
 
 def save_checkpoint(directory: Path, *, step: int, parts: Mapping[str, Part], state: Mapping[str, Any]) -> Path:
-    """Write ``directory/step-NNNNNN`` and return it; one of the same step is replaced.
+    """Write ``directory/step-NNNNNN`` and return it; replaces a checkpoint of the same step.
 
-    :param parts: by the name of the policy, or `WHOLE` for the only one. All of them are saved, or none.
-    :param state: JSON-serialisable.
-    :raises CheckpointError: it cannot be written (disk full, no permission); earlier checkpoints are untouched.
+    :param parts: Objects by policy name, or `WHOLE` for a single policy. All of them are saved, or none.
+    :param state: JSON-serializable state.
+    :raises CheckpointError: It cannot be written (disk full, no permission); earlier checkpoints are untouched.
     """
     target = checkpoint_path(directory, step)
     document = json.dumps({"step": step, "python_random": random.getstate(), "state": dict(state)}, indent=1)
@@ -101,30 +100,30 @@ def save_checkpoint(directory: Path, *, step: int, parts: Mapping[str, Part], st
 def read_checkpoint(path: Path) -> Checkpoint:
     """Check a folder and read its state, without loading weights.
 
-    :raises CheckpointError: it is not a complete checkpoint; the message says why and which one is.
+    :raises CheckpointError: It is not a complete checkpoint; the message has the reason and names a usable one.
     """
-    if why := problem(path) if path.is_dir() else "there is no such folder":
+    if why := problem(path) if path.is_dir() else "the folder does not exist":
         usable = latest_checkpoint(path.parent)
         instead = f"the newest complete one is {usable}" if usable else f"there is no complete one in {path.parent}"
         raise CheckpointError(f"cannot resume from {path}: {why}; {instead}")
     try:
         document = json.loads((path / "resume" / "state.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"cannot resume from {path}: resume/state.json cannot be read: {error}") from error
+        raise CheckpointError(f"cannot resume from {path}: resume/state.json is not readable: {error}") from error
     return Checkpoint(path=path, step=document["step"], state=document["state"])
 
 
 def restore(checkpoint: Checkpoint, trainers: Mapping[str, PolicyTrainer]) -> None:
-    """Put weights, optimizers and random states back, in place: whoever reads the models' tensors sees the change.
+    """Restore weights, optimizers and random states in place: users of the models' tensors see the change.
 
-    :param trainers: by the name of the policy, or `WHOLE` for the only one.
-    :raises CheckpointError: the checkpoint belongs to another model, or to other policies.
+    :param trainers: Trainers by policy name, or `WHOLE` for a single policy.
+    :raises CheckpointError: The checkpoint belongs to another model, or to other policies.
     """
     saved = _policies_in(checkpoint.path)
     if saved != trainers.keys():
         raise CheckpointError(
-            f"cannot resume from {checkpoint.path}: it holds {_named(saved)}, and this run trains "
-            f"{_named(trainers.keys())}; resume with the astuner.agents that it was written with"
+            f"cannot resume from {checkpoint.path}: it contains {_named(saved)}, but this run trains "
+            f"{_named(trainers.keys())}; resume with the astuner.agents of the checkpoint"
         )
     resume = checkpoint.path / "resume"
     try:
@@ -139,35 +138,37 @@ def restore(checkpoint: Checkpoint, trainers: Mapping[str, PolicyTrainer]) -> No
         _set_random_state(load_file(resume / "random.safetensors"), document["python_random"])
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
-            f"cannot resume from {checkpoint.path}: {error}; to go on from an older one, move that folder away"
+            f"cannot resume from {checkpoint.path}: {error}; to resume from an older one, move that folder away"
         ) from error
 
 
 def saved_states(*directories: Path) -> Iterator[tuple[Path, str]]:
-    """The checkpoints there, and what is the matter with each: the highest step first, of equals that of the earlier
-    directory. A checkpoint is read and checked when it is asked for."""
+    """Yield checkpoints with their problem (empty if intact), highest step first, then in the order of directories.
+
+    A checkpoint is verified when it is yielded.
+    """
     found = [entry for directory in directories for entry in _found(directory)]
     for _, path in sorted(found, key=lambda entry: entry[0], reverse=True):
         yield path, problem(path)
 
 
 def is_there(directory: Path) -> bool:
-    """Return whether a checkpoint with a state is in ``directory``, by its name and without reading it."""
+    """Return whether ``directory`` contains a checkpoint with a state, judging by names without reading it."""
     return any((path / "resume" / "state.json").is_file() for _, path in _found(directory))
 
 
 def latest_checkpoint(directory: Path) -> Path | None:
-    """The complete checkpoint of the highest step; incomplete ones are passed over."""
+    """Return the complete checkpoint of the highest step, ignoring incomplete ones."""
     return next((path for path, why in saved_states(directory) if not why), None)
 
 
 def prune(directory: Path, keep: int | None, *, step: int | None = None, spare: Path | None = None) -> None:
-    """Delete all but the newest `keep` complete checkpoints (None: nothing), and what killed processes left.
+    """Delete all but the newest `keep` complete checkpoints (None: keep all), and leftovers of killed processes.
 
-    :param step: of the one that was just written. Later ones, of before a resume from an earlier step, are damaged:
-        they do not count, and stay for a person to look at until that step is saved anew.
-    :param spare: the checkpoint that stays however old it is.
-    :raises CheckpointError: something cannot be deleted.
+    :param step: Step of the checkpoint just written. Later ones, from before a resume at an earlier step, are damaged:
+        they do not count, and stay for inspection until that step is saved again.
+    :param spare: Checkpoint to keep regardless of its age.
+    :raises CheckpointError: A folder cannot be deleted.
     """
     if not directory.is_dir():
         return
@@ -181,7 +182,7 @@ def prune(directory: Path, keep: int | None, *, step: int | None = None, spare: 
 
 
 def _found(directory: Path) -> list[tuple[tuple[int, bool], Path]]:
-    """Folders named like checkpoints, with (step, whether it is not one that was being replaced)."""
+    """Return folders named like checkpoints, with (step, whether it is not one that was being replaced)."""
     if not directory.is_dir():
         return []
     matches = [(_NAME.match(path.name), path) for path in directory.iterdir() if path.is_dir()]
@@ -190,7 +191,7 @@ def _found(directory: Path) -> list[tuple[tuple[int, bool], Path]]:
 
 @contextmanager
 def _explained(directory: Path, target: Path) -> Iterator[None]:
-    """Turn what a full or forbidden disk raises into one message that says what to free."""
+    """Convert errors of a full or read-only disk to a message that explains how to fix it."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -199,8 +200,8 @@ def _explained(directory: Path, target: Path) -> Iterator[None]:
         previous = latest_checkpoint(directory)
         kept = f"the newest complete checkpoint is still {previous}" if previous else "there is no earlier checkpoint"
         raise CheckpointError(
-            f"cannot write {target}: {error} ({free:.1f} GiB are free there); free space or fix the permissions of "
-            f"{directory}, or keep fewer with trainer_common.max_checkpoints; {kept}"
+            f"cannot write {target}: {error} ({free:.1f} GiB free). Free space, fix the permissions of {directory}, or "
+            f"keep fewer checkpoints with trainer_common.max_checkpoints; {kept}"
         ) from error
 
 
@@ -227,7 +228,7 @@ def _save_part(part: Part, folder: Path) -> None:
 def _save_model(model: Any, folder: Path) -> None:
     with no_progress_bar():
         if lora.is_lora(model):
-            # the adapters alone; without the argument peft asks the hub whether the vocabulary was resized
+            # only the adapters; without the argument peft asks the hub whether the vocabulary was resized
             model.save_pretrained(str(folder / "adapter"), save_embedding_layers=False)
             merged, base = lora.merged_state_dict(model), model.get_base_model()
             base.save_pretrained(str(folder), state_dict=merged)
@@ -238,9 +239,9 @@ def _save_model(model: Any, folder: Path) -> None:
 
 
 def _untie(folder: Path) -> None:
-    """State in ``config.json`` that embedding and head differ: with adapters on the embedding, the head is the base's.
+    """Record in ``config.json`` that embedding and head differ, because only the embedding has adapters.
 
-    Programs that believe a config that ties them (vLLM, llama.cpp) would load another model.
+    Programs that tie them according to the config (vLLM, llama.cpp) would otherwise load a different model.
     """
     file = folder / "config.json"
     config = json.loads(file.read_text(encoding="utf-8"))
@@ -256,15 +257,15 @@ def _load_weights(model: Any, folder: Path) -> None:
         for name, tensor in load_file(shard).items():
             if name not in own or own[name].shape != tensor.shape:
                 raise CheckpointError(
-                    f"{shard} has {name} of shape {tuple(tensor.shape)}, which this model has not; resume with the "
-                    "astuner.model that the checkpoint was written with"
+                    f"{shard} has {name} of shape {tuple(tensor.shape)}, which does not fit this model; resume with "
+                    "the astuner.model of the checkpoint"
                 )
             own[name].copy_(tensor)
             missing.discard(name)
     if missing:
         raise CheckpointError(
             f"{folder} lacks {len(missing)} weights of this model (first: {min(missing)}); resume with the "
-            "astuner.model that the checkpoint was written with"
+            "astuner.model of the checkpoint"
         )
 
 
@@ -293,15 +294,15 @@ def _set_random_state(state: Mapping[str, Tensor], python_random: Any) -> None:
             torch.cuda.set_rng_state(state[f"cuda{i}"], i)
 
 
-# ----------------------------------------------------------------------- folders that are complete or not there
+# ------------------------------------------------------------------------------------------ atomic folders
 
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder to write into; at the end of the block it becomes `folder`, replacing one of that name.
+    """Yield an empty folder to write into; when the block ends it becomes `folder`, replacing an existing one.
 
-    An exception in the block leaves nothing behind.  While an old folder is being replaced it is called
-    ``<name>.old-<pid>``, and `is_complete` still holds for it.
+    An exception in the block leaves nothing.  While an old folder is being replaced it is named
+    ``<name>.old-<pid>``, and still counts as complete (`is_complete`).
     """
     temporary = folder.with_name(f"{folder.name}.tmp-{os.getpid()}")
     remove(temporary)
@@ -323,26 +324,25 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def is_complete(folder: Path, *, contents: bool = True) -> bool:
-    """Whether a folder holds what was written; without `contents` by the sizes alone, which costs nothing."""
+    """Return whether a folder is complete; without `contents`, check sizes only, which is fast."""
     return folder.is_dir() and not problem(folder, contents=contents)
 
 
 def remove(folder: Path) -> None:
-    """Delete a folder so that no moment of it looks complete: the manifest goes first."""
+    """Delete a folder so that it never looks complete: the manifest is deleted first."""
     (folder / MANIFEST).unlink(missing_ok=True)
     if folder.exists():
         shutil.rmtree(folder)
 
 
 def remove_rubbish(parent: Path) -> None:
-    """Delete what killed processes left half-written. A folder that was being replaced is kept if its successor is not
-    there."""
+    """Delete partial folders of killed processes; keep a folder that was being replaced if its successor is missing."""
     for folder in parent.iterdir():
         match = _RUBBISH.search(folder.name)
         if match is None:
             continue
         pid = int(match[2])
-        if pid != os.getpid() and process_start_time(pid) is not None:  # what is ours is left over too
+        if pid != os.getpid() and process_start_time(pid) is not None:  # this process's own folders are leftovers too
             continue
         replaced = folder.with_name(folder.name[: match.start()])
         if match[1] == "tmp" or is_complete(replaced) or not is_complete(folder):
@@ -350,7 +350,7 @@ def remove_rubbish(parent: Path) -> None:
 
 
 def _flush(*paths: Path) -> None:
-    """Have files and folders on the disk."""
+    """Flush files and folders to disk."""
     for path in paths:
         handle = os.open(path, os.O_RDONLY)
         try:

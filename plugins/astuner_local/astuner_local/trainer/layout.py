@@ -1,17 +1,17 @@
-"""From samples to forward passes: which tokens are computed, where, and what is read off them.
+"""Lay out samples for forward passes: which tokens are computed, where, and which outputs are used.
 
 The samples of a batch share long prefixes (the system prompt, a group's task, the history before a fork).  Sorted as
 sequences, each one's longest common prefix with *any* earlier one is its common prefix with its predecessor; so a
-prefix trie is the sorted list in which every sample adds only what its predecessor does not have.  Linear layers run
-over unique tokens once.  Nothing is padded there, and nothing after a sample's last trained token is computed at all.
+prefix trie is the sorted list in which every sample adds only tokens that its predecessor lacks.  Linear layers run
+once over unique tokens, without padding, and tokens after a sample's last trained token are not computed.
 
-Attention alone needs sequences side by side, so it gathers them: a *row* is a run of consecutive flat tokens (the
-queries) together with the path of all tokens they may look at (the keys), which may begin with tokens that belong to
-other rows.  Rows of similar size share one padded rectangle (a bucket), so one long row does not pad all others.
+Only attention needs separate sequences, so it gathers them: a *row* is a run of consecutive flat tokens (the queries)
+with the path of all tokens that they may attend to (the keys), which may start with tokens of other rows.  Rows of
+similar size share one padded rectangle (a bucket), so one long row does not pad all others.
 
-Invariants: attention gives one vector per flat token, and token t of a path depends on the path's tokens 0 … t only;
-for every trained token, exactly one `source` row holds the hidden state that predicts it, computed from
-exactly the tokens that precede it in its sample.
+Invariants: attention returns one vector per flat token, and token t of a path depends only on the path's tokens 0 … t;
+for every trained token, exactly one `source` row holds the hidden state that predicts it, computed from exactly the
+tokens that precede it in its sample.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor
 
 PrefixSharing = Literal["auto", "always", "never"]
 _BUCKET_OVERHEAD = 16_384
-"""Padded score entries that cost as much as launching one more bucket; measured on the tiny model, not critical."""
+"""Padded score entries that cost as much as one more bucket; measured on the tiny model, not critical."""
 
 
 @dataclass(frozen=True)
@@ -35,20 +35,20 @@ class MicroBatch:
     """One forward (and backward) pass. T unique tokens, N trained tokens, S samples."""
 
     samples: tuple[int, ...]
-    """Which of the given sequences are in it."""
+    """Indices of its sequences."""
     input_ids: Tensor
     """int64 [T]."""
     position_ids: Tensor
-    """int64 [T]: place in the sample, from 0."""
+    """int64 [T]: position in the sample, from 0."""
     attention: PackedAttention
     source: Tensor
-    """int64 [N]: the flat token whose hidden state predicts the trained token; by sample, then by position."""
+    """int64 [N]: flat token whose hidden state predicts the trained token; by sample, then by position."""
     target: Tensor
-    """int64 [N]: the trained token's id."""
+    """int64 [N]: ID of the trained token."""
     owner: Tensor
-    """int64 [N]: which of `samples` it belongs to, 0 … S-1."""
+    """int64 [N]: index in `samples`, 0 … S-1."""
     raw_tokens: int
-    """Tokens of the samples up to what is computed, shared or not; `raw_tokens / T` is what sharing saves."""
+    """Tokens of the samples including shared ones; `raw_tokens / T` is the saving by sharing."""
 
 
 def plan(
@@ -60,13 +60,13 @@ def plan(
     hidden_size: int,
     device: torch.device | str = "cpu",
 ) -> list[MicroBatch]:
-    """Lay out sequences in as few computed tokens as the budget allows.
+    """Lay out sequences with as few computed tokens as the budget allows.
 
-    :param sequences: token ids, integer [length] each.
-    :param trained: ascending positions of each sequence's trained tokens; at least one, none of them 0.
-    :param budget: most unique tokens per micro-batch; a longer sample gets a micro-batch of its own. None: no limit.
-    :param sharing: compute shared prefixes once `always`, `never`, or (`auto`) where that costs fewer operations.
-    :param hidden_size: of the model; weighs linear layers against attention for `auto`.
+    :param sequences: Token IDs, integer [length] each.
+    :param trained: Ascending positions of each sequence's trained tokens; at least one, none of them 0.
+    :param budget: Most unique tokens per micro-batch; a longer sample gets its own micro-batch. None: no limit.
+    :param sharing: Compute shared prefixes once `always`, `never`, or (`auto`) if that costs fewer operations.
+    :param hidden_size: Hidden size of the model; weighs linear layers against attention for `auto`.
     """
     ids = [np.asarray(s, dtype=np.int64)[: int(t[-1])] for s, t in zip(sequences, trained, strict=True)]
     order = sorted(range(len(ids)), key=lambda i: ids[i].astype(">i8").tobytes())  # memcmp of big-endian = by tokens
@@ -90,11 +90,11 @@ def _common_prefix(a: np.ndarray, b: np.ndarray) -> int:
 
 
 def _sharing_pays(common: int, length: int, hidden_size: int) -> bool:
-    """Whether computing `common` of `length` tokens once saves more than it costs.
+    """Return whether computing `common` of `length` tokens once saves more than it costs.
 
-    Per layer and token, linear layers take about 24 h² operations (h = hidden size).  Attention of the whole sample
-    with a causal kernel takes 2 h length²; of the new queries only, under a mask that no kernel skips, 4 h (length -
-    common) length.
+    Per layer and token, linear layers take about 24 h² operations (h = hidden size).  Attention of the full sample with
+    a causal kernel takes 2 h length²; of the new queries only, under a mask that no kernel skips, 4 h (length - common)
+    length.
     """
     linear = 24 * hidden_size**2 * common
     return linear + 2 * hidden_size * length**2 > 4 * hidden_size * (length - common) * length
@@ -103,8 +103,8 @@ def _sharing_pays(common: int, length: int, hidden_size: int) -> bool:
 def _cut(lengths: Sequence[int], shared: Sequence[int], budget: int | None) -> list[tuple[int, int]]:
     """Cut the sorted samples into runs of at most `budget` unique tokens, recomputing as few shared tokens as possible.
 
-    A cut before sample i makes its shared prefix be computed again.  Dynamic programme over the cuts: fewest
-    computed tokens, then fewest runs.
+    A cut before sample i makes its shared prefix be computed again.  Dynamic program over the cuts: fewest computed
+    tokens, then fewest runs.
     """
     total = len(lengths)
     if budget is None or total == 0:
@@ -117,7 +117,7 @@ def _cut(lengths: Sequence[int], shared: Sequence[int], budget: int | None) -> l
         for begin in range(end - 1, -1, -1):
             unique = tokens + lengths[begin]
             if begin < end - 1 and unique > budget:
-                # longer runs may still fit: a long sample that shares most of its prefix costs little inside a run
+                # longer runs may still fit: a long sample that shares most of its prefix adds little to a run
                 if tokens > budget:
                     break
             else:
@@ -142,7 +142,7 @@ def _lay_out(
     trained: Sequence[np.ndarray],
     device: torch.device,
 ) -> MicroBatch:
-    """One micro-batch of `members` (sorted), of which member i takes its first `shared[i]` tokens from member i-1."""
+    """Return one micro-batch of `members` (sorted), of which member i takes its first `shared[i]` tokens from i-1."""
     tokens = 0
     new_ids, new_positions, rows, source, target, owner = [], [], [], [], [], []
     path = np.zeros(0, dtype=np.int64)
@@ -180,7 +180,7 @@ def _lay_out(
 
 @dataclass(frozen=True)
 class Row:
-    """One run of queries and the keys they may see."""
+    """One run of queries and the keys that they may attend to."""
 
     first: int
     """Flat index of the first query; the queries are ``first … first + queries - 1``."""
@@ -194,7 +194,7 @@ class Row:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the queries are the whole path, so that a plain causal kernel applies and no mask is needed."""
+        """Whether the queries cover the full path, so that a plain causal kernel applies without a mask."""
         return self.queries == len(self.path)
 
 
@@ -222,7 +222,7 @@ def bucket(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 class _Bucket:
-    """Gather indices, and a mask where needed, of one padded rectangle of rows."""
+    """Gather indices, and a mask if needed, of one padded rectangle of rows."""
 
     def __init__(self, rows: Sequence[Row], device: torch.device) -> None:
         self.rows, self.queries, self.keys = len(rows), max(r.queries for r in rows), max(r.keys for r in rows)
@@ -240,7 +240,7 @@ class _Bucket:
         self._bias: Tensor | None = None
 
     def bias(self, dtype: torch.dtype) -> Tensor | None:
-        """0 where a query may look, -inf elsewhere, [rows, 1, queries, keys]; made once, shared by all layers."""
+        """Return 0 where a query may attend, -inf elsewhere, [rows, 1, queries, keys]; cached for all layers."""
         if self.is_causal:
             return None
         if self._bias is None or self._bias.dtype != dtype:
@@ -252,14 +252,14 @@ class _Bucket:
 class PackedAttention:
     """``attention(q[T, H, D], k[T, KV, D], v[T, KV, D]) -> [T, H * D]`` for the rows of one forward pass.
 
-    :param rows: their queries cover every flat token exactly once.
+    :param rows: Rows whose queries cover every flat token exactly once.
     :param tokens: T.
     """
 
     def __init__(self, rows: Sequence[Row], tokens: int, device: torch.device) -> None:
         groups = bucket(rows)
         self._buckets = [_Bucket(group, device) for group in groups]
-        where = np.full(tokens, -1, dtype=np.int64)  # flat token -> its place in the concatenated bucket outputs
+        where = np.full(tokens, -1, dtype=np.int64)  # flat token -> its index in the concatenated bucket outputs
         base = 0
         for group, made in zip(groups, self._buckets, strict=True):
             for i, row in enumerate(group):
@@ -278,7 +278,7 @@ class PackedAttention:
             keys = k.index_select(0, b.key_index).view(b.rows, b.keys, k.shape[1], width).transpose(1, 2)
             values = v.index_select(0, b.key_index).view(b.rows, b.keys, v.shape[1], width).transpose(1, 2)
             grouped = k.shape[1] != heads
-            if grouped and q.is_cuda and not b.is_causal:  # CUDA's masked kernels know no grouped heads
+            if grouped and q.is_cuda and not b.is_causal:  # CUDA's masked kernels do not support grouped heads
                 keys = keys.repeat_interleave(heads // k.shape[1], 1)
                 values = values.repeat_interleave(heads // k.shape[1], 1)
                 grouped = False

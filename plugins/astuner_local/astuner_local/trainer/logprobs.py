@@ -1,10 +1,10 @@
-"""Log-probabilities of given tokens from hidden states, without keeping the logits where they are large.
+"""Log-probabilities of given tokens from hidden states, without storing large logits.
 
 Logits of N tokens over a vocabulary of V take N x V x 4 bytes, and automatic differentiation keeps several copies.
-Above `DENSE_LIMIT` bytes the vocabulary head runs over chunks of tokens and its backward pass recomputes each
-chunk's logits, so memory stays at one chunk (about 1.3 times the compute).
+Above `DENSE_LIMIT` bytes the vocabulary head runs over chunks of tokens, and its backward pass recomputes each chunk's
+logits, so memory stays at one chunk (at about 1.3 times the compute).
 
-Invariant: both ways return log softmax(logits / temperature) in float32, of the same logits.
+Invariant: both paths return log softmax(logits / temperature) in float32, of the same logits.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ def token_logprobs(
     entropy_grad: bool = False,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probability of each target, and the entropy of the distribution it was drawn from.
+    """Return the log-probability of each target, and the entropy of the distribution it was drawn from.
 
-    :param hidden: [M, h], of the tokens before the targets.
-    :param head: the linear from h to V.
+    :param hidden: [M, h] of the tokens before the targets.
+    :param head: Linear from h to V.
     :param targets: int64 [N].
-    :param row: int64 [N], where in ``hidden`` the token before each target is; None: M is N, in the same order.
-    :param temperature: above 0; what the rollout sampled with.
-    :param entropy_grad: whether the entropy is differentiable too, which keeps two more copies of the logits.
-    :param chunk: tokens per chunk; None decides by memory.
-    :returns: natural log-probabilities [N] and entropies [N] in nats (None unless asked for), float32.
+    :param row: int64 [N], index in ``hidden`` of the token before each target; None: M is N, in the same order.
+    :param temperature: Sampling temperature of the rollout, above 0.
+    :param entropy_grad: Whether the entropy is differentiable too, which keeps two more copies of the logits.
+    :param chunk: Tokens per chunk; None: chosen by memory.
+    :returns: Natural log-probabilities [N] and entropies [N] in nats (None unless requested), float32.
     """
     if row is None:
         row = torch.arange(len(targets), device=targets.device)
@@ -52,8 +52,8 @@ def token_logprobs(
     if chunk is not None:
         if type(head) is not nn.Linear:
             raise ConfigError(
-                f"the vocabulary head is a {type(head).__name__}, and only a plain linear layer can run in chunks; "
-                "take the head out of astuner.model.lora.target_modules, or lower trainer_common.micro_batch_tokens"
+                f"the vocabulary head is a {type(head).__name__}, but only a plain linear layer can run in chunks; "
+                "remove the head from astuner.model.lora.target_modules, or lower trainer_common.micro_batch_tokens"
             )
         logprobs, entropy = _ChunkedLogprobs.apply(  # type: ignore[no-untyped-call]
             hidden.index_select(0, row), head.weight, head.bias, targets, temperature, chunk
@@ -72,8 +72,9 @@ def _log_softmax(logits: Tensor, temperature: float) -> Tensor:
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """With z = logits / T, p = softmax(z), y the target and H the entropy:
+    """Chunked log-probabilities with recomputation in the backward pass.
 
+    With z = logits / T, p = softmax(z), y the target and H the entropy:
     d log p_y / dz_j = 1[j = y] - p_j   and   dH / dz_j = -p_j (log p_j + H).
     """
 

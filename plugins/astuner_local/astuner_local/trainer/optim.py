@@ -1,18 +1,17 @@
-"""The optimizer step: clip, AdamW or Muon at the rate of `astuner_objectives.schedule`, in float32 whatever the model's
-dtype.
+"""Optimizer step: clip, then AdamW or Muon with the rate of `astuner_objectives.schedule`, always in float32.
 
 A bfloat16 weight keeps 8 significant bits, so an update smaller than 1/256 of it is rounded away, and at the learning
 rates of reinforcement learning (1e-6) almost every update is.  So each trainable weight that is not float32 has a
-float32 *master*: gradients are added up in float32, the optimizer moves the master, and the model's weight is the
+float32 *master*: gradients are accumulated in float32, the optimizer updates the master, and the model's weight is the
 rounded master, written in place (the engine reads the same tensors).
 
-A bfloat16 weight is rounded at random, to one of its master's two neighbours, so that in the mean it is the master
-(stochastic rounding; Gupta et al. 2015).  Rounded to the nearest, it would stay where it was until its master has come
-half way to the next, which takes half of the weights of SmolLM2-135M eight steps at a rate of 3e-5: a first step gained
-next to nothing (`python -m benchmarks rounding`).
+A bfloat16 weight is rounded at random to one of its master's two neighbors, so that its mean equals the master
+(stochastic rounding; Gupta et al. 2015).  With rounding to nearest it would not change until its master has moved
+halfway to the next value, which takes half of the weights of SmolLM2-135M eight steps at a rate of 3e-5, so the first
+steps would have almost no effect (`python -m benchmarks rounding`).
 
-Invariant: after `step`, every trainable weight is its master or one of its neighbours in the weight's dtype, the same
-after a resume; a step whose gradients are not finite changes nothing.
+Invariant: after `step`, every trainable weight is its master or one of its neighbors in the weight's dtype, and the
+same after a resume; a step whose gradients are not finite changes nothing.
 """
 
 from __future__ import annotations
@@ -51,29 +50,31 @@ class Muon(torch.optim.Optimizer):
 
 
 _NOISE = 1 << 20
-"""Weights that random numbers in a row round; the next begin anywhere among twice as many. To draw one for each weight
-takes ten times as long as to add it."""
+"""Number of weights rounded with consecutive random numbers, which start at a random place among twice as many. Drawing
+one number per weight takes ten times as long as adding it."""
 _STATE = {torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"}, Muon: {"momentum_buffer"}}
-"""What each optimizer keeps per weight."""
+"""State that each optimizer keeps per weight."""
 
 
 @dataclass(frozen=True)
 class StepResult:
+    """Result of an optimizer step."""
+
     grad_norm: float
     """Global L2 norm before clipping."""
     lr: float
     applied: bool
-    """False: the gradients were not finite, and nothing was changed."""
+    """False if the gradients were not finite and nothing was changed."""
 
 
 class PolicyOptimizer:
-    """Moves a model's trainable weights.
+    """Optimizer of a model's trainable weights.
 
-    :param total_steps: optimizer steps of the whole run, for schedules that decay.
+    :param total_steps: Optimizer steps of the run, for schedules that decay.
     """
 
     def __init__(self, model: nn.Module, config: Optim, *, total_steps: int | None = None) -> None:
-        learning_rate(config, config.lr_warmup_steps, total_steps)  # refuse a schedule without an end now, not later
+        learning_rate(config, config.lr_warmup_steps, total_steps)  # fail now if the schedule has no end
         self.config, self.total_steps, self.steps = config, total_steps, 0
         self._weights = {n: p for n, p in model.named_parameters() if p.requires_grad}
         if not self._weights:
@@ -106,7 +107,7 @@ class PolicyOptimizer:
     def step(self, position: int) -> StepResult:
         """Apply the accumulated gradients and clear them.
 
-        :param position: Place of this optimizer step in the learning-rate schedule, from 0.
+        :param position: Position of this optimizer step in the learning-rate schedule, from 0.
         """
         lr = learning_rate(self.config, position, self.total_steps)
         masters = list(self._masters.values())
@@ -144,7 +145,7 @@ class PolicyOptimizer:
                 part.copy_(bits.bitwise_and_(-1 << 16).view(torch.float32))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything a resumed run needs, as flat tensors (live, not copies): moments, masters, number of steps."""
+        """Return the state for a resumed run as flat tensors (live, not copies): moments, masters, number of steps."""
         state = {"steps": torch.tensor(self.steps)}
         for name, master in self._masters.items():
             if master is not self._weights[name]:
@@ -155,9 +156,9 @@ class PolicyOptimizer:
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from `state_dict`; model weights that are float32 must already be restored.
+        """Continue from `state_dict`; float32 model weights must already be restored.
 
-        :raises CheckpointError: the state belongs to another model or optimizer.
+        :raises CheckpointError: The state belongs to another model or optimizer.
         """
         fresh = dict(state)
         self.steps = int(fresh.pop("steps"))
@@ -167,8 +168,8 @@ class PolicyOptimizer:
             kind, _, name = key.partition("/")
             if name not in self._masters or (value.dim() and value.shape != self._masters[name].shape):
                 raise CheckpointError(
-                    f"the optimizer state has {key} of shape {tuple(value.shape)}, which this model has not; resume "
-                    "with the astuner.model and trainer_common.optim that the checkpoint was written with"
+                    f"the optimizer state has {key} of shape {tuple(value.shape)}, which does not fit this model; "
+                    "resume with the astuner.model and trainer_common.optim settings of the checkpoint"
                 )
             loaded.setdefault(name, {})[kind] = value
         for name, master in self._masters.items():
@@ -177,7 +178,7 @@ class PolicyOptimizer:
             if master is not self._weights[name]:
                 if saved is None:
                     raise CheckpointError(
-                        f"the optimizer state has no float32 master of {name}; it was written by a float32 run, so "
+                        f"the optimizer state has no float32 master of {name}, because a float32 run wrote it; "
                         "resume with astuner.model.dtype: float32"
                     )
                 master.copy_(saved)
@@ -185,15 +186,15 @@ class PolicyOptimizer:
             expected = _STATE[type(optimizer)] if entries else set()
             if set(entries) != expected:
                 raise CheckpointError(
-                    f"the optimizer state of {name} has {sorted(entries)}, and {type(optimizer).__name__} keeps "
-                    f"{sorted(expected)}; resume with the trainer_common.optim.optimizer it was written with"
+                    f"the optimizer state of {name} has {sorted(entries)}, but {type(optimizer).__name__} needs "
+                    f"{sorted(expected)}; resume with the trainer_common.optim.optimizer of the checkpoint"
                 )
             optimizer.state[master] = {k: v.to(master.device, copy=True) for k, v in entries.items()}
         self._write_weights()
 
 
 def _moves_gradient_to(master: Tensor) -> Any:
-    """A hook that adds a weight's gradient to its master's in float32 and frees it, once per backward pass."""
+    """Return a hook that adds a weight's gradient to its master's in float32 and frees it, once per backward pass."""
 
     def hook(weight: Tensor) -> None:
         if weight.grad is None:
@@ -208,7 +209,7 @@ def _moves_gradient_to(master: Tensor) -> Any:
 
 
 def _hidden_matrices(model: nn.Module) -> set[str]:
-    """Names of the 2-D weights that Muon is meant for: all but embeddings and the vocabulary head (Jordan 2024)."""
+    """Return the names of 2-D weights for Muon: all except embeddings and the vocabulary head (Jordan 2024)."""
     get_output = getattr(model, "get_output_embeddings", None)
     outer = [m for m in model.modules() if isinstance(m, nn.Embedding)]
     if get_output is not None and get_output() is not None:

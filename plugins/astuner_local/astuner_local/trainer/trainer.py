@@ -1,16 +1,16 @@
-"""Samples in, better weights out.
+"""Trainer of the local backbone: update weights from samples.
 
-One update is `ppo_epochs` passes over the batch, each dealt out to `mini_batch_num` optimizer steps, each
-accumulated over micro-batches.  The loss of a step is sum_t w_t (policy_t + β KL_t - c H_t) over its trained tokens,
-where w is the sample's `token_weight`, which core has normalised over the whole batch: a mini-batch's are scaled up, so
-that its loss is what it would be had that part been the batch.
+An update makes `ppo_epochs` passes over the batch, each divided into `mini_batch_num` optimizer steps, each accumulated
+over micro-batches.  The loss of a step is sum_t w_t (policy_t + β KL_t - c H_t) over its trained tokens, where w is the
+sample's `token_weight`, normalized by core over the full batch: the weights of a mini-batch are scaled up, so that its
+loss is as if that part were the batch.
 
-Which log-probabilities are "old" is said in `astuner_objectives.step`.  Here the engine runs the same weights in the
-same arithmetic (they differ by about 1e-5 in float32), so those that the rollout recorded do unless a `rollout_is`
-correction is asked for.
+`astuner_objectives.step` defines which log-probabilities are "old".  Here the engine runs the same weights in the same
+arithmetic (differences of about 1e-5 in float32), so the rollout's recorded ones are used unless a `rollout_is`
+correction is enabled.
 
-Invariants: weights change in `PolicyOptimizer.step` only, and only by finite gradients; leaving out samples that carry
-no gradient changes no scale, hence no gradient.
+Invariants: weights change only in `PolicyOptimizer.step`, and only by finite gradients; omitting samples without a
+gradient changes no scale, hence no gradient.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from astuner_objectives.step import (
 )
 
 MAX_BAD_STEPS = 3
-"""Optimizer steps in a row without finite gradients, after which the run ends."""
+"""Consecutive optimizer steps without finite gradients after which the run ends."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples and what the trainer reads of them; lists run over samples, arrays over their trained tokens."""
+    """Samples as arrays; lists run over samples, arrays over their trained tokens."""
 
     samples: Sequence[Sample]
 
@@ -71,34 +71,34 @@ class Batch:
 
 
 def per_token(micro: MicroBatch, members: Sequence[int], columns: Sequence[np.ndarray]) -> Tensor:
-    """Columns (one array per sample of the batch) as one float32 [N] in the order of `micro`'s trained tokens."""
+    """Return columns (one array per sample of the batch) as float32 [N] in the order of `micro`'s trained tokens."""
     joined = np.concatenate([columns[members[i]] for i in micro.samples])
     return torch.from_numpy(joined.astype(np.float32, copy=False)).to(micro.owner.device)
 
 
 def per_sample(micro: MicroBatch, members: Sequence[int], values: Sequence[float]) -> Tensor:
-    """One value per sample of the batch, spread over `micro`'s trained tokens: float32 [N]."""
+    """Return one value per sample of the batch, repeated for `micro`'s trained tokens: float32 [N]."""
     mine = torch.tensor([values[members[i]] for i in micro.samples], dtype=torch.float32, device=micro.owner.device)
     return mine.index_select(0, micro.owner)
 
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """The samples of one optimizer step."""
+    """Samples of one optimizer step."""
 
     members: tuple[int, ...]
     """Indices into the batch's samples."""
     scale: float
-    """What their token weights are multiplied with."""
+    """Factor of their token weights."""
 
 
 def mini_batches(samples: Sequence[Sample], count: int, loss_agg_mode: str, rng: random.Random) -> list[MiniBatch]:
-    """Deal the samples out to `count` optimizer steps at random, keeping groups together where there are enough.
+    """Distribute samples over `count` optimizer steps at random, keeping groups together if there are enough groups.
 
-    With fewer groups than steps, episodes are dealt out instead; an episode is never split, so with fewer episodes
+    With fewer groups than steps, episodes are distributed instead; an episode is never split, so with fewer episodes
     than steps there are fewer steps.  Under the ``seq-mean-token-sum`` modes a token's weight is a constant over the
-    number of episodes, so a mini-batch is scaled by episodes; under the others the weights sum to 1 (or to the share
-    that was scored), so it is scaled by the sum of weights.
+    number of episodes, so a mini-batch is scaled by episodes; under the others the weights sum to 1 (or to the scored
+    share), so it is scaled by the sum of weights.
     """
     if not samples:
         return []
@@ -127,9 +127,9 @@ def mini_batches(samples: Sequence[Sample], count: int, loss_agg_mode: str, rng:
 
 
 class Meters:
-    """Numbers of one update, added up on the device and read once.
+    """Metrics of one update, accumulated on the device and read once.
 
-    A mean over tokens is over all tokens that were trained in the update, a token counting once per pass.
+    A mean over tokens covers all tokens trained in the update; a token counts once per pass.
     """
 
     def __init__(self) -> None:
@@ -158,32 +158,32 @@ class Meters:
 
 @dataclass(frozen=True)
 class _Update:
-    """What the steps of one update share; lists run over the batch's samples, arrays over trained tokens."""
+    """Data shared by the steps of one update; lists run over the batch's samples, arrays over trained tokens."""
 
     batch: Batch
     reference: Sequence[np.ndarray] | None
     old: Sequence[np.ndarray] | None
-    """The trainer's log-probabilities before the update; None when they need no forward pass of their own."""
+    """The trainer's log-probabilities before the update; None if they need no separate forward pass."""
     first: dict[int, Tensor] = field(default_factory=dict)
-    """Sample -> the same, as the first optimizer step computes them, of the samples in it."""
+    """Sample -> the same values as computed in the first optimizer step, for samples in it."""
     meters: Meters = field(default_factory=Meters)
 
     def before(self) -> dict[int, np.ndarray]:
-        """Sample -> log-probabilities before the update, of those for which they are known."""
+        """Return the log-probabilities before the update by sample, where known."""
         if self.old is not None:
             return {i: mine for i, mine in enumerate(self.old) if len(mine)}
         return {i: mine.float().cpu().numpy() for i, mine in self.first.items()}
 
 
 class PolicyTrainer:
-    """Updates a transformers causal LM (or a peft wrapping of one) in place.
+    """Trainer that updates a transformers causal LM (or a peft-wrapped one) in place.
 
-    :param temperature: what the rollouts sampled with; log-probabilities are of that distribution.
-    :param reference_model: the starting weights, for KL; not needed with LoRA, whose base weights are the reference.
-    :param total_optimizer_steps: of the whole run; needed by schedules that decay.
-    :param prefix_sharing: whether shared prefixes are computed once: `auto` (where that pays), `always`, `never`.
-    :param base_dir: the experiment file's folder, where a loss of the user's own is.
-    :raises ConfigError: settings that cannot be trained with.
+    :param temperature: Sampling temperature of the rollouts; log-probabilities belong to that distribution.
+    :param reference_model: Initial weights, for KL; not needed with LoRA, whose base weights are the reference.
+    :param total_optimizer_steps: Optimizer steps of the run; required by schedules that decay.
+    :param prefix_sharing: Whether to compute shared prefixes once: `auto` (if it saves time), `always`, `never`.
+    :param base_dir: Folder of the experiment file, for custom losses.
+    :raises ConfigError: Unsupported settings.
     """
 
     def __init__(
@@ -201,12 +201,12 @@ class PolicyTrainer:
     ) -> None:
         if temperature <= 0:
             raise ConfigError(
-                f"astuner.rollout.temperature is {temperature:g}, and greedy decoding leaves nothing to learn from: "
+                f"astuner.rollout.temperature is {temperature:g}, but greedy decoding gives no learning signal; "
                 "set it above 0, e.g. 1.0"
             )
         if any(p.dtype == torch.float16 for p in model.parameters()):
             raise ConfigError(
-                "astuner.model.dtype is float16, in which small gradients vanish; write bfloat16 (or float32)"
+                "astuner.model.dtype is float16, in which small gradients become 0; use bfloat16 (or float32)"
             )
         self.model, self.reference_model = model, reference_model
         self.config, self.temperature, self.device = trainer_config, temperature, torch.device(device)
@@ -216,25 +216,25 @@ class PolicyTrainer:
             raise ValueError("KL to the reference needs a reference_model, or LoRA adapters on the model")
         self.optimizer = PolicyOptimizer(model, trainer_config.optim, total_steps=total_optimizer_steps)
         self.updates = 0
-        """Calls of `update` so far. The learning rate and the mini-batches follow from this number, so that steps
-        without a gradient do not delay the schedule and a resumed run repeats neither."""
+        """Calls of `update` so far. It determines the learning rate and the mini-batches, so that steps without a
+        gradient do not delay the schedule, and a resumed run repeats neither."""
         self.before_update: Mapping[int, np.ndarray] = {}
-        """Of the last `update`: place of a sample -> its trained tokens' log-probabilities under the weights before it;
-        see `astuner.contracts.events.LogprobsComputed` for which samples these are."""
+        """Last `update`: index of a sample -> log-probabilities of its trained tokens under the weights before it;
+        `astuner.contracts.events.LogprobsComputed` describes which samples are included."""
         self._hidden_size = Dimensions.of(causal_lm(model).config).hidden
         self._bad_steps = 0
 
     # --- log-probabilities ------------------------------------------------------------------------------------
 
     def logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
-        """Log-probabilities of each sample's trained tokens under the current weights; float32 [trained] each."""
+        """Return the log-probabilities of each sample's trained tokens under the current weights; float32 [trained]."""
         return self._logprobs(Batch(samples), self.model)
 
     def kl_penalties(self, samples: Sequence[Sample]) -> dict[tuple[str, str], float]:
-        """`kl_loss_coef` times the KL to the reference, summed over an agent's trained tokens, by (episode id, agent).
+        """Return `kl_loss_coef` times the KL to the reference, summed over trained tokens, by (episode id, agent).
 
-        What `assign_credit` subtracts from the rewards under ``use_kl_in_reward``; the policy's own log-probabilities
-        are those of the rollout.
+        `assign_credit` subtracts it from the rewards under ``use_kl_in_reward``; the policy's own log-probabilities are
+        the rollout's.
         """
         if not samples:
             return {}
@@ -248,11 +248,11 @@ class PolicyTrainer:
         return penalties
 
     def reference_logprobs(self, batch: Batch) -> list[np.ndarray]:
-        """The same under the reference: the reference model, or the model without its adapters."""
+        """Return log-probabilities under the reference: the reference model, or the model without its adapters."""
         if self.reference_model is not None:
             return self._logprobs(batch, self.reference_model)
         if not is_lora(self.model):
-            raise ValueError("there is no reference: give PolicyTrainer a reference_model, or train with LoRA")
+            raise ValueError("there is no reference: pass a reference_model to PolicyTrainer, or train with LoRA")
         with self.model.disable_adapter():
             return self._logprobs(batch, self.model)
 
@@ -280,7 +280,7 @@ class PolicyTrainer:
     def _forward(
         self, micro: MicroBatch, model: Any, *, with_entropy: bool, entropy_grad: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        sources, row = torch.unique(micro.source, return_inverse=True)  # samples that part later share it
+        sources, row = torch.unique(micro.source, return_inverse=True)  # shared by samples that diverge later
         hidden = hidden_states(
             model,
             micro.input_ids,
@@ -302,10 +302,10 @@ class PolicyTrainer:
     # --- the update -------------------------------------------------------------------------------------------
 
     def update(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Train on one batch of samples, whose advantages and token weights core has set.
+        """Train on one batch of samples with advantages and token weights.
 
-        :returns: metrics; ``nothing_learnable`` is 1 when no sample carried a gradient, and then nothing changed.
-        :raises RunError: several optimizer steps in a row had no finite loss or gradient.
+        :returns: Metrics; ``nothing_learnable`` is 1 if no sample has a gradient, and nothing has changed.
+        :raises RunError: Several consecutive optimizer steps had no finite loss or gradient.
         """
         metrics = self._update(samples)
         self.updates += 1
@@ -338,8 +338,8 @@ class PolicyTrainer:
             reference=self.reference_logprobs(batch) if config.use_kl_loss else None,
             old=self._logprobs(batch, self.model) if needs_old else None,
         )
-        self.model.train()  # only adapters' dropout, if a person wants it, tells the difference
-        give_back()  # what the rollout left
+        self.model.train()  # only affects adapters' dropout, if configured
+        give_back()  # memory of the rollout
         try:
             first = self.updates * config.ppo_epochs * config.mini_batch_num
             for number, mini in enumerate(steps):
@@ -374,15 +374,15 @@ class PolicyTrainer:
         if self._bad_steps >= MAX_BAD_STEPS:
             episodes = list(dict.fromkeys(work.batch.samples[i].episode_id for i in mini.members))
             raise RunError(
-                f"the loss or its gradient was not finite in {self._bad_steps} optimizer steps in a row (last: loss "
+                f"the loss or its gradient was not finite in {self._bad_steps} consecutive optimizer steps (last: loss "
                 f"{loss:g}, gradient norm {norm:g}, episodes {', '.join(episodes[:8])}"
-                f"{' …' if len(episodes) > 8 else ''}); the weights are those before these steps. Lower "
+                f"{' …' if len(episodes) > 8 else ''}); these steps did not change the weights. Lower "
                 f"trainer_common.optim.lr (now {self.config.optim.lr:g}), or set astuner.model.dtype: float32, and "
-                "look at the log-probabilities of these episodes"
+                "check the log-probabilities of these episodes"
             )
 
     def _loss(self, work: _Update, mini: MiniBatch, micro: MicroBatch, *, weights_are_old: bool) -> Tensor:
-        """The micro-batch's share of the step's loss, a scalar."""
+        """Return the micro-batch's share of the step's loss, a scalar."""
         config, meters, members = self.config, work.meters, mini.members
         samples = work.batch.samples
         logprobs, entropy = self._forward(micro, self.model, with_entropy=True, entropy_grad=config.entropy_coeff != 0)
@@ -397,7 +397,7 @@ class PolicyTrainer:
             lengths = [len(work.batch.trained[members[i]]) for i in micro.samples]
             parts = torch.tensor_split(logprobs.detach(), list(itertools.accumulate(lengths))[:-1])
             work.first.update({members[i]: mine for i, mine in zip(micro.samples, parts, strict=True)})
-        # without `work.old` these are the weights before the update, or nothing asks for them
+        # without `work.old`, these are the weights before the update, or the value is not used
         before = logprobs.detach() if work.old is None else per_token(micro, members, work.old)
         losses = token_losses(
             config,
@@ -430,16 +430,16 @@ class PolicyTrainer:
         meters.count("tokens/computed", len(micro.input_ids))
         return (weight * losses.total).sum()
 
-    # --- what a checkpoint keeps ------------------------------------------------------------------------------
+    # --- checkpoints ------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Optimizer state and counters, as flat tensors; the model's weights are saved as a model."""
+        """Return optimizer state and counters as flat tensors; the model's weights are saved separately."""
         return {"updates": torch.tensor(self.updates), **self.optimizer.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from `state_dict`; the model's weights must already be restored.
 
-        :raises CheckpointError: the state belongs to another model or optimizer.
+        :raises CheckpointError: The state belongs to another model or optimizer.
         """
         rest = dict(state)
         self.updates = int(rest.pop("updates"))

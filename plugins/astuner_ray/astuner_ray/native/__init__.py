@@ -1,6 +1,6 @@
-"""What a backbone tells the engine underneath: a whole configuration of somebody else's trainer, made from ours.
+"""Convert an ASTuner experiment to the configuration of the engine under a backbone.
 
-`facts` is what it depends on beside the experiment file, `table` reads what our keys become, `keys` what the person
-wrote in the engine's own words, `gpu_memory` says what all of it will take of a GPU, and `gpu_diagnosis` what the
-machine must have for it.  Light: an engine is asked about its own keys by the backbone that knows it.
+`facts` collects inputs from outside the experiment file, `table` converts ``astuner.*`` keys, `keys` reads the engine's
+own keys that users write, `gpu_memory` estimates GPU memory, and `gpu_diagnosis` checks the machine.  These modules
+import no engine: each backbone describes its engine's keys itself.
 """

@@ -1,8 +1,10 @@
-"""An engine's configuration for one experiment, layer upon layer:
+"""Compose an engine's configuration for one experiment from layers.
 
-    the engine's defaults  <  its table's rows  <  what the platform needs  <  what the person wrote in its own words
+Later layers take precedence::
 
-Nothing is dropped: a key that the engine does not have, or that ASTuner must set itself, is an error with its place.
+    the engine's defaults  <  rows of the backbone's table  <  the platform's settings  <  the user's own engine keys
+
+No key is dropped silently: a key that the engine lacks, or that only ASTuner may set, is an error with its place.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from astuner_ray.native.keys import nearest, refuse, spelled
 from astuner_ray.native.table import UNSET, Table
 
 HAS_KEYS: Final = object()
-"""In place of what is known of a section that has keys."""
+"""Marks a key of the engine that is a section."""
 
 
 def layered(
@@ -32,11 +34,11 @@ def layered(
     get: Callable[[str], Any],
     put: Callable[[str, Any], str],
 ) -> tuple[str, ...]:
-    """Put the layers over an engine's defaults; what a person should know of what replaced what.
+    """Apply the layers to an engine's defaults and return notes about replaced values.
 
-    :param mine: as `checked` gives it.
-    :param get: the engine's key -> its value so far.
-    :param put: sets a key; its name without ``+``.
+    :param mine: Result of `checked`.
+    :param get: Returns the current value of an engine key.
+    :param put: Sets a key and returns its name without ``+``.
     """
     section, notes = facts.BACKBONE, []
     decided: dict[str, tuple[str, ...]] = {}
@@ -73,15 +75,15 @@ def checked(
     is_free: Callable[[Any], bool],
     else_: str = "",
 ) -> dict[str, Any]:
-    """The engine's keys that the person wrote -> their values.
+    """Return the engine keys that the user wrote, with their values.
 
-    :param known: what is known of the engine's keys and sections, `HAS_KEYS` of one that has keys.
-    :param engine: what messages call it.
-    :param unlike: of which kind the value of a known key is to be, if this one is of another; else nothing.
-    :param is_free: whether the engine leaves what stands below such a section to the person.
-    :param else_: what to say of a key that is unknown and near no other one; may name the ``key`` with a ``+``.  Given
-        where a key can be added with a ``+``.
-    :raises ConfigError: all that is wrong with any of them.
+    :param known: The engine's keys and sections; `HAS_KEYS` marks a section.
+    :param engine: Name of the engine in messages.
+    :param unlike: Returns the expected type of a known key if the given value has another type, else an empty string.
+    :param is_free: Returns whether the engine accepts arbitrary keys below a section.
+    :param else_: Hint for an unknown key without a similar key; may contain ``key`` with a ``+``. Set it if the engine
+        accepts new keys with a ``+``.
+    :raises ConfigError: All problems of all keys.
     """
 
     def wrong(key: str, value: Any) -> str:
@@ -111,37 +113,36 @@ def checked(
 
 
 def without_flash_attention(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``settings`` where flash-attn is not installed, which engines take for granted; nothing where it is."""
+    """Return ``settings`` if flash-attn, which engines use by default, is not installed; otherwise an empty mapping."""
     return {} if find_spec("flash_attn") else settings
 
 
 def no_key(name: str, known: Iterable[str], table: Table[Any], *, engine: str, else_: str = "") -> str:
-    """What to say of a key that the engine does not have.
+    """Return a message about a key that the engine does not have.
 
-    :param else_: what to say where no other key is near.
+    :param else_: Hint if no similar key exists.
     """
     known = list(known)
     beside = [k for k in known if k.rpartition(".")[0] == name.rpartition(".")[0]]
     near = nearest(name, beside) or nearest(name, [k for k in known if not table.why_locked(k)])
     if near and (reason := table.why_locked(near)):
-        return f"is no key of {engine}; {near} is one, and is set by ASTuner: {reason}"
+        return f"is not a key of {engine}; {near} is, but it is set by ASTuner: {reason}"
     hint = f"did you mean {near}?" if near else else_
-    return f"is no key of {engine}" + (f"; {hint}" if hint else "")
+    return f"is not a key of {engine}" + (f"; {hint}" if hint else "")
 
 
 def platform(
     backbone: str, *, engine_has_others: bool, on_gpus: Mapping[str, Any], env: Mapping[str, str] = os.environ
 ) -> Mapping[str, Any]:
-    """What the machine asks of an engine, beside the experiment: little on GPUs, much on a CPU.
+    """Return engine settings required by this machine: few on GPUs, many on a CPU.
 
-    A platform is an entry point of the group ``astuner_<backbone>.platforms``, named as ``<BACKBONE>_PLATFORM`` names
-    it: a function without arguments, whose answer this is; keys with a leading
-    ``?`` give way to what a person wrote.
+    A platform is an entry point of the group ``astuner_<backbone>.platforms``, selected by ``<BACKBONE>_PLATFORM``: a
+    function without arguments that returns the settings. Keys with a leading ``?`` give way to what a user wrote.
 
-    :param engine_has_others: whether a name that nobody registers there is the engine's own matter, as VERL knows some
-        platforms itself and other packages bring it more.
-    :param on_gpus: the answer where no platform is named.
-    :raises ConfigError: nobody brings the platform that is named.
+    :param engine_has_others: Whether to leave unregistered names to the engine, as VERL supports some platforms itself
+        and others through packages.
+    :param on_gpus: Settings if no platform is selected.
+    :raises ConfigError: No installed package provides the selected platform.
     """
     variable, group = f"{backbone.upper()}_PLATFORM", f"astuner_{backbone}.platforms"
     name = env.get(variable, "").strip().lower()
@@ -154,8 +155,8 @@ def platform(
         return {}
     brought = ", ".join(sorted({point.name for point in entry_points(group=group)})) or "none"
     instead = (
-        f"in ASTuner's repository type: pip install -e plugins/astuner_{backbone}/cpu"
+        f"from a clone of ASTuner's repository, run: pip install -e plugins/astuner_{backbone}/cpu"
         if name == "cpu"
-        else f"there are: {brought}; for GPUs unset it"
+        else f"available: {brought}; for GPUs, unset it"
     )
-    raise ConfigError(f"{variable}={name}, and no package that is installed here brings that platform; {instead}")
+    raise ConfigError(f"{variable}={name}, but no installed package provides this platform; {instead}")

@@ -1,7 +1,7 @@
-"""What an engine's configuration depends on beside the experiment file: the model's context, GPUs, how much to do.
+"""Inputs of an engine's configuration from outside the experiment file: model context, GPUs, amount of work.
 
-Invariant: the facts fit each other (`Facts.of` refuses lengths, GPUs and batches that contradict one another), so what
-a table computes from them can be run.
+Invariant: the facts are consistent (`Facts.of` refuses lengths, GPUs and batches that contradict one another), so a
+configuration computed from them can run.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ if TYPE_CHECKING:
     from astuner.contracts.run import Run
 
 MICRO_BATCH_TOKENS = 16384
-"""Tokens of one forward and backward pass on a GPU where nothing is written: VERL's own default."""
+"""Default tokens of one forward and backward pass on a GPU, as in VERL."""
 
 _Facts = TypeVar("_Facts", bound="Facts")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """All that a table looks at; made by `Facts.of`. A backbone's own facts extend it."""
+    """Inputs of a table, created by `Facts.of`; backbones add their own facts in subclasses."""
 
     BACKBONE: ClassVar[str]
-    """The backbone's name, and that of its section in the experiment file."""
+    """Name of the backbone and of its section in the experiment file."""
 
     config: Config
     model: str
-    """The model's folder, or its Hugging Face name."""
+    """Folder or Hugging Face name of the model."""
     described: Mapping[str, Any]
-    """What the model's ``config.json`` says."""
+    """Content of the model's ``config.json``."""
     max_model_len: int
-    """Context in tokens, prompt and responses together."""
+    """Context in tokens: prompt and responses together."""
     gpus: int
-    """GPUs (or what stands for them) in each machine."""
+    """GPUs (or their replacements) per machine."""
     total_steps: int | None
-    """Steps of the whole run; None while the tasks are not read."""
+    """Steps of the run; None before the tasks are read."""
     validation_tasks: int
     run_dir: RunDir
 
@@ -62,11 +62,11 @@ class Facts:
         gpus: int | None = None,
         run_dir: RunDir | None = None,
     ) -> _Facts:
-        """The facts of one experiment; reads the model's ``config.json``, which may have to be downloaded.
+        """Return the facts of an experiment; reads the model's ``config.json``, which may need a download.
 
-        :param gpus: in each machine, where the cluster is known; None takes what is written, else what is in this
+        :param gpus: GPUs per machine, if the cluster is known; None: the configured number, else the GPUs of this
             machine, else 1.
-        :raises ConfigError: everything that does not fit together, each with its place.
+        :raises ConfigError: All inconsistencies, each with its place.
         """
         model = config.locate_model()
         described = model_config(model, trust_remote_code=config.astuner.model.trust_remote_code)
@@ -86,49 +86,49 @@ class Facts:
 
     @classmethod
     def planned(cls: type[_Facts], config: Config) -> _Facts:
-        """The facts of an experiment whose tasks are read for them; raises as `of`, and as who reads them."""
+        """Read the tasks and return the facts of an experiment; raises as `of` and as the task reader."""
         tasks = read_tasks(config)
         steps = planned_steps(config, len(tasks.train))
         return cls.of(config, total_steps=steps, validation_tasks=len(tasks.validation))
 
     @classmethod
     def of_run(cls: type[_Facts], run: Run) -> _Facts:
-        """The facts of a run; raises as `of`."""
+        """Return the facts of a run; raises as `of`."""
         tasks = len(run.validation_tasks)
         return cls.of(run.config, total_steps=run.total_steps, validation_tasks=tasks, run_dir=run.run_dir)
 
     @classmethod
     def find_gpus(cls, config: Config) -> int:
-        """GPUs of this machine, unless the experiment says how many."""
+        """Return the configured number of GPUs, else the GPUs of this machine."""
         said = config.astuner.trainer_common.n_gpus_per_node
         return gpus_here() if said is None else said
 
     def wrong(self) -> Iterator[tuple[str, str]]:
-        """What does not fit together: the whole key to blame, and the message."""
+        """Yield inconsistencies as pairs of the key responsible and a message."""
         data, rollout = self.a.data, self.a.rollout
         context, length = _said(self.described, "max_position_embeddings"), self.max_model_len
         if context is not None and length > context:
             which = (
                 f"is {length}"
                 if rollout.max_model_len
-                else f"is not written, and the lengths of astuner.data make {length}"
+                else f"is not set, and the lengths in astuner.data add up to {length} tokens"
             )
             yield (
                 "astuner.rollout.max_model_len",
-                f"{which}, but the model was made for {context} tokens; write at most {context}",
+                f"{which}, but the context of the model is {context} tokens; use at most {context}",
             )
         if data.max_prompt_length and data.max_prompt_length >= length:
             yield (
                 "astuner.data.max_prompt_length",
                 f"is {data.max_prompt_length}, which leaves no room to answer in a context of {length} tokens; "
-                f"write less, or a larger astuner.rollout.max_model_len",
+                f"lower it, or raise astuner.rollout.max_model_len",
             )
 
         lora = self.a.model.lora
         if lora.rank and (outer := _vocabulary_layers(lora.target_modules)):
             yield (
                 "astuner.model.lora.target_modules",
-                f"names {outer}, and {self.BACKBONE} merges adapters of hidden layers only; leave it out, or write "
+                f"names {outer}, but {self.BACKBONE} merges adapters of hidden layers only; remove it, or use "
                 "all-linear",
             )
 
@@ -139,15 +139,15 @@ class Facts:
 
     @property
     def own(self) -> Mapping[str, Any]:
-        """The engine's own keys that the person wrote below its section, dotted."""
+        """The engine's own keys that the user wrote, dotted, below the section of the backbone."""
         return written(self.config, self.BACKBONE)
 
     def is_written(self, key: str) -> bool:
-        """Whether ``key`` (dotted, below ``astuner.``) was written, or implied by what was."""
+        """Return whether ``key`` (dotted, below ``astuner.``) was written, or implied by another key."""
         return f"astuner.{key}" in self.config.origins
 
     def place(self, key: str) -> Place:
-        """Where a whole key (``astuner.…``, or one of the engine's own with its section) was written."""
+        """Return where a full key (``astuner.…``, or an engine key with its section) was written."""
         root, _, below = key.partition(".")
         if root == self.BACKBONE:
             return place_of(self.config, root, below)
@@ -157,16 +157,16 @@ class Facts:
     def vocab_size(self) -> int:
         """Rows of the model's embedding.
 
-        :raises ConfigError: its config does not say.
+        :raises ConfigError: The model's config has no ``vocab_size``.
         """
         found = _said(self.described, "vocab_size")
         if found is None:
-            raise ConfigError(f"astuner.model.path: the config of {self.model} names no vocab_size")
+            raise ConfigError(f"astuner.model.path: the config of {self.model} has no vocab_size")
         return found
 
     @property
     def prompt_length(self) -> int:
-        """Longest first prompt in tokens."""
+        """Most tokens of the first prompt."""
         return self.a.data.max_prompt_length or self.max_model_len - 1
 
     @property
@@ -176,32 +176,31 @@ class Facts:
 
     @property
     def micro_batch_tokens(self) -> int:
-        """Tokens of one pass on one GPU; the GPUs that share a sequence hold it together."""
+        """Tokens of one pass on one GPU; GPUs that share a sequence each hold a part of it."""
         share = math.ceil(self.max_model_len / self.a.trainer_common.ulysses_sequence_parallel_size)
         return self.a.trainer_common.micro_batch_tokens or max(share, MICRO_BATCH_TOKENS)
 
     @property
     def updates_per_step(self) -> int:
-        """Optimizer steps per step of the run."""
+        """Optimizer steps per training step."""
         return self.a.trainer_common.mini_batch_num * self.a.trainer_common.ppo_epochs
 
     def sequence_fits(self, tokens: int) -> str:
-        """Why ``tokens`` in one pass on one GPU are too few for a whole sequence; empty if they are not."""
+        """Return why ``tokens`` per pass and GPU cannot hold the longest sequence; empty if they can."""
         sharing = self.a.trainer_common.ulysses_sequence_parallel_size
         if tokens * sharing >= self.max_model_len:
             return ""
         return (
-            f"is {tokens}, but a sequence of the whole context has {self.max_model_len} tokens and must fit into one "
-            f"pass; write at least {math.ceil(self.max_model_len / sharing)}, or a smaller "
-            "astuner.rollout.max_model_len"
+            f"is {tokens}, but the longest sequence has {self.max_model_len} tokens and must fit into one pass; use at "
+            f"least {math.ceil(self.max_model_len / sharing)}, or lower astuner.rollout.max_model_len"
         )
 
 
 def model_config(model: str, *, trust_remote_code: bool = False) -> Mapping[str, Any]:
-    """What the ``config.json`` of a folder says, or of a name on the hub.
+    """Return the ``config.json`` of a folder or of a name on the hub.
 
-    :raises ConfigError: it cannot be read.
-    :raises RunError: it is not on this machine, and the hub does not answer.
+    :raises ConfigError: It cannot be read.
+    :raises RunError: It is not on this machine, and the hub does not answer.
     """
     file = Path(model) / "config.json"
     try:
@@ -213,13 +212,13 @@ def model_config(model: str, *, trust_remote_code: bool = False) -> Mapping[str,
 
         asked: Mapping[str, Any] = load_pretrained(AutoConfig, model, trust_remote_code=trust_remote_code).to_dict()
         return asked
-    except (OSError, ValueError) as e:  # not JSON is a ValueError too
+    except (OSError, ValueError) as e:  # invalid JSON raises ValueError
         reason = " ".join(str(e).split())[:200]
         raise ConfigError(f"astuner.model.path: the config of {model} cannot be read: {reason}") from e
 
 
 def gpus_here() -> int:
-    """GPUs of this machine; 1 where there is none, or none that can be counted."""
+    """Return the number of GPUs of this machine; 1 if there are none or they cannot be counted."""
     try:
         import torch
     except ImportError:
@@ -228,7 +227,7 @@ def gpus_here() -> int:
 
 
 def _said(described: Mapping[str, Any], name: str) -> int | None:
-    """A number of the decoder, which models with more than text describe in a section of its own."""
+    """Return a number of the decoder; multimodal models keep it in a section for text."""
     found = described.get(name) or (described.get("text_config") or {}).get(name)
     return None if found is None else int(found)
 
@@ -241,12 +240,12 @@ def _max_model_len(config: Config, model: str, described: Mapping[str, Any]) -> 
         return said
     context = _said(described, "max_position_embeddings")
     if context is None:
-        raise ConfigError(f"the config of {model} has no max_position_embeddings; write astuner.rollout.max_model_len")
+        raise ConfigError(f"the config of {model} has no max_position_embeddings; set astuner.rollout.max_model_len")
     return context
 
 
 def _vocabulary_layers(target_modules: str | Sequence[str]) -> str:
-    """Return which of embedding and head ``lora.target_modules`` names; a string is a pattern, as in peft."""
+    """Return whether ``lora.target_modules`` names the embedding or the head; a string is a pattern, as in peft."""
     layers = {"model.embed_tokens": "the embedding (embed_tokens)", "lm_head": "the vocabulary head (lm_head)"}
     if isinstance(target_modules, str):
         matches = [label for name, label in layers.items() if re.fullmatch(target_modules, name)]

@@ -1,8 +1,8 @@
-"""What backbones on NVIDIA GPUs need of a machine, for ``astuner doctor``: driver, CUDA, torch, packages, free memory.
+"""Checks for ``astuner doctor`` of backbones on NVIDIA GPUs: driver, CUDA, torch, packages and free memory.
 
-A backbone says once who it is (`GpuBackbone`), and then what to look at, in the order to mend it.  Which versions fit
-is read from what installed packages themselves ask for (`bound`), so that no list of versions has to be kept twice.
-Asks ``nvidia-smi`` and package metadata, and imports nothing that it reports on.
+A backbone describes itself once (`GpuBackbone`) and runs the checks in the order in which problems should be fixed.
+Required versions come from the metadata of installed packages (`bound`), so no second list has to be maintained.
+Uses ``nvidia-smi`` and package metadata, and imports no package under test.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from packaging.utils import canonicalize_name
 from astuner.contracts.diagnosis import Finding, fail, nvidia_smi, ok, version, warn
 
 ENOUGH_FREE = 0.9
-"""These backbones share a GPU with nobody: rollout engines take their part of the whole card, not of what is free."""
+"""Least share of free GPU memory: rollout engines take their share of the total memory, so GPUs cannot be shared."""
 DRIVER_FOR_CUDA = {"13": 580, "12": 525}
-"""CUDA's major version -> the oldest driver that runs it (CUDA compatibility guide, "minor version compatibility")."""
+"""CUDA major version -> oldest compatible driver (CUDA compatibility guide, "minor version compatibility")."""
 ANY = SpecifierSet()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One NVIDIA GPU, as ``nvidia-smi`` sees it."""
+    """One NVIDIA GPU, as ``nvidia-smi`` reports it."""
 
     name: str
     driver: str
@@ -39,7 +39,7 @@ class Gpu:
 
 
 def gpus() -> list[Gpu]:
-    """The NVIDIA GPUs of this machine.
+    """Return the NVIDIA GPUs of this machine.
 
     :raises TimeoutError: ``nvidia-smi`` does not answer.
     """
@@ -50,11 +50,11 @@ def gpus() -> list[Gpu]:
 
 
 def bound(of: str, name: str, extra: str | None = None) -> SpecifierSet:
-    """Which versions of ``name`` the installed distribution ``of`` asks for.
+    """Return the versions of ``name`` that the installed distribution ``of`` requires.
 
-    `ANY` where it names none of them, or is not installed itself.
+    `ANY` if ``of`` does not require ``name`` or is not installed.
 
-    :param extra: one of the extras of ``of``, "" for none of them; None: wherever it names ``name`` first.
+    :param extra: Extra of ``of``, "" for none; None: the first requirement on ``name``.
     """
     try:
         requirements = [Requirement(text) for text in importlib.metadata.requires(of) or ()]
@@ -70,37 +70,37 @@ def bound(of: str, name: str, extra: str | None = None) -> SpecifierSet:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuBackbone:
-    """A backbone that runs on GPUs, and what can be said of any such."""
+    """A backbone that runs on GPUs, with the checks shared by all of them."""
 
     name: str
-    """As ``--backbone`` takes it.  Its package is ``astuner-NAME``; ``astuner-NAME-cpu`` does without a GPU where
+    """Value of ``--backbone``.  The package is ``astuner-NAME``; ``astuner-NAME-cpu`` runs it without a GPU if
     ``NAME_PLATFORM=cpu``."""
     title: str
-    """What the trainer underneath is called."""
+    """Name of the trainer under the backbone."""
     install: str
-    """What to type for all of it, with what generates."""
+    """Command that installs the backbone with its rollout engine."""
 
     def alone(self, other: str, differ: str) -> Iterator[Finding]:
-        """That the backbone ``other`` is not in the same environment, for the two need a different ``differ``."""
+        """Check that the backbone ``other``, which needs a different ``differ``, is not in the same environment."""
         if (have := version(f"astuner-{other}")) is not None:
             yield fail(
                 what=f"{self.name} and {other}",
-                detail=f"astuner-{other} {have} is in the same environment, and the two need different {differ}",
+                detail=f"astuner-{other} {have} is in the same environment, but the two need different {differ}",
                 fix=f"python3 -m venv .venv-{self.name} && . .venv-{self.name}/bin/activate && {self.install}",
             )
 
     def package(self, distribution: str, *, fix: str, wanted: SpecifierSet = ANY, why: str = "") -> Finding:
-        """That a package is here without which nothing starts, and is one of the versions ``wanted``, for ``why``."""
+        """Check that a required package is installed in one of the versions ``wanted``; ``why`` is the reason."""
         if (have := version(distribution)) is None:
             detail = f"not installed; the {self.name} backbone cannot start without it"
             return fail(what=distribution, detail=detail, fix=fix)
         if not wanted.contains(have, prereleases=True):
-            detail = f"{have}, and {distribution}{wanted} is needed: {why}"
+            detail = f"{have}, but {distribution}{wanted} is needed: {why}"
             return fail(what=distribution, detail=detail, fix=fix)
         return ok(what=distribution, detail=have)
 
     def on_gpus(self, look: Callable[[Sequence[Gpu]], Iterator[Finding]]) -> Iterator[Finding]:
-        """What ``look`` finds on this machine's GPUs; where there is none, or the driver hangs, only that."""
+        """Yield what ``look`` finds on this machine's GPUs, or a finding that there is no GPU or the driver hangs."""
         try:
             cards = gpus()
         except TimeoutError as e:
@@ -116,21 +116,20 @@ class GpuBackbone:
         if os.environ.get(variable, "").strip().lower() != "cpu":
             return warn(
                 what=f"{self.name}'s GPU",
-                detail="no NVIDIA GPU is seen here (nvidia-smi finds none); a machine of a cluster that has some is "
-                "needed",
-                fix=f"astuner run FILE --backbone local  (or try {self.title} out: pip install {package}; "
+                detail="nvidia-smi finds no NVIDIA GPU on this machine; you need one, or a cluster with GPUs",
+                fix=f"astuner run FILE --backbone local  (or test {self.title} without a GPU: pip install {package}; "
                 f"{variable}=cpu)",
             )
         what = f"{self.name} on a CPU"
         if (have := version(package)) is None:
-            detail = f"{variable}=cpu, and the package that makes it possible is not installed"
+            detail = f"{variable}=cpu, but its package is not installed"
             return fail(what=what, detail=detail, fix=f"pip install {package}")
-        return ok(what=what, detail=f"{package} {have}: to try {self.title} out, not to train")
+        return ok(what=what, detail=f"{package} {have}: for testing {self.title}, not for training")
 
     def torch(self, cards: Sequence[Gpu], wanted: SpecifierSet) -> Iterator[Finding]:
-        """That torch is built for GPUs, and that the driver is new enough for its CUDA.
+        """Check that torch is built for GPUs and that the driver supports its CUDA version.
 
-        :param wanted: which torch to type where this one is built for CPUs; `ANY`: the same version again.
+        :param wanted: Version of torch to suggest if this one is built for CPUs; `ANY`: the same version.
         """
         driver = cards[0].driver
         found = re.search(r"CUDA Version:\s*([\d.]+)", nvidia_smi() or "")
@@ -139,7 +138,7 @@ class GpuBackbone:
         if torch is None:
             yield fail(
                 what=f"{self.name}'s torch",
-                detail=f"torch is not installed, beside {len(cards)} x {cards[0].name}",
+                detail=f"torch is not installed, but this machine has {len(cards)} x {cards[0].name}",
                 fix=self.install,
             )
             return
@@ -155,42 +154,42 @@ class GpuBackbone:
         if oldest is not None and int(driver.partition(".")[0]) < oldest:
             yield fail(
                 what="NVIDIA driver",
-                detail=f"{driver} runs CUDA up to {cuda}, and torch {torch} is built for CUDA {built_for}, which needs "
-                f"driver {oldest} or newer",
+                detail=f"{driver} supports CUDA up to {cuda}, but torch {torch} is built for CUDA {built_for}, which "
+                f"needs driver {oldest} or newer",
                 fix=f"update the driver to {oldest} or newer, e.g.: apt install nvidia-driver-{oldest}",
             )
         else:
             yield ok(what="NVIDIA driver", detail=f"{driver}, CUDA up to {cuda}; torch {torch}")
 
     def flash_attention(self, wanted: SpecifierSet) -> Finding:
-        """That flash-attn is here."""
+        """Check that flash-attn is installed."""
         if (have := version("flash-attn")) is not None:
             return ok(what="flash-attn", detail=have)
         return warn(
             what="flash-attn",
-            detail="not installed: the trainer takes torch's own attention (sdpa), on padded rows",
+            detail="not installed: the trainer uses torch's attention (sdpa) on padded rows",
             fix=f"pip install --no-build-isolation 'flash-attn{wanted}'",
         )
 
     def memory(self, cards: Sequence[Gpu]) -> Iterator[Finding]:
-        """That nobody else uses the GPUs."""
+        """Check that no other process uses the GPUs."""
         for number, card in enumerate(cards):
             what, detail = f"GPU {number}", f"{card.name}, {card.free / 1024:.1f} of {card.total / 1024:.1f} GiB free"
             if card.free < ENOUGH_FREE * card.total:
                 yield warn(
                     what=what,
-                    detail=f"{detail}; {self.title} takes its part of the whole card",
-                    fix="nvidia-smi  (end what uses it), or leave this card out with CUDA_VISIBLE_DEVICES",
+                    detail=f"{detail}; {self.title} takes a share of the total memory",
+                    fix="nvidia-smi  (end other processes), or exclude this GPU with CUDA_VISIBLE_DEVICES",
                 )
             else:
                 yield ok(what=what, detail=detail)
 
 
 def cuda_of_torch(torch: str) -> str | None:
-    """The major version of CUDA that this version of torch, the installed one, is built for; None: for CPUs.
+    """Return the CUDA major version that the installed torch is built for; None if it is built for CPUs.
 
-    A wheel says it in its version (``+cu130``, ``+cpu``) or, from PyPI, in the CUDA packages that it requires; else it
-    is "unknown".
+    A wheel has it in its version (``+cu130``, ``+cpu``) or, on PyPI, in the CUDA packages that it requires; otherwise
+    return "unknown".
     """
     if local := torch.partition("+")[2]:
         found = re.fullmatch(r"cu(\d\d)\d", local)

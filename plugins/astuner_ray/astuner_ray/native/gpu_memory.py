@@ -1,11 +1,11 @@
-"""How much memory of each GPU training and rollouts take: the arithmetic, for ``astuner run --dry-run``.
+"""Estimate the GPU memory of training and rollouts for ``astuner run --dry-run``.
 
-A trainer keeps float32 weights, float32 gradients and Adam's two moments: 16 bytes a parameter, cut among all of its
-GPUs (FSDP 2).  Rollout engines hold the weights once more in half precision, cut among ``tensor_model_parallel_size``
-GPUs.  Which of the two share a GPU is the backbone's to say.
+A trainer keeps float32 weights, float32 gradients and Adam's two moments: 16 bytes per parameter, sharded over all of
+its GPUs (FSDP 2).  Rollout engines hold another copy of the weights in half precision, split over
+``tensor_model_parallel_size`` GPUs.  The backbone determines which of the two share a GPU.
 
-The formulas are explained, with examples, in ``docs/backbones/verl_gpus.md``.  What they leave out (CUDA's own, about
-1 GiB, fragmentation, kernels' workspaces) is why a GPU should have a fifth more.
+``docs/backbones/verl_gpus.md`` explains the formulas with examples.  They omit CUDA's own memory (about 1 GiB),
+fragmentation and kernel workspaces, so a GPU should have 20 % more.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 MASTER = 4
-"""Bytes of a weight that the optimizer moves."""
+"""Bytes of a weight that the optimizer updates."""
 TRAINED = 12
-"""Bytes beside it for a weight that is trained: its gradient (4) and Adam's two moments (8)."""
+"""Additional bytes of a trained weight: its gradient (4) and Adam's two moments (8)."""
 HALF = 2
-"""Bytes of a number in the passes and in the rollout."""
+"""Bytes of a number in forward passes and rollouts."""
 LOGIT = 8
-"""Bytes of one token's score of one word: the logits, their softmax, their gradient and the entropy's, in bfloat16."""
+"""Bytes per token and vocabulary entry: logits, their softmax and the gradients of loss and entropy, in bfloat16."""
 LAYER = 34
-"""Bytes that a layer keeps for its own backward pass, for each of the hidden sizes of each token (Korthikanti et al.
-2022, section 4: 34 s b h, without what flash attention does not keep)."""
+"""Bytes that a layer keeps for its backward pass, per token and unit of hidden size (Korthikanti et al. 2022,
+section 4: 34 s b h, without terms that flash attention avoids)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What of a model decides its memory."""
+    """Properties of a model that determine its memory."""
 
     parameters: int
     layers: int
@@ -45,12 +45,12 @@ class Shape:
     vocabulary: int
 
     def adapters(self, rank: int) -> int:
-        """Weights of adapters on every matrix of a layer: seven, the inner one about three hidden sizes wide."""
+        """Return the weights of adapters on all seven matrices of a layer, with an MLP three hidden sizes wide."""
         return self.layers * rank * 16 * self.hidden
 
     @classmethod
     def of(cls, described: Mapping[str, Any]) -> Shape | None:
-        """From a decoder's ``config.json``; None where it does not say what is needed."""
+        """Return the shape of a decoder's ``config.json``; None if keys are missing."""
         said = {**described, **(described.get("text_config") or {})}
         try:
             hidden, layers, heads = said["hidden_size"], said["num_hidden_layers"], said["num_attention_heads"]
@@ -80,22 +80,22 @@ class Memory:
     """Bytes on each GPU."""
 
     state: int
-    """Weights, gradients and moments, this GPU's part; while an update runs all of it is there."""
+    """Weights, gradients and moments on this GPU during an update."""
     activations: int
-    """Of one pass over a micro-batch, with what gathers the layer at work."""
+    """Activations of one pass over a micro-batch, including the gathered layer."""
     resting: int
-    """What of the trainer's stays on the GPU during a rollout."""
+    """Trainer memory that stays on the GPU during a rollout."""
     rollout_weights: int
     kv_per_token: int
-    """Cache for one token of one conversation."""
+    """Cache per token of a conversation."""
 
     @property
     def update(self) -> int:
-        """The most during an update."""
+        """Peak memory of an update."""
         return self.state + self.activations
 
     def of_update(self, tokens: int) -> str:
-        """`update`, in words."""
+        """Return `update` and its parts as text."""
         return (
             f"{gib(self.state)} weights, gradients and moments + {gib(self.activations)} activations of {tokens:,} "
             f"tokens = {gib(self.update)}"
@@ -113,23 +113,23 @@ def memory(
     param_offload: bool = False,
     optimizer_offload: bool = False,
 ) -> Memory:
-    """The arithmetic.
+    """Estimate the memory on each GPU.
 
-    :param gpus: of all machines.
-    :param tokens: of one pass on one GPU.
-    :param lora_rank: 0 trains every weight; adapters are on every matrix of a layer.
+    :param gpus: GPUs of all machines.
+    :param tokens: Tokens of one pass on one GPU.
+    :param lora_rank: 0 trains all weights; adapters are on every matrix of a layer.
     """
     adapters = shape.adapters(lora_rank)
     trained = adapters or shape.parameters
     weights = MASTER * (shape.parameters + adapters)
-    kept = tokens * shape.hidden * HALF * shape.layers  # what every layer was given
+    kept = tokens * shape.hidden * HALF * shape.layers  # the input of every layer
     layer = tokens * shape.hidden * LAYER
     per_layer = (shape.parameters - shape.vocabulary * shape.hidden) // shape.layers
     passes = (kept + layer if checkpointing else layer * shape.layers) + LOGIT * tokens * shape.vocabulary
     offloaded = (weights if param_offload else 0) + (8 * trained if optimizer_offload else 0)
     return Memory(
         state=(weights + TRAINED * trained) // gpus,
-        activations=passes + 2 * HALF * per_layer,  # one layer is computed while the next is gathered
+        activations=passes + 2 * HALF * per_layer,  # one layer is computed while the next one is gathered
         resting=(weights + 8 * trained - offloaded) // gpus,
         rollout_weights=HALF * shape.parameters // tensor_parallel,
         kv_per_token=2 * HALF * shape.layers * shape.kv_heads * shape.head_dim // tensor_parallel,
@@ -137,9 +137,9 @@ def memory(
 
 
 def of_facts(facts: Facts, *, gpus: int) -> Memory | None:
-    """`memory` of an experiment; None for a model whose shape its config does not say in the usual words.
+    """Return the `memory` of an experiment; None if the model's config does not give its shape.
 
-    :param gpus: that train, of all machines.
+    :param gpus: Training GPUs of all machines.
     """
     shape = Shape.of(facts.described)
     if shape is None:
@@ -150,7 +150,7 @@ def of_facts(facts: Facts, *, gpus: int) -> Memory | None:
         gpus=gpus,
         tensor_parallel=facts.a.rollout.tensor_model_parallel_size,
         tokens=facts.micro_batch_tokens,
-        checkpointing=common.activation_checkpointing or not facts.is_written(checkpointing),  # theirs is on otherwise
+        checkpointing=common.activation_checkpointing or not facts.is_written(checkpointing),  # engines enable it
         lora_rank=facts.a.model.lora.rank,
         param_offload=common.fsdp_config.param_offload,
         optimizer_offload=common.fsdp_config.optimizer_offload,

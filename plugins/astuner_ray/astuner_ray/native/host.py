@@ -1,4 +1,4 @@
-"""What a run takes of its machines beside GPUs, for ``astuner run --dry-run``: processes, memory, disk, time."""
+"""Estimate a run's processes, host memory, disk and speed for ``astuner run --dry-run``."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ if TYPE_CHECKING:
     from astuner_ray.native.facts import Facts
 
 _PROCESS, _WITH_VLLM = 0.32 * GIB, 0.48 * GIB
-"""Bytes of a process that has imported its engine, torch with it, as its share (PSS): 0.2 to 0.6 were measured; where
-vLLM is installed, with a torch for CUDA, 0.45 on average of VERL's and 0.52 of Trinity's.
+"""Bytes (PSS) of a process that has imported its engine and torch, without and with vLLM: 0.2 to 0.6 GiB were measured;
+with vLLM and torch for CUDA on average 0.45 for VERL and 0.52 for Trinity.
 """
 _RAYS, _RAYS_BYTES = 8, 0.5 * GIB
-"""Ray's own processes on one machine, and their bytes."""
+"""Number of Ray's own processes on a machine, and their total bytes."""
 
 
 def host_plan(processes: Mapping[str, int], *, cpus: int) -> Mapping[str, str]:
-    """Lines of the plan.
+    """Return the plan lines on processes and host memory.
 
-    :param processes: what the run's actors are -> how many there are, beside the process of the command.
-    :param cpus: how many Ray has to count, see `astuner_ray.cluster.connected`.
+    :param processes: Kind of the run's actors -> their number, without the process of the command.
+    :param cpus: CPUs that Ray must count, see `astuner_ray.cluster.connected`.
     """
     count = 1 + sum(processes.values())
-    vllm = PathFinder.find_spec("vllm")  # on the disk: a stand-in may have been imported
+    vllm = PathFinder.find_spec("vllm")  # search the disk: a stub may have been imported
     each = _WITH_VLLM if vllm and vllm.origin else _PROCESS
     listed = ", ".join(f"{n} {who}" for who, n in processes.items() if n)
     return {
-        "processes": f"{count + _RAYS}: this one, {listed}, {_RAYS} of Ray's; Ray is to count {cpus} CPUs",
-        "host memory": f"about {gib(count * each + _RAYS_BYTES)} for them, and what is kept there of weights "
-        "(offloaded, checkpoints on their way) and of batches",
+        "processes": f"{count + _RAYS}: 1 for the command, {listed}, {_RAYS} of Ray; Ray must count {cpus} CPUs",
+        "host memory": f"about {gib(count * each + _RAYS_BYTES)} for these processes, plus offloaded weights, "
+        "checkpoints being written, and batches",
     }
 
 
 def disk_and_speed(facts: Facts) -> Mapping[str, str]:
-    """Lines of the plan; none for a model whose shape its config does not say in the usual words.
+    """Return the plan lines on disk and speed; empty if the model's config does not give its shape.
 
-    An engine saves float32 weights and the optimizer's moments, in as many files as there are GPUs, and exports the
-    weights once more; without adapters the export and the checkpoint share their files.
+    An engine saves float32 weights and the optimizer's moments in as many files as there are GPUs, and exports the
+    weights once more; without adapters, the export and the checkpoint share their files.
     """
     shape = Shape.of(facts.described)
     if shape is None:
@@ -49,7 +49,7 @@ def disk_and_speed(facts: Facts) -> Mapping[str, str]:
     common, adapters = facts.a.trainer_common, shape.adapters(facts.a.model.lora.rank)
     trained = adapters or shape.parameters
     moments = 2 * trained
-    if common.optim.optimizer == "muon":  # one, but for embeddings
+    if common.optim.optimizer == "muon":  # one moment, except for embeddings
         moments -= trained if adapters else trained - shape.vocabulary * shape.hidden
     whole = shape.parameters + adapters
     state = MASTER * (whole + moments + (whole if adapters else 0))

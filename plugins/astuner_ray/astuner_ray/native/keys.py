@@ -1,8 +1,8 @@
-"""What a person writes in an engine's own words, below the root section of its backbone.
+"""Read the engine's own keys, which users write below the root section of its backbone.
 
-Nested (``trainer: {device: npu}``) or dotted (``trainer.device: npu``), in the file or as ``verl.trainer.device=npu``
-on the command line.  A leading ``+`` adds a key that the engine's own files do not have, as in Hydra.  What the keys
-mean is the engine's business.
+Keys are nested (``trainer: {device: npu}``) or dotted (``trainer.device: npu``), in the file or on the command line
+(``verl.trainer.device=npu``).  A leading ``+`` adds a key that the engine's own files do not have, as in Hydra.  The
+engine defines the meaning of the keys.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class EngineSection(OpenSection):
-    """The ``verl:`` or ``trinity:`` section of an experiment file: the engine's own keys, spelled as it spells them.
+    """Settings of the engine itself in the ``verl:`` or ``trinity:`` section, with the engine's own keys.
 
-    They win over what ASTuner would have told it.
+    They take precedence over values that ASTuner sets.
     """
 
     @model_validator(mode="before")
@@ -36,18 +36,18 @@ class EngineSection(OpenSection):
         seen: set[str] = set()
         for key, value in flat(data):
             if spelled(key) in seen:
-                raise ValueError(f"{key} is written twice, in two spellings; keep one")
+                raise ValueError(f"{key} is written twice in different forms; keep one")
             seen.add(spelled(key))
             put(nested, key, value)
         return nested
 
     def keys(self) -> dict[str, Any]:
-        """The engine's key as `spelled` -> what the person wrote."""
+        """Return the engine keys, as `spelled`, with the values that the user wrote."""
         return {spelled(key): value for key, value in flat(self.model_extra or {})}
 
 
 def flat(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The keys of nested ``data`` that hold no further section, dotted."""
+    """Yield the leaf keys of nested ``data`` in dotted form."""
     for name, value in data.items():
         key = f"{prefix}.{name}" if prefix else str(name)
         if isinstance(value, Mapping) and value:
@@ -57,9 +57,9 @@ def flat(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
 
 
 def put(data: dict[str, Any], key: str, value: Any) -> None:
-    """Set the dotted ``key`` of nested ``data``; an empty section empties nothing.
+    """Set the dotted ``key`` of nested ``data``; an empty section removes nothing.
 
-    :raises ValueError: a section on the way holds a value.
+    :raises ValueError: A parent section has a value.
     """
     *sections, name = key.split(".")
     for section in sections:
@@ -67,13 +67,13 @@ def put(data: dict[str, Any], key: str, value: Any) -> None:
             data[section] = {}
         data = data[section]
         if not isinstance(data, dict):
-            raise ValueError(f"{key} is written below {section}, which is given a value too; keep one")
+            raise ValueError(f"{key} is below {section}, which also has a value; keep one")
     if value or not isinstance(data.get(name), dict):
         data[name] = value
 
 
 def get(data: Mapping[str, Any], key: str, default: Any = None) -> Any:
-    """The value of the dotted ``key`` of nested ``data``."""
+    """Return the value of the dotted ``key`` of nested ``data``."""
     at: Any = data
     for name in key.split("."):
         if not isinstance(at, Mapping) or name not in at:
@@ -83,7 +83,7 @@ def get(data: Mapping[str, Any], key: str, default: Any = None) -> Any:
 
 
 def spelled(key: str) -> str:
-    """A dotted key with its ``+`` at the last name: ``+a.b`` and ``a.+b`` are one key."""
+    """Return a dotted key with its ``+`` at the last name: ``+a.b`` and ``a.+b`` are the same key."""
     parts = key.split(".")
     added = any(part.startswith("+") for part in parts)
     *sections, name = (part.removeprefix("+") for part in parts)
@@ -91,13 +91,13 @@ def spelled(key: str) -> str:
 
 
 def written(config: Config, section: str) -> Mapping[str, Any]:
-    """The engine's keys that the person wrote below ``section``, as `spelled`; none for another backbone's."""
+    """Return the engine keys below ``section`` that the user wrote; empty for another backbone's section."""
     found = config.backbone_section(section)
     return found.keys() if isinstance(found, EngineSection) else {}
 
 
 def place_of(config: Config, section: str, key: str) -> Place:
-    """Where the person wrote a key of the engine's, however they spelled it; of a section the first key below it."""
+    """Return where the user wrote an engine key in any form; for a section, the place of its first key."""
     places = []
     for other, place in config.origins.items():
         root, _, below = other.partition(".")
@@ -109,13 +109,16 @@ def place_of(config: Config, section: str, key: str) -> Place:
 
 
 def refuse(problems: list[tuple[Place, str]]) -> None:
-    """:raises ConfigError: all of ``problems``, if there are any, in the order of the file."""
+    """Raise an error for ``problems``, if there are any.
+
+    :raises ConfigError: All problems, in the order of the file.
+    """
     if problems:
         raise ConfigError([f"{place}: {message}" for place, message in sorted(problems, key=lambda p: _order(p[0]))])
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The key with the nearest last name, and of these that in the nearest section; empty when none is near."""
+    """Return the key with the most similar last name, then section; empty if none is similar."""
     known = list(known)
     last = difflib.get_close_matches(name.rpartition(".")[2], {k.rpartition(".")[2] for k in known}, n=1)
     named = [k for k in known if k.rpartition(".")[2] in last]

@@ -1,23 +1,23 @@
-"""From ``astuner.*`` to an engine's keys, as the ``keys.yaml`` of its backbone says.
+"""Convert ``astuner.*`` keys to an engine's keys, as defined in the ``keys.yaml`` of its backbone.
 
 ::
 
     words:     texts and lists that several keys share
-    told:      one row for each key of the engine that ASTuner sets; a leading ``+`` adds one that its files lack
+    told:      one row for each engine key that ASTuner sets; a leading ``+`` adds a key that its files lack
       KEY:
-        ours:    the keys below ``astuner.`` that decide it
-        always:  its value, where that is the same in every experiment
-        fact:    or one of the backbone's `Facts`
-        unset:   the value that leaves the engine's own default as it is
-        says:    what the value is, in words or the engine's; without: that of the one key of ours
-        why:
-        free:    true: a person may write it below the engine's section
-    locked:    further keys and sections that a person may not write, and what instead
-    honours:   keys below ``astuner.`` that the backbone acts on itself, and where
-    refused:   those that it takes with certain values only (``but``) or not at all, and what instead
+        ours:    keys below ``astuner.`` that determine the value
+        always:  value, if it is the same in every experiment
+        fact:    or the name of one of the backbone's `Facts`
+        unset:   value that keeps the engine's default
+        says:    description of the value; default: the value of the single key in ``ours``
+        why:     reason for the value
+        free:    true: users may write the key below the engine's section
+    locked:    further keys and sections that users may not write, and the alternative
+    honours:   keys below ``astuner.`` that the backbone handles itself, and where
+    refused:   keys with restricted values (``but``) or no support, and the alternative
 
-ASTuner acts on most of what it tells an engine, so the engine's key alone would make the two disagree: unless a row is
-free, a person writes the key of ours.
+ASTuner relies on most of the values that it sets, so setting only the engine's key would make the two disagree: unless
+a row is free, users write the ``astuner.`` key.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _F = TypeVar("_F", bound=Facts, contravariant=True)
 
 
 class _Unset:
-    """`UNSET`: the engine's own default stays."""
+    """Type of `UNSET`: the engine's default stays."""
 
     def __repr__(self) -> str:
         return "the engine's default"
@@ -54,31 +54,33 @@ class Row(Generic[_F]):
     """One key of the engine."""
 
     native: str
-    """Dotted; a leading ``+`` adds a key that the engine's own files do not have."""
+    """Dotted name; a leading ``+`` adds a key that the engine's own files do not have."""
     ours: tuple[str, ...] = ()
-    """The keys below ``astuner.`` that decide it; none: it is the same in every experiment."""
+    """Keys below ``astuner.`` that determine it; empty: the same in every experiment."""
     value: Callable[[_F], Any]
-    """Its value, or `UNSET`."""
+    """Returns the value, or `UNSET`."""
     says: str = ""
-    """What the value is, in words or the engine's; empty: that of the one key of ours."""
+    """Description of the value; empty: the value of the single key in ``ours``."""
     why: str = ""
     locked: bool = True
 
 
 class Table(Generic[_F]):
-    """What a backbone tells its engine, and which keys of ours that honours."""
+    """The settings that a backbone passes to its engine, and the ``astuner.`` keys that it supports."""
 
     def __init__(self, file: Path, values: Mapping[str, Callable[[_F], Any]]) -> None:
-        """:param file: ``keys.yaml``.
-        :param values: of the rows that say neither, and have not the value of one key of ours.
+        """Read ``keys.yaml``.
+
+        :param file: Path of ``keys.yaml``.
+        :param values: Functions for rows without ``always`` or ``fact`` that do not copy a single key.
         """
         said = yaml.load(file.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         self.rows: tuple[Row[_F], ...] = tuple(_row(key, row, values.get(key)) for key, row in said["told"].items())
         self.locked: Mapping[str, str] = said["locked"]
         self.converted = frozenset(key for row in self.rows for key in row.ours)
-        """Keys of ours that reach the engine's configuration."""
+        """Keys below ``astuner.`` that reach the engine's configuration."""
         self.own = frozenset(said["honours"])
-        """Those that the backbone acts on itself."""
+        """Keys that the backbone handles itself."""
         refused = said["refused"].items()
         self.capabilities = Capabilities(
             in_process=False,
@@ -88,7 +90,7 @@ class Table(Generic[_F]):
         )
 
     def why_locked(self, native: str) -> str:
-        """Why a person may not write the engine's key ``native`` (without ``+``); empty if it is free."""
+        """Return why users may not write the engine's key ``native`` (without ``+``); empty if they may."""
         for row in self.rows:
             if row.native.removeprefix("+") == native:
                 if not row.locked:
@@ -116,7 +118,7 @@ def _row(native: str, said: Mapping[str, Any], value: Callable[[_F], Any] | None
 
 
 def _flat(keys: Any) -> Iterator[str]:
-    """One key, or a list of keys and of such lists."""
+    """Yield the keys of a key or of nested lists of keys."""
     if isinstance(keys, str):
         yield keys
     else:
@@ -125,7 +127,7 @@ def _flat(keys: Any) -> Iterator[str]:
 
 
 def _fact(dotted: str) -> Callable[[Facts], Any]:
-    """What reads it, plain as YAML has it."""
+    """Return a function that reads a fact and converts it to a plain YAML value."""
     read = operator.attrgetter(dotted)
 
     def value(facts: Facts) -> Any:
@@ -139,23 +141,23 @@ def _unless(unset: Any, value: Callable[[_F], Any]) -> Callable[[_F], Any]:
     return lambda facts: UNSET if (found := value(facts)) == unset else found
 
 
-# ------------------------------------------------------------------------------------------- values on several engines
+# ------------------------------------------------------------------------------------- values shared by several engines
 
 PASSED = tuple(name for name in Optim.model_fields if name not in ("lr", "weight_decay", "grad_clip"))
-"""The settings below ``trainer_common.optim`` that go to the optimizer itself: VERL passes the rate and the decay from
-keys of its own, and clips by itself."""
+"""Settings below ``trainer_common.optim`` that go to the optimizer itself: VERL passes learning rate and weight decay
+separately, and clips gradients itself."""
 
 
 def kwargs_for(optim: Optim, *, total_steps: int | None, updates_per_step: int, vocab_size: int) -> dict[str, Any]:
-    """VERL's ``override_optimizer_config`` for `astuner_ray.training.optim.PolicyOptimizer`, as YAML has it.
+    """Return VERL's ``override_optimizer_config`` for `astuner_ray.training.optim.PolicyOptimizer` as plain values.
 
-    VERL makes the optimizer with ``lr``, ``weight_decay`` and these.  Its own schedule must stay constant and without a
-    warm-up, for the optimizer has the schedule.  Trinity's trainer passes all of it on to VERL.
+    VERL creates the optimizer with ``lr``, ``weight_decay`` and these.  VERL's own schedule must stay constant without
+    warm-up, because the optimizer applies the schedule.  Trinity's trainer passes all of it on to VERL.
 
     :param total_steps: Training steps of the run.
     :param updates_per_step: Optimizer steps of a training step: `mini_batch_num` x `ppo_epochs`.
-    :param vocab_size: rows of the model's embedding, which is ``vocab_size`` in its ``config.json``: a tokenizer often
-        has fewer tokens.
+    :param vocab_size: Rows of the model's embedding, ``vocab_size`` in its ``config.json``; a tokenizer often has fewer
+        tokens.
     """
     return {
         **optim.model_dump(mode="json", include=set(PASSED)),
@@ -166,7 +168,7 @@ def kwargs_for(optim: Optim, *, total_steps: int | None, updates_per_step: int, 
 
 
 def optimizer(facts: Facts) -> dict[str, Any]:
-    """`kwargs_for` the run."""
+    """Return `kwargs_for` the run."""
     return kwargs_for(
         facts.a.trainer_common.optim,
         total_steps=facts.total_steps,
@@ -176,29 +178,29 @@ def optimizer(facts: Facts) -> dict[str, Any]:
 
 
 def precision(facts: Facts) -> Any:
-    """``model.dtype`` as VERL's FSDP spells the type of the passes."""
+    """Return ``model.dtype`` in the notation of VERL's FSDP settings."""
     return {"auto": UNSET, "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}[facts.a.model.dtype]
 
 
 def chat_template(facts: Facts) -> Any:
-    """The text that replaces the tokenizer's own template.
+    """Return the text that replaces the tokenizer's template.
 
-    :raises ConfigError: it cannot be read.
+    :raises ConfigError: The template cannot be read.
     """
     template = serving.chat_template(facts.config)
     return UNSET if template is None else template
 
 
 def checkpointing(facts: Facts) -> Any:
-    """``activation_checkpointing`` where it is written; the engines turn it on themselves."""
+    """Return ``activation_checkpointing`` if the user wrote it; engines enable it by default."""
     written = facts.is_written("trainer_common.activation_checkpointing")
     return facts.a.trainer_common.activation_checkpointing if written else UNSET
 
 
 def corrected(common: TrainerCommon, *types: str | None) -> TrainerCommon:
-    """``common`` with a `rollout_is` that is decided: ``auto`` is ``token-truncate`` unless all is in float32.
+    """Return ``common`` with `rollout_is` resolved: ``auto`` becomes ``token-truncate`` unless all types are float32.
 
-    :param types: of the trainer's passes and of the rollout engine, as they are told; None is the engine's own default.
+    :param types: Types of the trainer's passes and of the rollout engine; None is the engine's default.
     """
     if common.algorithm.rollout_is != "auto":
         return common
@@ -207,13 +209,13 @@ def corrected(common: TrainerCommon, *types: str | None) -> TrainerCommon:
 
 
 def correction_plan(common: TrainerCommon) -> dict[str, str]:
-    """A line of the plan: how what `corrected` gives corrects the loss; none where it does not."""
+    """Return the plan line about the rollout correction from `corrected`; empty without a correction."""
     algorithm = common.algorithm
-    text = f"{algorithm.rollout_is} at {algorithm.rollout_is_threshold:g}, of what rounding makes of rollouts"
+    text = f"{algorithm.rollout_is} at {algorithm.rollout_is_threshold:g}, against rounding differences of rollouts"
     return {"correction": text} if is_corrected(algorithm) else {}
 
 
 def old_need_no_pass(common: TrainerCommon) -> bool:
-    """Whether nobody need compute old log-probabilities: they are the rollout's, or those of an only optimizer step."""
+    """Return whether old log-probabilities need no pass: they come from the rollout or from the only optimizer step."""
     alone = common.mini_batch_num * common.ppo_epochs == 1 and not common.algorithm.use_kl_in_reward
     return alone or not is_corrected(common.algorithm)

@@ -1,11 +1,11 @@
-"""What a trainer of padded rows computed before its first optimizer step of an update, on its way to the run.
+"""Send log-probabilities from before the first optimizer step of an update to the run.
 
-VERL's engine, which Trinity trains with too, hands our loss one micro-batch after another and keeps nothing of them; so
-the loss tells a `BeforeUpdate` of its own process what it sees, and that sends it to the run: once for each optimizer
-step of which it is known, and before the trainer says that the update is done.  How it is sent is the backbone's: by
-`Mailbox`, where the engine has no way for tensors out of an update.
+VERL's engine, which Trinity also uses, passes micro-batches to ASTuner's loss and keeps nothing of them.  The loss
+therefore passes what it sees to a `BeforeUpdate` in its process, which sends it to the run: once for each optimizer
+step for which the values are known, and before the trainer reports the update as done.  The backbone chooses the
+transport: a `Mailbox` if the engine cannot return tensors from an update.
 
-Invariant: nothing is computed for this, and what is sent is of the weights that the update began with.
+Invariant: no extra computation is needed, and the values sent belong to the weights at the start of the update.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ROW = "astuner_row"
-"""The field of a row that says which one of which step it is: `row_id`."""
+"""Field of a row that identifies its training step and index: `row_id`."""
 
 Found = dict[int, "np.ndarray"]
-"""Row -> log-probabilities of its trained tokens, float32 [trained]."""
+"""Row index -> log-probabilities of its trained tokens, float32 [trained]."""
 _BITS = 32
 
 
 def row_id(step: int, row: int) -> int:
-    """What `ROW` holds, an int64. A row that fills a batch up has its step too, and any number."""
+    """Return the value of `ROW`, an int64. A padding row has the same step and an arbitrary index."""
     return step << _BITS | row
 
 
@@ -42,16 +42,16 @@ def training_step() -> int:
 
 
 class BeforeUpdate:
-    """Watches the micro-batches of one trainer process."""
+    """Collect log-probabilities from the micro-batches of one trainer process."""
 
     def __init__(self, send: Callable[[int, Found], None] | None) -> None:
-        """:param send: sends (step, found) to the run, and returns when it has arrived; None: nobody wants it."""
+        """:param send: Sends (step, found) to the run and returns on arrival; None if the run does not need them."""
         self._send = send
         self._step = -1
         self._seen = 0
-        """Rows of the update so far, those that fill it up among them."""
+        """Rows of the update so far, including padding rows."""
         self._found: Found = {}
-        """What the optimizer step under way has found."""
+        """Values of the current optimizer step."""
         self._sent: set[int] = set()
 
     def see(
@@ -64,13 +64,13 @@ class BeforeUpdate:
         trained: Tensor,
         rows_of_step: int,
     ) -> bool:
-        """A micro-batch of R rows; whether the weights are still those that the update began with.
+        """Record a micro-batch of R rows; return whether the weights are unchanged since the start of the update.
 
-        :param rows: int64 [R], `ROW` of each.
-        :param logprobs: [R, response] under the weights as they are now.
-        :param before: [R, response] under those before the update, which are known with a `rollout_is` correction only.
-        :param trained: [R, response]; 0 everywhere in a row that fills the batch up.
-        :param rows_of_step: how many this process sees for one optimizer step.
+        :param rows: int64 [R], `ROW` of each row.
+        :param logprobs: [R, response] under the current weights.
+        :param before: [R, response] under the weights before the update; only valid with a `rollout_is` correction.
+        :param trained: [R, response]; 0 everywhere in a padding row.
+        :param rows_of_step: Rows that this process sees in one optimizer step.
         """
         import numpy as np
 
@@ -95,7 +95,7 @@ class BeforeUpdate:
 
 
 class Mailbox:
-    """An actor between workers and the run."""
+    """Actor between workers and the run."""
 
     def __init__(self) -> None:
         self._found: dict[int, Found] = {}
@@ -104,5 +104,5 @@ class Mailbox:
         self._found.setdefault(step, {}).update(found)
 
     def take(self, step: int) -> Found:
-        """What workers have found in ``step``: row -> log-probabilities."""
+        """Remove and return the values of ``step``: row index -> log-probabilities."""
         return self._found.pop(step, {})

@@ -1,14 +1,14 @@
-"""The loss of one micro-batch of rows, as a trainer that pads responses and averages over processes adds it up.
+"""Loss of one micro-batch of rows for a trainer that pads responses and averages over processes.
 
-The loss is `astuner_objectives.step.token_losses`, weighted and summed as in every other backbone, so nothing of
-such a trainer's own losses, aggregation modes or clipping takes part.  VERL's engine, which Trinity trains with too,
-adds up what micro-batches give and averages over its data-parallel processes, while our weights are those of a sum over
-the whole batch: so the loss is multiplied by the number of processes.  Metrics go the same way: a mean over tokens is
-exact over micro-batches and processes within one optimizer step, and over the steps of a batch VERL takes the mean of
-the means.  ``kl/mismatch_*`` compare the weights before the update with the rollout's: without a rollout correction
-nobody keeps those log-probabilities, so only the first optimizer step of a batch has them, of the tokens in it.
+The loss is `astuner_objectives.step.token_losses`, weighted and summed as in every other backbone; the trainer's own
+losses, aggregation modes and clipping are not used.  VERL's engine, which Trinity also uses, sums micro-batches and
+averages over its data-parallel processes, while ASTuner's weights define a sum over the full batch: the loss is
+therefore multiplied by the number of processes.  The same applies to metrics: a mean over tokens is exact over the
+micro-batches and processes of one optimizer step; over the steps of a batch VERL takes the mean of the means.
+``kl/mismatch_*`` compare the weights before the update with the rollout's: without a rollout correction these
+log-probabilities are not kept, so only the first optimizer step of a batch reports them, for its own tokens.
 
-Invariant: a row whose mask is zero (some fill a batch up) changes neither loss, gradient nor metrics.
+Invariant: a row whose mask is zero (padding of a batch) changes neither loss, gradient nor metrics.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ from astuner_ray.worker import experiment_folder
 
 @dataclass(frozen=True)
 class Measured:
-    """A metric's share in one micro-batch."""
+    """Contribution of one micro-batch to a metric."""
 
     how: Literal["sum", "max"]
-    """How the shares of micro-batches become one number; over processes, sums are averaged."""
+    """How contributions of micro-batches are combined; sums are averaged over processes."""
     value: Tensor | float
 
 
 class RowLoss:
-    """`micro_batch_loss` of padded rows under VERL's names, in its workers; can be sent to other processes.
+    """`micro_batch_loss` with VERL's column names, for VERL's workers; can be sent to other processes.
 
-    :param send: gets (step, found) as `BeforeUpdate` finds it, where the run has an episode log.
+    :param send: Receives (step, found) from `BeforeUpdate`, if the run has an episode log.
     """
 
     def __init__(self, settings: TrainerCommon, send: Callable[[int, Found], None] | None = None) -> None:
         self._settings = settings
         self._watcher = BeforeUpdate(send)
         self._alone = settings.mini_batch_num * settings.ppo_epochs == 1
-        """Whether an update is one optimizer step, whose own log-probabilities are then the old ones."""
+        """Whether an update is a single optimizer step, whose own log-probabilities are the old ones."""
         reference = ["ref_log_prob"] if settings.use_kl_loss else []
         self.columns = ["response_mask", "rollout_log_probs", "old_log_probs", "advantages", *reference]
-        """What it reads of a row, [rows, response]; ``old_log_probs`` are from the weights before the update."""
+        """Columns of a row, [rows, response]; ``old_log_probs`` belong to the weights before the update."""
         self.told = ["token_weight", ROW, "global_batch_size", "dp_size", "batch_num_tokens"]
-        """And what there is once: numbers of a row, [rows], which are ours, and those that VERL's engine adds."""
+        """Values per row, [rows], added by ASTuner, and values per batch, added by VERL's engine."""
 
     def __call__(
         self, logprobs: Tensor, columns: Mapping[str, Any], told: Mapping[str, Any], entropy: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Measured]]:
-        """The micro-batch's scalar and metrics."""
+        """Return the loss and the metrics of a micro-batch."""
         rows = {name: columns[name] for name in self.columns}
         trained, processes = rows["response_mask"], told["dp_size"]
         before = logprobs.detach() if self._alone else rows["old_log_probs"]
@@ -93,23 +93,21 @@ def micro_batch_loss(
     reference: Tensor | None = None,
     entropy: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Measured]]:
-    """The scalar to call ``backward`` on, and what a log shows.
+    """Return the scalar to call ``backward`` on, and the metrics.
 
-    All tensors are [rows, response], but for ``token_weight``; each is the value at the token itself, not at the one
-    before it.
+    All tensors except ``token_weight`` are [rows, response]; each value belongs to the token at its position.
 
-    :param logprobs: under the weights that are trained; the gradient flows through these and ``entropy``.
-    :param trained: whether the model generated the token, and no other row trains it.
-    :param rollout: log-probabilities as the rollout recorded them.
-    :param before: those of the weights before the update; only a rollout correction reads them.
-    :param moved: whether the weights are no longer those, so that without ``before`` there is no mismatch to measure.
-    :param token_weight: [rows] float32; `Sample.token_weight` times what a part of the batch is scaled up by when it
-        is an optimizer step of its own.
-    :param processes: over how many the trainer averages gradients.
-    :param tokens: trained tokens of the optimizer step, in all its micro-batches and processes.
-    :param reference: log-probabilities under the reference model, for `use_kl_loss`.
-    :param entropy: of the distribution each token was drawn from; needed for `entropy_coeff`, else for the log only.
-    :raises ValueError: a term is asked for without what it is made of.
+    :param logprobs: Under the weights that are trained; the gradient flows through these and ``entropy``.
+    :param trained: Whether the model generated the token, and no other row trains it.
+    :param rollout: Log-probabilities as recorded by the rollout.
+    :param before: Log-probabilities under the weights before the update; used only by a rollout correction.
+    :param moved: Whether the weights have changed since, so that without ``before`` no mismatch can be measured.
+    :param token_weight: [rows] float32; `Sample.token_weight`, scaled up if a part of the batch is an optimizer step.
+    :param processes: Number of processes over which the trainer averages gradients.
+    :param tokens: Trained tokens of the optimizer step in all micro-batches and processes.
+    :param reference: Log-probabilities under the reference model, for `use_kl_loss`.
+    :param entropy: Entropy of each token's distribution; required for `entropy_coeff`, otherwise only logged.
+    :raises ValueError: An enabled term lacks its input.
     """
     trained = trained.bool()
     owner = trained.nonzero()[:, 0]
@@ -158,10 +156,10 @@ def micro_batch_loss(
 
 
 def row_weights(token_weight: Tensor, processes: int) -> Tensor:
-    """What a row's tokens are multiplied with, so that a mean over ``processes`` is our sum."""
+    """Return factors of a row's tokens that turn a mean over ``processes`` into ASTuner's sum."""
     return processes * token_weight
 
 
 def token_mean(values: Tensor, *, processes: int, tokens: float) -> Measured:
-    """The share of ``values`` [N] in a mean over all trained tokens of an optimizer step."""
+    """Return the contribution of ``values`` [N] to a mean over all trained tokens of an optimizer step."""
     return Measured("sum", processes / max(tokens, 1) * values.detach().float().sum())

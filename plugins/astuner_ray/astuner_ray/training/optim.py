@@ -1,21 +1,18 @@
-"""The optimizer that VERL's FSDP 2 engine makes for us: AdamW or Muon at the rate of `astuner_objectives.schedule`.
+"""Optimizer for VERL's FSDP 2 engine: AdamW or Muon with the learning rate of `astuner_objectives.schedule`.
 
-It moves the weights as the local backbone's does, so an experiment file means the same on every backbone; Trinity
-trains with VERL's engine too.  VERL hands over parameters without names, among them frozen ones, each a DTensor of
-which a process holds some rows; it clips the gradients, and takes no step if they are not finite.  The weights are
-float32, as VERL keeps them for training.
+It updates weights exactly as the local backbone does, so an experiment file means the same on every backbone; Trinity
+uses VERL's engine too.  VERL passes parameters without names, some of them frozen, each a DTensor of which a process
+holds some rows; it clips the gradients, and skips a step with gradients that are not finite.  The weights are float32.
 
-`muon` is for hidden matrices; embeddings and the vocabulary
-head are AdamW's.  Without names, these are the matrices with as many rows as the vocabulary has entries.  A hidden
-matrix that happens to have as many rows is therefore AdamW's too, and a table of positions, which few models still
-have, is Muon's.
+`muon` applies to hidden matrices; embeddings and the vocabulary head use AdamW.  Without names, matrices with as many
+rows as the vocabulary has entries count as embeddings.  A hidden matrix with this number of rows therefore uses AdamW,
+and a table of positions, which few models still have, uses Muon.
 
-The place in the learning-rate schedule follows from the training step, which the loss reads from its rows in the same
-process (`astuner_ray.training.before_update`); no number of optimizer steps has to be saved.
+The position in the learning-rate schedule follows from the training step, which the loss reads from its rows in the
+same process (`astuner_ray.training.before_update`); no number of optimizer steps has to be saved.
 
-Invariants: a step whose gradients are all exactly zero changes nothing, as a batch without a learning signal changes
-nothing on the other backbones; all that a resumed run needs is in the state dict, and the hyperparameters are those of
-the resumed run.
+Invariants: a step whose gradients are all exactly zero changes nothing, as on the other backbones; the state dict
+contains everything that a resumed run needs, and hyperparameters come from the resumed run.
 """
 
 from __future__ import annotations
@@ -35,16 +32,16 @@ from astuner_ray.training.before_update import training_step
 
 
 class PolicyOptimizer(torch.optim.Optimizer):
-    """Moves those of `params` that are trainable.
+    """Optimizer of the trainable weights in `params`.
 
-    Its state is flat and its groups are plain, as VERL's offloading and checkpoints expect of any optimizer: AdamW's
-    moments and Muon's momentum side by side.
+    Its state is flat and its groups are plain, as VERL's offloading and checkpoints expect: AdamW's moments and Muon's
+    momentum side by side.
 
     :param total_steps: Positions in the run's schedule, for schedules that decay.
     :param updates_per_step: Positions of one training step: ``mini_batch_num * ppo_epochs``.
-    :param vocab_size: rows of the embedding, padding included.
-    :param optim: the other settings of `astuner.config.schema.Optim`.
-    :raises ConfigError: a schedule that decays without `total_steps`.
+    :param vocab_size: Rows of the embedding, including padding.
+    :param optim: The remaining settings of `astuner.config.schema.Optim`.
+    :raises ConfigError: A schedule that decays without `total_steps`.
     """
 
     def __init__(
@@ -61,7 +58,7 @@ class PolicyOptimizer(torch.optim.Optimizer):
         self.config = Optim(lr=lr, weight_decay=weight_decay, **optim)
         self.total_steps, self.updates_per_step = total_steps, updates_per_step
         self._training_step, self._taken = 0, 0
-        learning_rate(self.config, self.config.lr_warmup_steps, total_steps)  # refuse a schedule without an end now
+        learning_rate(self.config, self.config.lr_warmup_steps, total_steps)  # fail now if the schedule has no end
         weights = list(params)
         if not any(_is_vocabulary(w, vocab_size) for w in weights):
             raise ValueError(f"vocab_size is {vocab_size}, but no matrix of the model has as many rows")
@@ -90,7 +87,7 @@ class PolicyOptimizer(torch.optim.Optimizer):
             return
         for group in self.param_groups:
             group["lr"] = rate  # VERL's constant schedule writes the peak there
-        # lent anew each time: a loaded state is in new objects
+        # assign each time: loading a state creates new objects
         self._adamw.state, self._adamw.param_groups = self.state, [g for g in self.param_groups if not g["muon"]]
         self._adamw.step()
         for group in self.param_groups:
@@ -107,7 +104,7 @@ class PolicyOptimizer(torch.optim.Optimizer):
         return (step - 1) * self.updates_per_step + self._taken - 1
 
     def _muon(self, weight: Tensor, rate: float) -> None:
-        """As on one device, but for the sharding: the whole matrix is needed to make it orthogonal."""
+        """Apply Muon as on a single device; orthogonalization needs the full matrix of a sharded weight."""
         grad = weight.grad
         assert grad is not None
         if "momentum_buffer" not in self.state[weight]:
@@ -117,16 +114,16 @@ class PolicyOptimizer(torch.optim.Optimizer):
         muon.move(weight, direction, rate=rate, weight_decay=self.config.weight_decay)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from `state_dict`, with the settings that this optimizer was made with.
+        """Load a state, but keep the settings of this optimizer.
 
-        :raises CheckpointError: the state is of other weights, or of another kind of optimizer.
+        :raises CheckpointError: The state belongs to other weights or to another kind of optimizer.
         """
         saved = [(g.get("muon"), len(g["params"])) for g in state_dict["param_groups"]]
         mine = [(g["muon"], len(g["params"])) for g in self.param_groups]
         if saved != mine:
             raise CheckpointError(
-                f"the optimizer's state is of {_in_words(saved)}, and this run trains {_in_words(mine)}; resume with "
-                "the astuner.model and trainer_common.optim.optimizer that the checkpoint was written with"
+                f"the optimizer state covers {_in_words(saved)}, but this run trains {_in_words(mine)}; resume with "
+                "the astuner.model and trainer_common.optim.optimizer settings of the checkpoint"
             )
         settings = [{k: v for k, v in g.items() if k != "params"} for g in self.param_groups]
         super().load_state_dict(dict(state_dict))
@@ -143,15 +140,15 @@ def _in_words(groups: Iterable[tuple[Any, int]]) -> str:
 
 
 def _all_zero(grads: list[Tensor]) -> bool:
-    """Whether all elements are zero, those of other processes included; none if there are no gradients."""
+    """Return whether all elements are zero, including those of other processes; True without gradients."""
     if not grads:
         return True
-    # the sum of magnitudes: squares of small numbers would be 0 in float32
+    # a sum of magnitudes, because squares of small numbers underflow in float32
     return not float(_gathered(torch.nn.utils.get_total_norm(grads, 1.0)))
 
 
 def _gathered(tensor: Tensor) -> Tensor:
-    """The whole of a sharded tensor, in every process, on the device that processes talk over."""
+    """Return the full tensor of a sharded one in every process, on the device used for communication."""
     if not isinstance(tensor, DTensor):
         return tensor
     here: Any = tensor.to(tensor.device_mesh.device_type)
@@ -160,7 +157,7 @@ def _gathered(tensor: Tensor) -> Tensor:
 
 
 def _sharded(whole: Tensor, like: Tensor) -> Tensor:
-    """A tensor that every process has, sharded and placed as `like` is; no communication."""
+    """Return a tensor that every process has, sharded and placed like `like`, without communication."""
     if not isinstance(like, DTensor):
         return whole
     mesh = like.device_mesh

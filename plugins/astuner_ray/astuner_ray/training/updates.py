@@ -1,4 +1,4 @@
-"""A step's updates: what a run knows of them without asking the trainer, and the trainer's numbers under our names."""
+"""Metrics of a step's updates: values known without the trainer, and the trainer's values under ASTuner's names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VERL_ACTOR: Mapping[str, str] = {
     "perf/mfu/actor": "perf/mfu",
     "perf/max_memory_allocated_gb": "perf/gpu_memory_gb",
 }
-"""What VERL's workers report of an update with `astuner_ray.training.loss`, whoever drives them: their name -> ours."""
+"""VERL's metric names for an update with `astuner_ray.training.loss` -> ASTuner's names."""
 
 
 class Updates:
@@ -45,7 +45,7 @@ class Updates:
 
     @property
     def drops_zero_advantage(self) -> bool:
-        """Whether a sample with advantage 0 carries no gradient, so that it need not be computed."""
+        """Whether a sample with advantage 0 has no gradient and can be skipped."""
         algorithm = self._common.algorithm
         extra = moves_without_advantage(self._common) or algorithm.use_kl_in_reward
         return algorithm.filter_zero_advantage and not extra
@@ -71,9 +71,9 @@ class Updates:
 
 
 def translate(numbers: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, float]:
-    """Those of an engine's numbers that have a name of ours, and are finite; what a loss measures has one of its own.
+    """Return an engine's finite metrics under ASTuner's names; metrics of a loss keep the names that it chose.
 
-    :param names: the engine's name -> ours.
+    :param names: Engine's name -> ASTuner's name.
     """
     of_loss = {name: name.removeprefix("actor/") for name in numbers if name.startswith("actor/loss/")}
     found = {ours: float(numbers[theirs]) for theirs, ours in {**names, **of_loss}.items() if theirs in numbers}

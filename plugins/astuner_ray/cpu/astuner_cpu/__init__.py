@@ -1,1 +1,1 @@
-"""What stands in for a GPU where VERL or Trinity run without one: parts that their CPU packages share."""
+"""Replacements for a GPU, shared by the CPU packages of the VERL and Trinity backbones."""

@@ -1,6 +1,6 @@
-"""torch.cpu, with the functions of torch.cuda that trainers call without asking for them.
+"""torch.cpu with the functions of torch.cuda that trainers call unconditionally.
 
-Memory counters are the process's; what has no meaning on a CPU does nothing.
+Memory counters report the process's memory; functions without a meaning on a CPU do nothing.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def _free_and_total(*_: Any, **__: Any) -> tuple[int, int]:
 
 
 def current_device(*_: Any) -> torch.device:
-    """A device, where others give an index: trainers only hand it to ``.to()``, and there 0 means ``cuda:0``."""
+    """Return a device instead of an index: trainers pass it to ``.to()``, where 0 would mean ``cuda:0``."""
     return torch.device("cpu")
 
 
 def name_once(distributed: Any) -> None:
-    """Change ``verl.utils.distributed``: ``cpu:gloo,cpu:gloo``, which VERL would ask torch for, is an error there."""
+    """Patch ``verl.utils.distributed``, whose default ``cpu:gloo,cpu:gloo`` is an error in torch."""
     original = distributed.initialize_global_process_group_ray
 
     @functools.wraps(original)
@@ -72,4 +72,4 @@ def _device_module() -> types.ModuleType:
 
 
 module = _device_module()
-"""What stands where trainers expect torch.cuda."""
+"""Module that replaces torch.cuda for trainers."""

@@ -1,8 +1,7 @@
-"""Token ids in, token ids out, from a model whose weights come from a trainer: the local backbone's engine,
-as VERL's and Trinity's rollout servers speak to theirs.
+"""Rollout engine on a CPU whose weights come from a trainer, for the rollout servers of VERL and Trinity.
 
-Nothing here knows about VERL, Trinity, Ray or HTTP.  Invariant: every token is drawn from the weights that are loaded
-when it is drawn, given everything before it, and its log-probability says so.
+It wraps the local backbone's engine and knows nothing about VERL, Trinity, Ray or HTTP.  Invariant: every token is
+sampled from the weights loaded at that time, given all preceding tokens, and its log-probability matches.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ from astuner_local.modeling import load_model
 
 
 class PromptError(ValueError):
-    """A prompt or its parameters cannot be honoured; the message says why."""
+    """The prompt or its parameters are not supported; the message explains why."""
 
 
 @dataclass(eq=False)
 class Request:
-    """One prompt, and what has been generated for it so far."""
+    """One prompt and the tokens generated for it so far."""
 
     prompt: list[int]
     sampling: SamplingParams
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     version: int = 0
-    """Of the weights that drew its last token."""
+    """Version of the weights that sampled its last token."""
     reason: FinishReason = FinishReason.CANCELLED
 
     @property
@@ -45,17 +44,17 @@ class Request:
 
     @property
     def stopped(self) -> bool:
-        """Whether its last token is an end, or completes a stop string."""
+        """Whether its last token is an end token or completes a stop string."""
         return self.reason is FinishReason.STOP
 
 
 def read_sampling(given: Mapping[str, Any], *, eos: Collection[int], default_tokens: int, room: int) -> SamplingParams:
-    """Read parameters by vLLM's names, which VERL's and Trinity's servers take.
+    """Read sampling parameters under vLLM's names, which VERL's and Trinity's servers accept.
 
-    :param eos: the model's own ends, which end a generation unless ``ignore_eos`` is given.
-    :param default_tokens: how many tokens where ``max_tokens`` is not given.
-    :param room: how many tokens the context has left; never more, whatever is asked for.
-    :raises ValueError: a parameter is unknown, or one that is known has a value that would be ignored here.
+    :param eos: The model's end tokens, which end a generation unless ``ignore_eos`` is set.
+    :param default_tokens: Number of tokens if ``max_tokens`` is missing.
+    :param room: Tokens left in the context; an upper limit.
+    :raises ValueError: A parameter is unknown, or has a value that this engine would ignore.
     """
     rest = dict(given)
     rest.pop("logprobs", None)  # they are always computed
@@ -65,11 +64,11 @@ def read_sampling(given: Mapping[str, Any], *, eos: Collection[int], default_tok
     if not rest.pop("ignore_eos", False):
         ends |= set(eos)
     if rest.pop("repetition_penalty", 1.0) != 1.0:
-        raise ValueError("a rollout server on a CPU has no repetition_penalty; leave it at 1.0")
+        raise ValueError("rollouts on a CPU do not support repetition_penalty; leave it at 1.0")
     names = {"temperature": float, "top_p": float, "top_k": int, "seed": int}
     read = {name: kind(rest.pop(name)) for name, kind in names.items() if rest.get(name) is not None}
     if unknown := sorted(set(rest) - set(names)):
-        raise ValueError(f"a rollout server on a CPU does not know the sampling parameter {unknown[0]!r}")
+        raise ValueError(f"rollouts on a CPU do not support the sampling parameter {unknown[0]!r}")
     return SamplingParams(
         max_tokens=max(1, min(int(most), room)),
         stop_token_ids=tuple(sorted(ends)),
@@ -93,20 +92,21 @@ class CpuEngine:
         max_prefill_tokens: int = 8192,
         dtype: str = "float32",
     ) -> None:
-        """
-        :param max_model_len: most tokens of prompt and response together; None: as many as the model has positions.
-        :param default_tokens: longest response where a request does not say; None: what the context has room for.
-        :param defaults: sampling parameters of requests that do not name them, by vLLM's names.
-        :param seed: of requests that have none.
-        :param max_rows: most requests decoded at once, as vLLM's ``max_num_seqs``.
-        :param max_prefill_tokens: most tokens in a forward pass over those that join, as vLLM's
+        """Load the model.
+
+        :param max_model_len: Most tokens of prompt and response together; None: the model's number of positions.
+        :param default_tokens: Longest response if a request has no limit; None: limited by the context only.
+        :param defaults: Sampling parameters of requests that do not set them, under vLLM's names.
+        :param seed: Seed of requests without one.
+        :param max_rows: Most requests decoded concurrently, as vLLM's ``max_num_seqs``.
+        :param max_prefill_tokens: Most tokens in a forward pass over new requests, as vLLM's
             ``max_num_batched_tokens``.
-        :param dtype: of weights and passes, by its name in `ModelSection`; weights that are loaded are rounded to it.
-        :raises ValueError: one of ``defaults`` is not known here.
-        :raises ConfigError: the local backbone cannot run the model, see `astuner_local.modeling.load_model`.
+        :param dtype: Type of weights and passes, by its name in `ModelSection`; loaded weights are rounded to it.
+        :raises ValueError: A parameter in ``defaults`` is unknown.
+        :raises ConfigError: The local backbone cannot run the model, see `astuner_local.modeling.load_model`.
         """
         self._defaults = {name: value for name, value in (defaults or {}).items() if value is not None}
-        read_sampling(self._defaults, eos=(), default_tokens=1, room=1)  # raises now rather than at each request
+        read_sampling(self._defaults, eos=(), default_tokens=1, room=1)  # fail now instead of at each request
         loaded = load_model(ModelSection(path=str(model_path), device="cpu", dtype=dtype))
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
         self._ends = loaded.eos_token_ids
@@ -123,15 +123,15 @@ class CpuEngine:
         self._default_tokens = default_tokens or self.max_model_len
         self._running: set[Request] = set()
         self._paused: ExitStack | None = None
-        """Ends the pause that holds."""
+        """Context manager of the current pause; closing it ends the pause."""
         self._rejecting = False
         self._gate = asyncio.Condition()
         self._changing = asyncio.Lock()
-        """Held by whoever pauses the engine, or changes its weights."""
+        """Lock for pausing the engine or changing its weights."""
 
     @property
     def version(self) -> int:
-        """Of the weights, as whoever loads them counts."""
+        """Version of the weights, as counted by the caller that loads them."""
         return self.engine.policy_version
 
     @version.setter
@@ -141,23 +141,22 @@ class CpuEngine:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Mapping[str, Any] | None = None, *, n: int = 1
     ) -> list[Request]:
-        """``n`` requests, each with its tokens [response] and their log-probabilities [response].
+        """Return ``n`` requests, each with its tokens [response] and their log-probabilities [response].
 
-        They are finished, unless `pause` stopped them.  A cancelled call leaves the batch at once.
+        They are finished unless `pause` stopped them.  Cancelling the call removes them from the batch immediately.
 
-        :param sampling: parameters by vLLM's names.
-        :raises PromptError: the prompt has tokens the model has not, or leaves no room in the context; or a parameter
-            is unknown.
-        :raises ModelFailed: the engine has failed, now or before.
+        :param sampling: Parameters under vLLM's names.
+        :raises PromptError: The prompt contains invalid tokens or fills the context, or a parameter is unknown.
+        :raises ModelFailed: The engine has failed, now or earlier.
         """
         requests = [self._request(prompt_ids, sampling or {}, i) for i in range(n)]
         await asyncio.gather(*map(self._answer, requests))
         return requests
 
     async def pause(self, *, reject: bool = False) -> int:
-        """Stop every request and let none in until `resume`; how many were stopped.
+        """Stop all requests, admit none until `resume`, and return the number of stopped requests.
 
-        :param reject: stop those that arrive as well, instead of letting them wait.
+        :param reject: Stop new requests as well instead of letting them wait.
         """
         self._rejecting = reject
         stopped = len(self._running)
@@ -165,11 +164,11 @@ class CpuEngine:
             if self._paused is None:
                 self._paused = ExitStack()
                 await asyncio.to_thread(self._paused.enter_context, self.engine.paused(cut=True))
-        await self._open_gate()  # those that wait behind an earlier pause, should this one reject
+        await self._open_gate()  # release requests that wait because of an earlier pause if this one rejects
         return stopped
 
     async def resume(self) -> None:
-        """Let requests in again."""
+        """Admit requests again."""
         async with self._changing:
             if self._paused is not None:
                 self._paused.close()
@@ -177,12 +176,12 @@ class CpuEngine:
         await self._open_gate()
 
     async def load(self, weights: Mapping[str, Tensor], version: int | None, *, at_once: bool) -> None:
-        """Take over ``weights``.
+        """Replace the weights.
 
-        :param version: of the weights; None: as before.
-        :param at_once: between two tokens, and the requests that run go on with them, as vLLM's do in Trinity;
-            otherwise once nothing is being generated.
-        :raises ValueError: a tensor is missing, has no place in the model or has another shape; nothing is changed.
+        :param version: Version of the weights; None: unchanged.
+        :param at_once: Replace them between two tokens, so that running requests continue with the new weights, as in
+            vLLM under Trinity; otherwise wait until no request is running.
+        :raises ValueError: A tensor is missing, unknown or has the wrong shape; nothing is changed.
         """
         wanted = fitting(self.model, weights)
 
@@ -200,7 +199,7 @@ class CpuEngine:
             await asyncio.to_thread(change if self._paused is not None else between)
 
     async def _answer(self, request: Request) -> None:
-        """Generate until it is finished or a pause stops it; new weights let it go on with them."""
+        """Generate until the request is finished or a pause stops it; new weights do not end it."""
         asked = request.sampling
         while not request.finished:
             async with self._gate:
@@ -209,7 +208,7 @@ class CpuEngine:
                     return
             self._running.add(request)
             done = len(request.tokens)
-            seed = None if asked.seed is None else asked.seed + done  # the same numbers would be drawn again
+            seed = None if asked.seed is None else asked.seed + done  # avoid drawing the same random numbers again
             try:
                 more = await self.engine.generate(
                     [*request.prompt, *request.tokens], replace(asked, max_tokens=asked.max_tokens - done, seed=seed)
@@ -229,7 +228,7 @@ class CpuEngine:
     def _request(self, prompt_ids: Sequence[int], given: Mapping[str, Any], index: int) -> Request:
         words = self.model.config.vocab_size
         if not prompt_ids or not all(type(token) is int and 0 <= token < words for token in prompt_ids):
-            raise PromptError(f"a prompt is one or more tokens from 0 to {words - 1}")
+            raise PromptError(f"a prompt must contain one or more tokens from 0 to {words - 1}")
         room = self.max_model_len - len(prompt_ids)
         if room < 1:
             raise PromptError(
@@ -246,15 +245,15 @@ class CpuEngine:
 
 
 def fitting(model: torch.nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of ``model``, into which ``weights`` fit; tensors tied to others may be left out of these.
+    """Return the tensors of ``model`` if ``weights`` match them; tied tensors may be missing.
 
-    :raises ValueError: a tensor is missing, has no place in the model or has another shape.
+    :raises ValueError: A tensor is missing, unknown or has the wrong shape.
     """
     wanted = dict(model.state_dict())
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
     if wrong := sorted((set(wanted) - set(weights) - tied) | (set(weights) - set(wanted))):
-        which = "is missing" if wrong[0] in wanted else "has no place in the model"
-        raise ValueError(f"the trainer's weights are not the server's: {wrong[0]} {which}")
+        which = "is missing" if wrong[0] in wanted else "is not in the model"
+        raise ValueError(f"the trainer's weights do not match the server's: {wrong[0]} {which}")
     for name, tensor in weights.items():
         if tensor.shape != wanted[name].shape:
             raise ValueError(f"the trainer's {name} is {tuple(tensor.shape)}, the server's {tuple(wanted[name].shape)}")

@@ -1,6 +1,7 @@
-"""VERL's FSDP2 engine on a CPU, which the CPU packages of the backbones register with VERL, where the first one stays.
+"""VERL's FSDP2 engine for a CPU.
 
-The one difference: weights that VERL keeps outside the device are not pinned, which needs an accelerator's driver.
+The CPU packages of the backbones register it with VERL; the first registration wins.
+The only difference: weights that VERL offloads are not pinned, because pinning needs an accelerator's driver.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp import transformer_impl
 
 register = EngineRegistry.register(model_type="language_model", backend=["fsdp2"], device=["cpu"])
-"""Makes an engine the one for a causal language model on a CPU."""
+"""Decorator that registers an engine for causal language models on a CPU."""
 
 
 class CpuFsdpEngine(transformer_impl.FSDPEngineWithLMHead):
-    """VERL's engine around a causal language model, sharded over gloo."""
+    """VERL's engine for a causal language model, sharded over gloo."""
 
     def _build_fsdp_module(self, module: torch.nn.Module) -> Any:
         unpinned = CPUOffloadPolicy(pin_memory=False)

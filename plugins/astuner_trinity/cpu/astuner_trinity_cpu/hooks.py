@@ -1,8 +1,8 @@
-"""Everything that has to be other for Trinity 0.6.0 and verl 0.8.0 to run on a CPU, in every process of a run.
+"""Changes that let Trinity 0.6.0 and verl 0.8.0 run on a CPU, applied in every process of a run.
 
-`setup` is Ray's ``worker_process_setup_hook``, and the driver calls it before it imports anything of Trinity's.  It
-imports nothing heavy: each change is made right after the module that it concerns has been imported, by whoever imports
-it.  Nothing is written to the disk.  The changes fit these two versions only, so others are refused.
+`setup` is Ray's ``worker_process_setup_hook``, and the driver calls it before it imports Trinity.  It imports nothing
+heavy: each change is applied right after its module is imported.  No file is written.  The changes match only these two
+versions, so others are refused.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import Any
 import wrapt
 
 VERSIONS = {"trinity-rft": "0.6.0", "verl": "0.8.0"}
-"""What the changes were written for."""
+"""Versions that the changes were written for."""
 Change = Callable[[Any], None]
 _changes: dict[str, Change] = {}
-"""Module -> what is done to it once it is imported."""
+"""Module -> change to apply after its import."""
 _ENGINE = "trinity.common.models.vllm_model"
 _VLLM = {
     "vllm": (),
@@ -41,9 +41,9 @@ _VLLM = {
 
 @functools.cache
 def setup() -> None:
-    """Make this process ready to run Trinity on a CPU; a second call does nothing.
+    """Prepare this process to run Trinity on a CPU; further calls do nothing.
 
-    :raises RuntimeError: another version of Trinity or verl is installed.
+    :raises RuntimeError: Another version of Trinity or verl is installed.
     """
     _check_versions()
     _stand_in_for_vllm()
@@ -60,18 +60,18 @@ def _check_versions() -> None:
             found = "not installed"
         if found != wanted:
             raise RuntimeError(
-                f"TRINITY_PLATFORM=cpu needs {name} {wanted}, and it is {found} here: astuner-trinity-cpu changes "
-                f"parts of it that differ between versions; type: pip install {name}=={wanted}"
+                f"TRINITY_PLATFORM=cpu needs {name} {wanted}, but found {found}: astuner-trinity-cpu changes "
+                f"version-specific code. Run: pip install {name}=={wanted}"
             )
 
 
 def _engine_module() -> types.ModuleType:
-    """Trinity's allocator has no registry of engines: for the type "vllm" it takes a class from this module."""
+    """Return a module for Trinity's allocator, which takes the engine class for "vllm" from this module name."""
     module = types.ModuleType(_ENGINE, "The CPU engine, where Trinity expects vLLM's.")
 
     def load(name: str) -> Any:
         if name != "vLLMRolloutModel":
-            raise AttributeError(f"{_ENGINE} is the CPU engine's, which has no {name}")
+            raise AttributeError(f"{_ENGINE} is the CPU engine's module, without {name}")
         from astuner_trinity_cpu.rollout_model import CpuRolloutModel
 
         return CpuRolloutModel
@@ -81,17 +81,17 @@ def _engine_module() -> types.ModuleType:
 
 
 def _stand_in_for_vllm() -> None:
-    """Make ``import vllm`` work in this process, if it does not yet: Trinity imports it whatever its engine is.
+    """Make ``import vllm`` work in this process, because Trinity imports it regardless of its engine.
 
-    `trinity.common.models.mm_utils` needs five names of three modules when it is imported, for pictures and sounds in
-    messages.  They are modules made here; nothing named ``vllm`` is on the disk for others to find.
+    `trinity.common.models.mm_utils` imports five names from three modules for images and audio in messages.  The
+    modules exist only in memory; no file named ``vllm`` is created for other programs to find.
     """
     if "vllm" in sys.modules or importlib.util.find_spec("vllm") is not None:
         return
     for name, members in _VLLM.items():
         module = types.ModuleType(name, _stand_in_for_vllm.__doc__)
         module.__spec__ = ModuleSpec(name, loader=None, is_package=True)  # find_spec("vllm") raises without one
-        module.__path__ = []  # a package, so that what is missing below it is said to be missing
+        module.__path__ = []  # a package, so that missing submodules raise the usual error
         for member in members:
             setattr(module, member, _absent(f"{name}.{member}"))
         sys.modules[name] = module
@@ -101,12 +101,12 @@ def _stand_in_for_vllm() -> None:
 
 
 def _absent(name: str) -> type:
-    """A class, since some of the names are used as types, that refuses to be made."""
+    """Return a class that cannot be instantiated, because some of the names are used as types."""
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise RuntimeError(
-            f"{name} was called, and vLLM is not installed: Trinity runs on a CPU here, for text only; "
-            "install vLLM where there are GPUs and pictures"
+            f"{name} was called, but vLLM is not installed: on a CPU, Trinity supports text only; "
+            "for images, install vLLM on a machine with GPUs"
         )
 
     return type(name.rpartition(".")[2], (), {"__new__": refuse})
@@ -122,7 +122,7 @@ def _once_imported(name: str) -> Callable[[Change], Change]:
 
 @_once_imported("verl.utils.device")
 def _use_the_cpu_as_a_device(module: Any) -> None:
-    """verl calls functions of torch.cuda that torch.cpu has not; and it takes an index of a device for a GPU's."""
+    """Provide functions of torch.cuda that torch.cpu lacks, and a device where verl treats an index as a GPU."""
     from astuner_cpu import device
 
     module.get_torch_device = lambda: device.module
@@ -138,13 +138,13 @@ def _name_the_cpu_once(module: Any) -> None:
 
 @_once_imported("verl.workers.engine.fsdp.transformer_impl")
 def _register_the_fsdp_engine(_: Any) -> None:
-    """verl registers its engine for GPUs only."""
+    """Register an engine for the CPU; verl registers its engine for GPUs only."""
     importlib.import_module("astuner_trinity_cpu.fsdp_engine")
 
 
 @_once_imported("verl.utils.attention_utils")
 def _pad_without_flash_attention(module: Any) -> None:
-    """verl packs sequences with flash-attn's functions; it has its own for NPUs, which are plain torch."""
+    """Pad with verl's plain torch functions for NPUs instead of flash-attn's."""
 
     def functions() -> tuple[Callable[..., Any], ...]:
         from einops import rearrange
@@ -157,6 +157,6 @@ def _pad_without_flash_attention(module: Any) -> None:
 
 @_once_imported("trinity.trainer.verl.monkey_patch")
 def _have_no_cuda_capability(module: Any) -> None:
-    """Trinity asks GPU 0 for its capability while it builds the model; from 9 on it builds it elsewhere."""
+    """Report capability 0: Trinity queries GPU 0 while building a model, and builds it elsewhere from 9 on."""
     if not module.torch.cuda.is_available():
         module.torch.cuda.get_device_capability = lambda *_: (0, 0)

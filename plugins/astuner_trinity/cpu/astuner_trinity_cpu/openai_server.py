@@ -1,9 +1,9 @@
-"""OpenAI's completions over HTTP around a `CpuEngine`, answering as vLLM does in Trinity.
+"""OpenAI's completions over HTTP for a `CpuEngine`, with answers like vLLM's in Trinity.
 
-``/v1/completions`` takes token ids and gives them back with ``return_token_ids``; log-probabilities are those of the
-distribution that was drawn from (vLLM's ``processed_logprobs``).  ``/v1/chat/completions`` renders messages with the
-tokenizer's template and answers text.  What would be ignored is refused: no streaming.  Tool calls are
-text.  A request whose client is gone leaves the batch.
+``/v1/completions`` accepts token IDs and returns them with ``return_token_ids``; log-probabilities belong to the
+sampling distribution (vLLM's ``processed_logprobs``).  ``/v1/chat/completions`` renders messages with the tokenizer's
+template and returns text, including tool calls.  Unsupported parameters, such as streaming, are refused.  A request
+whose client disconnects leaves the batch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _EMPTY: tuple[Any, ...] = (None, False, 0, [], {}, "")
 
 
 class OpenAIServer:
-    """Serves one model; `serving` is its life."""
+    """Server of one model; `serving` starts and stops it."""
 
     def __init__(
         self,
@@ -36,10 +36,11 @@ class OpenAIServer:
         chat_template: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """
-        :param name: what the model is called in ``/v1/models``; requests may call it anything.
-        :param chat_template: instead of the tokenizer's.
-        :param template_kwargs: for the template, below what a request says in ``chat_template_kwargs``.
+        """Configure the server.
+
+        :param name: Name of the model in ``/v1/models``; requests may use any name.
+        :param chat_template: Replacement for the tokenizer's template.
+        :param template_kwargs: Template arguments; a request's ``chat_template_kwargs`` take precedence.
         """
         self._engine = engine
         self._tokenizer = engine.tokenizer
@@ -50,7 +51,7 @@ class OpenAIServer:
 
     @contextlib.asynccontextmanager
     async def serving(self, bound: socket.socket) -> AsyncIterator[None]:
-        """Serve on a socket that is bound, until the block ends."""
+        """Serve on a bound socket until the block ends."""
         app = web.Application(client_max_size=MAX_BODY)
         app.add_routes(
             [
@@ -86,7 +87,7 @@ class OpenAIServer:
     def _answering(
         self, answer: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
     ) -> Callable[[web.Request], Awaitable[web.Response]]:
-        """A handler that reads JSON, counts what runs, and says why a request cannot be honoured."""
+        """Return a handler that reads JSON, counts running requests, and explains refusals."""
 
         async def handle(request: web.Request) -> web.Response:
             self._load += 1
@@ -108,12 +109,10 @@ class OpenAIServer:
         if isinstance(prompt, str):
             prompt = self._tokenizer(prompt)["input_ids"]
         if not isinstance(prompt, list):
-            raise PromptError("the prompt is neither a list of token ids nor a text")
+            raise PromptError("the prompt must be a list of token IDs or a string")
         logprobs = body.pop("logprobs", None)
         if logprobs not in (None, False, 0, 1, True):
-            raise PromptError(
-                "a rollout server on a CPU gives the log-probability of the chosen token only; ask for logprobs: 0"
-            )
+            raise PromptError("rollouts on a CPU return only the log-probability of the chosen token; set logprobs: 0")
         wanted = logprobs is not None and logprobs is not False
 
         def said(text: str, tokens: list[str], drawn: list[float]) -> dict[str, Any]:
@@ -145,12 +144,12 @@ class OpenAIServer:
         return {**answer, "prompt_token_ids": prompt if with_ids else None}
 
     def _render(self, body: dict[str, Any]) -> list[int]:
-        """The token ids of a chat; takes what says how out of ``body``."""
+        """Return the token IDs of a chat, and remove the keys that were used from ``body``."""
         messages = body.pop("messages", None)
         if not isinstance(messages, list) or not messages:
-            raise PromptError("there are no messages")
+            raise PromptError("messages is missing or empty")
         if body.pop("tool_choice", "auto") not in ("auto", "none", None):
-            raise PromptError("a rollout server on a CPU cannot force a tool call")
+            raise PromptError("rollouts on a CPU cannot force a tool call")
         kwargs = {**self._template_kwargs, **(body.pop("chat_template_kwargs", None) or {})}
         ids = self._tokenizer.apply_chat_template(
             [_plain(message) for message in messages],
@@ -171,17 +170,17 @@ class OpenAIServer:
         body: dict[str, Any],
         said: Callable[[str, list[str], list[float]], dict[str, Any]],
     ) -> dict[str, Any]:
-        """What is generated, as OpenAI's API has it.
+        """Generate and return an answer in the format of OpenAI's API.
 
-        :param said: text, text of each token and their log-probabilities -> what a choice has of its own.
-        :raises PromptError: the body has something that would be ignored.
+        :param said: Returns the fields of a choice from its text, the text of each token and their log-probabilities.
+        :raises PromptError: The body contains an unsupported parameter.
         """
         n, with_ids = body.pop("n", None) or 1, bool(body.pop("return_token_ids", False))
         sampling = {name: value for name, value in body.items() if name not in _WITHOUT_EFFECT}
         for name in ("stream", "stream_options", "echo", "top_logprobs", "suffix", "logit_bias", "best_of"):
             if sampling.pop(name, None) not in (*_EMPTY, n if name == "best_of" else None):
-                raise PromptError(f"a rollout server on a CPU has no {name!r}; leave it out")
-        for name in ("presence_penalty", "frequency_penalty", "min_p", "min_tokens"):  # 0: without effect
+                raise PromptError(f"rollouts on a CPU do not support {name!r}; remove it")
+        for name in ("presence_penalty", "frequency_penalty", "min_p", "min_tokens"):  # 0 has no effect
             if not sampling.get(name, 0):
                 sampling.pop(name, None)
         requests = await self._engine.generate(prompt, sampling, n=n)
@@ -216,25 +215,25 @@ async def _nothing(_: web.Request) -> web.Response:
 
 
 def _plain(message: Any) -> dict[str, Any]:
-    """A message whose content is one text, as templates expect it."""
+    """Return a message with a single string as content, as templates expect."""
     if not isinstance(message, dict):
         raise PromptError("a message is not a JSON object")
     content = message.get("content")
     if isinstance(content, list):
         kinds = {part.get("type") if isinstance(part, dict) else None for part in content}
         if not kinds <= {"text"}:
-            raise PromptError("a rollout server on a CPU takes text only")
+            raise PromptError("rollouts on a CPU support text only")
         content = "".join(part["text"] for part in content)
     return {**message, "content": content or ""}
 
 
 def bind(host: str, port: int = 0) -> socket.socket:
-    """A socket that listens on ``host`` and on no other address; 0 takes a free port."""
+    """Return a socket that listens only on ``host``; port 0 selects a free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=1024)
 
 
 def url(bound: socket.socket) -> str:
-    """Where a bound socket is reached; ``/v1`` comes after it."""
+    """Return the URL of a bound socket, without ``/v1``."""
     host, port = bound.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -1,7 +1,7 @@
-"""What Trinity takes for its vLLM engine: the Ray actor around a `CpuEngine`, with the methods that Trinity calls.
+"""Ray actor around a `CpuEngine` that replaces Trinity's vLLM engine.
 
-The method names are Trinity's (`trinity.common.models.vllm_model.vLLMRolloutModel`, in whose place `hooks` puts this).
-Weights come from the trainer's memory through the Synchronizer, or from its checkpoints; there is no NCCL.
+Its methods are those of `trinity.common.models.vllm_model.vLLMRolloutModel`, which `hooks` replaces by this class.
+Weights come from the trainer's memory through the Synchronizer, or from its checkpoints; NCCL is not supported.
 """
 
 from __future__ import annotations
@@ -22,14 +22,12 @@ from astuner_trinity_cpu.openai_server import OpenAIServer, bind, url
 
 
 class CpuRolloutModel(BaseInferenceModel):
-    """One engine, for the model that is trained or for an auxiliary one."""
+    """One engine, for the trained model or for an auxiliary one."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         if config.enable_lora:
-            raise ValueError(
-                "the CPU engine takes whole weights and no adapters; leave model.lora_configs out, or use GPUs"
-            )
+            raise ValueError("the CPU engine does not accept adapters; remove model.lora_configs, or use GPUs")
         self._prepared = False
         self._engine: CpuEngine | None = None
         self._open = contextlib.AsyncExitStack()
@@ -37,7 +35,7 @@ class CpuRolloutModel(BaseInferenceModel):
         self._preparing = asyncio.Lock()
 
     async def prepare(self) -> None:
-        """Load the model, and serve it over HTTP where Trinity's config says so."""
+        """Load the model, and serve it over HTTP if Trinity's config enables that."""
         async with self._preparing:
             if self._prepared:
                 return
@@ -64,7 +62,7 @@ class CpuRolloutModel(BaseInferenceModel):
         )
 
     async def _serve(self, engine: CpuEngine) -> None:
-        """Listen on this node's own address, which is 127.0.0.1 where Ray is the run's own."""
+        """Listen on this node's own address, which is 127.0.0.1 in a private Ray instance."""
         port = 0 if self.config.base_port is None else self.config.base_port + self.config.engine_id
         bound = bind(ray.util.get_node_ip_address(), port)
         thinking = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
@@ -79,7 +77,7 @@ class CpuRolloutModel(BaseInferenceModel):
         self.logger.info(f"{self.config.model_path} is served at {self._url}/v1")
 
     def get_api_server_url(self) -> str | None:
-        """Without ``/v1``; None where no server is asked for."""
+        """Return the URL without ``/v1``; None without a server."""
         return self._url
 
     async def shutdown(self) -> None:
@@ -89,17 +87,17 @@ class CpuRolloutModel(BaseInferenceModel):
     # --------------------------------------------------------------------------------------------------------- weights
 
     async def sync_model_weights(self, model_version: int, method: SyncMethod, timeout: float = 1200) -> int:
-        """Take over the trainer's weights between two tokens; the version that is loaded then.
+        """Replace the weights by the trainer's between two tokens; return the loaded version.
 
-        :raises TimeoutError: it took longer than ``timeout`` seconds.
-        :raises ValueError: the weights are not this model's, or ``method`` needs GPUs; nothing is changed then.
+        :raises TimeoutError: It took longer than ``timeout`` seconds.
+        :raises ValueError: The weights do not match, or ``method`` needs GPUs; nothing is changed.
         """
         return await asyncio.wait_for(self._sync(model_version, method), timeout)
 
     async def _sync(self, model_version: int, method: SyncMethod) -> int:
         weights, version = await weights_of(self.config, model_version, method, self.logger)
         await self._ready.load(weights, version, at_once=True)
-        self.logger.info(f"weights of version {version} are loaded: {len(weights)} tensors")
+        self.logger.info(f"loaded weights of version {version}: {len(weights)} tensors")
         return version
 
     def get_model_version(self) -> int:
@@ -111,7 +109,7 @@ class CpuRolloutModel(BaseInferenceModel):
             raise RuntimeError("the engine is not prepared; call prepare() first")
         return self._engine
 
-    # The engine keeps its weights, and drops its keys with them.
+    # The engine keeps its weights in memory, and drops cached keys when they change.
 
     async def reset_prefix_cache(self) -> None: ...
 
@@ -121,34 +119,34 @@ class CpuRolloutModel(BaseInferenceModel):
 
 
 async def weights_of(config: Any, version: int, method: SyncMethod, logger: Any) -> tuple[dict[str, Tensor], int]:
-    """The trainer's weights and their version, which in memory is its newest.
+    """Return the trainer's weights and their version; with method "memory", its newest.
 
-    :param config: the engine's, Trinity's `InferenceModelConfig`.
-    :raises ValueError: ``method`` needs GPUs, or the trainer has not sent any yet.
+    :param config: The engine's configuration, Trinity's `InferenceModelConfig`.
+    :raises ValueError: ``method`` needs GPUs, or the trainer has not sent weights yet.
     """
     if method == SyncMethod.CHECKPOINT:
         folder = Path(config.checkpoint_job_dir) / f"global_step_{version}" / "actor"
         return await asyncio.to_thread(_from_checkpoint, folder, logger), version
     if method != SyncMethod.MEMORY:
-        raise ValueError(f"the CPU engine cannot sync by {method.value}; set synchronizer.sync_method: memory")
+        raise ValueError(f"the CPU engine does not support {method.value}; set synchronizer.sync_method: memory")
     from trinity.manager.synchronizer import Synchronizer
 
     weights, version = await Synchronizer.get_actor(namespace=config.ray_namespace).get_model_state_dict.remote()
     if not isinstance(weights, dict):
-        raise ValueError("the Synchronizer has no weights: the trainer has not sent any yet")
+        raise ValueError("the Synchronizer has no weights, because the trainer has not sent any yet")
     return weights, version
 
 
 def _from_checkpoint(folder: Path, logger: Any) -> dict[str, Tensor]:
-    """As they were trained, where the folder has them so.
+    """Return the weights of a checkpoint, unrounded if possible.
 
-    Trinity's own functions read a full checkpoint in bfloat16: the Hugging Face model because its config says so,
-    whatever its tensors are, and verl's shards because verl rounds them as it joins them.
+    Trinity's own functions read a full checkpoint in bfloat16: the Hugging Face model because of its config, regardless
+    of its tensors, and verl's shards because verl rounds them when it joins them.
     """
     for place in (folder, folder / "huggingface"):
         if files := sorted(place.glob("*.safetensors")):
             return {name: tensor for file in files for name, tensor in load_file(file).items()}
-    logger.warning(f"{folder} has verl's shards only, which are joined in bfloat16: not exactly the policy")
+    logger.warning(f"{folder} contains only verl's shards, which are joined in bfloat16: not exactly the policy")
     from trinity.common.models.utils import load_state_dict_iterator
 
     return dict(load_state_dict_iterator(str(folder)))

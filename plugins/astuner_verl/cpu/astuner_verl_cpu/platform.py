@@ -1,7 +1,7 @@
-"""The CPU as one of VERL's platforms.
+"""The CPU as a VERL platform.
 
-VERL asks a platform for what torch.cuda has; here the answers are the CPU's, or nothing happens.  It counts devices by
-Ray's resource "GPU", so the cluster lends as many *logical* GPUs as the run has workers; no GPU is ever touched.
+A platform provides VERL with the functions of torch.cuda; here they describe the CPU or do nothing.  VERL counts
+devices by Ray's resource "GPU", so the cluster declares as many *logical* GPUs as the run has workers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from astuner_cpu import device
 
 
 class CpuPlatform(PlatformBase):
-    """Only by ``VERL_PLATFORM=cpu``: it never claims a machine by itself."""
+    """CPU platform; active only with ``VERL_PLATFORM=cpu``, never detected automatically."""
 
     device_name = "cpu"
     vendor_name = "cpu"
@@ -29,7 +29,7 @@ class CpuPlatform(PlatformBase):
         return False
 
     def current_device(self) -> torch.device:
-        """A device, where others give an index: VERL only hands it to ``.to()``, and there 0 means ``cuda:0``."""
+        """Return a device instead of an index: VERL passes it to ``.to()``, where 0 would mean ``cuda:0``."""
         return device.current_device()
 
     def device_count(self) -> int:

@@ -1,8 +1,8 @@
-"""Registers the CPU with VERL. VERL imports this module in every process that imports ``verl``, and calls nothing.
+"""Register the CPU with VERL. VERL imports this module in every process that imports ``verl`` and calls nothing in it.
 
-Public registries hold the platform and the replica.  Two things VERL 0.9.1 has no public place for: the table of
-rollout adapters is a private dict, and the process group's backend is made from the device's name, which on a CPU
-names the same device twice.
+Platform and replica use public registries.  VERL 0.9.1 has no public interface for two things: the table of rollout
+adapters is a private dict, and the process group's backend is derived from the device's name, which on a CPU names the
+same device twice.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import os
 from typing import Any
 
 ROLLOUT = "hf_cpu"
-"""What ``actor_rollout_ref.rollout.name`` calls the rollout server of this package."""
+"""Value of ``actor_rollout_ref.rollout.name`` for this package's rollout server."""
 
 
 def active() -> bool:
-    """Whether this process was told to run VERL on a CPU."""
+    """Return whether VERL must run on a CPU in this process."""
     return os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu"
 
 
 def register() -> None:
-    """Register platform, rollout replica and rollout adapter; `verl` may be half imported."""
+    """Register platform, rollout replica and rollout adapter; `verl` may be partially imported."""
     from verl.plugin.platform import PlatformRegistry
     from verl.utils import distributed
     from verl.workers.rollout import base

@@ -1,7 +1,7 @@
-"""The rollout backend ``hf_cpu`` of VERL: a Ray actor that generates, and the trainer's side of it.
+"""VERL's rollout backend ``hf_cpu``: a Ray actor that generates, and its counterpart in the trainer.
 
-`HFServer` has the methods that VERL calls on a rollout server, `HFReplica` starts one, `HFServerAdapter` lives in the
-trainer's workers and sends it the weights.  The names are VERL's.
+`HFServer` has the methods that VERL calls on a rollout server, `HFReplica` starts one, and `HFServerAdapter` in the
+trainer's workers sends it the weights.  VERL defines the names.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from astuner_cpu.engine import CpuEngine
 
 
 def server_name(replica_rank: int, suffix: str = "") -> str:
-    """The Ray actor's name, which stands for its address as well: there is no HTTP server."""
+    """Return the Ray actor's name, which also serves as its address, because there is no HTTP server."""
     return f"hf_cpu_server_{replica_rank}{suffix}"
 
 
 class HFServer:
-    """Token ids in, token ids out, from a model. Works without Ray too."""
+    """Server that continues prompts of token IDs. Works without Ray too."""
 
     def __init__(self, config: Any, model_config: Any, replica_rank: int = 0) -> None:
         config, model_config = omega_conf_to_dataclass(config), omega_conf_to_dataclass(model_config)
@@ -50,12 +50,12 @@ class HFServer:
     ) -> TokenOutput:
         """Continue a prompt.
 
-        ``stop_reason`` is VERL's: "completed" for an end of the model's or of the budget, "aborted" for a pause.
+        ``stop_reason`` uses VERL's values: "completed" at an end token or the token limit, "aborted" by a pause.
 
-        :raises ValueError: the prompt leaves no room in the context, or a parameter cannot be honoured.
+        :raises ValueError: The prompt fills the context, or a parameter is not supported.
         """
         if given := sorted(name for name, value in extra.items() if value):
-            raise ValueError(f"the CPU server of astuner-verl-cpu serves text only; it was given {given[0]!r}")
+            raise ValueError(f"the CPU server of astuner-verl-cpu accepts text only, but received {given[0]!r}")
         (request,) = await self.engine.generate([int(token) for token in prompt_ids], sampling_params)
         return TokenOutput(
             token_ids=request.tokens,
@@ -65,9 +65,9 @@ class HFServer:
         )
 
     async def load_weights(self, weights: dict[str, Tensor], global_steps: int | None = None) -> int:
-        """Replace the weights once nothing is being generated; how many times that has happened.
+        """Replace the weights once no request is running; return the number of updates so far.
 
-        :raises ValueError: a tensor is missing or has no place here; nothing is changed then.
+        :raises ValueError: A tensor is missing or unknown; nothing is changed.
         """
         await self.engine.load(weights, global_steps, at_once=False)
         self.updates += 1
@@ -82,7 +82,7 @@ class HFServer:
     async def set_global_steps(self, global_steps: int) -> None:
         self.engine.version = global_steps
 
-    # The server keeps its weights, and the KV cache of a request lives as long as the request.
+    # The server keeps its weights in memory, and a request's KV cache lives as long as the request.
 
     async def wake_up(self, tags: list[str] | None = None) -> None: ...
 
@@ -100,7 +100,7 @@ class HFServer:
 
 
 class HFReplica(RolloutReplica):
-    """Starts the one server of a replica, however many workers the replica has, on the first one's machine."""
+    """Replica with one server on the machine of its first worker, regardless of the number of workers."""
 
     async def launch_servers(self) -> None:
         name = server_name(self.replica_rank, self.name_suffix)
@@ -117,9 +117,9 @@ class HFReplica(RolloutReplica):
 
 
 class HFServerAdapter(BaseRollout):
-    """In each worker that has new weights for a replica; only a replica's first worker sends them on.
+    """Adapter in each worker that has new weights for a replica; only a replica's first worker sends them.
 
-    These are the trainer's workers, or, with `separate_async`, workers beside the replica (`astuner_verl_cpu.weights`).
+    These are the trainer's workers, or, with `separate_async`, workers of the replica (`astuner_verl_cpu.weights`).
     """
 
     def __init__(self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1) -> None:
@@ -145,11 +145,11 @@ class HFServerAdapter(BaseRollout):
         peft_config: Any = None,
         **_: Any,
     ) -> None:
-        """Send the weights on. Every worker goes through the iterator, which gathers or receives them as it goes."""
+        """Send the weights. Every worker consumes the iterator, which gathers or receives tensors collectively."""
         if wire_format != "named_tensors":
-            raise ValueError(f"the CPU server takes weights as 'named_tensors', not as {wire_format!r}")
+            raise ValueError(f"the CPU server accepts weights as 'named_tensors', not as {wire_format!r}")
         if peft_config is not None:
-            raise ValueError("the CPU server takes no adapters; set actor_rollout_ref.model.lora.merge: true")
+            raise ValueError("the CPU server does not accept adapters; set actor_rollout_ref.model.lora.merge: true")
         whole = {
             name: tensor.detach().to("cpu", torch.float32, copy=True)
             async for name, tensor in ensure_async_iterator(weights)

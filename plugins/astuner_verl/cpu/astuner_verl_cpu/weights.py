@@ -1,13 +1,12 @@
-"""How new weights reach rollout servers that share no process with the trainer, where there is no NCCL.
+"""Send new weights over gloo to rollout servers that share no process with the trainer.
 
-VERL's mode ``separate_async`` has a `CheckpointEngine` in each worker of the trainer and one beside each rollout
-server.  For every update VERL calls in all of them: ``prepare``, ``init_process_group``, then ``send_weights`` here
-and ``receive_weights`` there, and ``finalize``.  In this one the trainer's first worker opens a meeting point, those
-who send or receive meet there as a gloo group of their own, and one tensor after the other is broadcast: a header
-(JSON: name, shape, dtype), then its bytes.
+In VERL's mode ``separate_async``, each worker of the trainer and each rollout server has a `CheckpointEngine`.  For
+every update VERL calls in all of them: ``prepare``, ``init_process_group``, then ``send_weights`` in the trainer and
+``receive_weights`` at the servers, and ``finalize``.  Here the trainer's first worker opens a meeting point, senders
+and receivers form a gloo group, and tensors are broadcast one by one: a header (JSON: name, shape, dtype), then bytes.
 
-Invariant: what arrives is, bit for bit and in its order, what was sent; nothing outlives an update, so that servers
-may come and go between two of them.
+Invariant: tensors arrive bit-exact and in the order in which they were sent; nothing outlives an update, so servers may
+come and go between updates.
 """
 
 from __future__ import annotations
@@ -26,32 +25,33 @@ from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
 from verl.workers.rollout.utils import ensure_async_iterator
 
 BACKEND = "gloo"
-"""What ``actor_rollout_ref.rollout.checkpoint_engine.backend`` calls it."""
+"""Value of ``actor_rollout_ref.rollout.checkpoint_engine.backend`` for this engine."""
 _distributed: Any = torch.distributed
-"""Torch's stubs lack `TCPStore`, and `broadcast` of a `ProcessGroupGloo`."""
+"""Untyped alias: torch's stubs lack `TCPStore`, and `broadcast` of a `ProcessGroupGloo`."""
 PATIENCE = timedelta(minutes=5)
-"""How long one waits for the others, at the meeting point and for each tensor."""
+"""Timeout at the meeting point and for each tensor."""
 
 
 Meeting = tuple[str, int]
-"""Host and port where those who send or receive find each other: a `TCPStore` of the trainer's first worker."""
+"""Host and port where senders and receivers meet: a `TCPStore` of the trainer's first worker."""
 
 
 @CheckpointEngineRegistry.register(BACKEND)
 class GlooCheckpointEngine(CheckpointEngine):
-    """One end of the way; VERL makes one per worker, and calls its methods in the order above."""
+    """One endpoint of the transfer; VERL creates one per worker and calls its methods in the order above."""
 
     def __init__(self, bucket_size: int, is_master: bool = False) -> None:
-        """
-        :param bucket_size: VERL passes it; there are no buckets here, a tensor travels as a whole.
-        :param is_master: whether this is the trainer's first worker, from whom the weights come.
+        """Create an endpoint.
+
+        :param bucket_size: Passed by VERL and ignored; every tensor is sent in one piece.
+        :param is_master: Whether this is the trainer's first worker, which sends the weights.
         """
         self._is_master = is_master
         self._store: Any = None
         self._group: Any = None
 
     def prepare(self) -> Meeting | None:
-        """The meeting point, from the trainer's first worker; None from all others."""
+        """Return the meeting point from the trainer's first worker, and None from all others."""
         if not self._is_master:
             return None
         host = ray.util.get_node_ip_address()
@@ -62,11 +62,11 @@ class GlooCheckpointEngine(CheckpointEngine):
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: Sequence[Meeting | None]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """The arguments of `init_process_group`, for each of the trainer's workers and each beside a server.
+        """Return the arguments of `init_process_group` for the trainer's workers and for the servers.
 
-        Only the first of the trainer's sends, for it has gathered every tensor; the others' rank is -1.
+        Only the trainer's first worker sends, because it has gathered every tensor; the others have rank -1.
 
-        :param metadata: what `prepare` returned, the trainer's first worker's first.
+        :param metadata: Results of `prepare`, starting with the trainer's first worker.
         """
         world = 1 + rollout_world_size
 
@@ -76,9 +76,9 @@ class GlooCheckpointEngine(CheckpointEngine):
         return arguments([0] + [-1] * (actor_wg_world_size - 1)), arguments(list(range(1, world)))
 
     def init_process_group(self, rank: int, world_size: int, meeting: Meeting) -> None:
-        """Meet the others; returns when all are there.
+        """Join the group; returns when all members have joined.
 
-        :param rank: 0 sends, those above receive, -1 takes no part.
+        :param rank: 0 sends, higher ranks receive, -1 does not participate.
         """
         if rank < 0:
             return
@@ -90,9 +90,9 @@ class GlooCheckpointEngine(CheckpointEngine):
         self._group = self._store = None
 
     async def send_weights(self, weights: Iterable[tuple[str, Tensor]], global_steps: int | None = None) -> None:
-        """Send all of ``weights``.
+        """Send all ``weights``.
 
-        Every worker of the trainer goes through them, since each is gathered from all workers as it is taken.
+        Every worker of the trainer iterates over them, because each tensor is gathered from all workers.
         """
         try:
             async for name, tensor in ensure_async_iterator(weights):
@@ -101,13 +101,13 @@ class GlooCheckpointEngine(CheckpointEngine):
             if self._group is not None:
                 await asyncio.to_thread(_send_header, self._group, {})  # the end
         except BaseException:
-            self.finalize()  # so that those who receive see the end of the connection, instead of waiting for more
+            self.finalize()  # close the connection, so that receivers fail instead of waiting for more
             raise
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncGenerator[tuple[str, Tensor], None]:
-        """The weights as they arrive, on the CPU; each tensor is the receiver's own.
+        """Yield the weights on the CPU as they arrive; each tensor belongs to the receiver.
 
-        :raises RuntimeError: the sender is gone before it has sent all.
+        :raises RuntimeError: The sender ended before it sent all weights.
         """
         assert self._group is not None  # VERL has called `init_process_group`
         while (arrived := await asyncio.to_thread(_receive, self._group)) is not None:
@@ -128,7 +128,7 @@ def _send_header(group: Any, header: Mapping[str, Any]) -> None:
 
 
 def _receive(group: Any) -> tuple[str, Tensor] | None:
-    """The next tensor and its name; None after the last one."""
+    """Return the next tensor and its name, or None after the last one."""
     length = torch.zeros(1, dtype=torch.int64)
     group.broadcast(length, 0).wait()
     text = torch.empty(int(length), dtype=torch.uint8)
