@@ -244,9 +244,7 @@ def try_(
         if task_id is None:
             task_id = next(iter(client.task_ids(env_type, chosen, given)), None)
         if task_id is None:
-            raise EnvironmentFailed(
-                f"The split {chosen!r} of {env_type} is empty. Select another split with --split."
-            )
+            raise EnvironmentFailed(f"The split {chosen!r} of {env_type} is empty. Select another split with --split.")
         show: Show = json_line if as_json else Screen(echo=not at_terminal)
         if at_terminal:
             typer.echo(HELP + "\n")

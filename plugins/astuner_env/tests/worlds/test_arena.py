@@ -126,7 +126,7 @@ def test_wrong_parameters_are_refused(params: dict[str, Any], complaint: str) ->
 
 
 def test_wrong_tasks_are_refused() -> None:
-    with pytest.raises(ValueError, match="has no game"):
+    with pytest.raises(ValueError, match="unknown TextArena game"):
         TextArena().reset(Task(task_id="Chess:1"))
     with pytest.raises(ValueError, match="with 3 players"):
         TextArena({"players": 3}).reset(Task(task_id="TicTacToe-v0:1"))
