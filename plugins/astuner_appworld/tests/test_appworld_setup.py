@@ -58,9 +58,9 @@ def test_the_doctor_says_what_is_missing(appworld_settings, tmp_path):
 @table(
     ("options", "said"),
     [
-        ({"synthetic": "yes"}, "synthetic is true or false"),
-        ({"confinement": "maybe"}, "confinement is auto or require"),
-        ({"synthetic": "true", "bundle": "x"}, "give one of them"),
+        ({"synthetic": "yes"}, "synthetic must be true or false"),
+        ({"confinement": "maybe"}, "confinement must be auto or require"),
+        ({"synthetic": "true", "bundle": "x"}, "synthetic and bundle"),
         ({"root": "/tmp/my_memory/x"}, "'memory' in its path"),
     ],
 )
@@ -80,14 +80,14 @@ def quiet_python(tmp_path):
 
 
 def test_a_download_that_fails_silently_is_an_error(quiet_python, tmp_path):
-    with pytest.raises(RunError, match="there is still no data") as refused:
+    with pytest.raises(RunError, match="still contains no data") as refused:
         _setup(quiet_python, tmp_path)
     assert "bundle=FILE" in str(refused.value)
     assert "synthetic=true" in str(refused.value)
 
 
 def test_a_bundle_that_is_not_there_is_named(quiet_python, tmp_path):
-    with pytest.raises(RunError, match=r"there is no file .*nothing\.bundle"):
+    with pytest.raises(RunError, match=r"nothing\.bundle"):
         _setup(quiet_python, tmp_path, bundle=str(tmp_path / "nothing.bundle"))
 
 

@@ -345,7 +345,7 @@ def test_a_service_that_cannot_import_an_environment_does_not_start(tmp_path, co
     with pytest.raises(Exception, match="no_such_module") as caught, Live([counter, broken], parent=tmp_path):
         pass
     assert "'broken'" in str(caught.value)
-    assert str(caught.value).endswith("type: make it")
+    assert str(caught.value).endswith("Run: make it")
     assert not list(tmp_path.glob("astuner-env-*"))
     (tmp_path / "nothing.py").write_text("class World: pass\n")
     nothing = served("nothing", f"{tmp_path}/nothing.py:World")

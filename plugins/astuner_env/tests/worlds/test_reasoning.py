@@ -143,7 +143,7 @@ def test_a_scorer_that_stumbles_over_an_answer_gives_nothing_and_a_broken_one_is
     result = world.step(say("x"))
     assert (result.reward, result.info["scorer"]) == (0.0, "the scorer failed: IndexError: oh")
     assert world.evaluate().details["scorer"] == result.info["scorer"]
-    assert "it gave inf" in start("chain_sum:5").step(say("nothing")).info["scorer"]
+    assert "score is inf" in start("chain_sum:5").step(say("nothing")).info["scorer"]
     monkeypatch.setattr(kind, "score_answer", lambda self, answer, entry: float("nan"))
     with pytest.raises(ScorerBroken, match="score is nan"):
         start("chain_sum:5").step(say(reference("chain_sum:5")))
