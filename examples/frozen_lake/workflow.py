@@ -1,4 +1,4 @@
-"""A skater: an AgentScope agent that crosses the lake, one move per answer."""
+"""Cross the lake with an AgentScope agent, one move per answer."""
 
 from agentscope.agent import Agent, InjectionConfig
 from agentscope.message import UserMsg
@@ -9,12 +9,12 @@ NO_CLOCK = InjectionConfig(inject_runtime_state=False)  # without it, the prompt
 
 
 class FrozenLakeWorkflow(Workflow):
-    """One episode: what the environment shows goes to the agent, what the agent says goes to the environment."""
+    """Workflow of one episode: exchange messages between the environment and the agent."""
 
     name = "frozen_lake_workflow"
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
-        rules, first = workflow_task.task.init_messages  # the environment has been reset: this is what it said
+        rules, first = workflow_task.task.init_messages  # first messages of the environment
         agent = Agent(
             name="skater",
             system_prompt=rules["content"],
@@ -27,5 +27,5 @@ class FrozenLakeWorkflow(Workflow):
             seen, _, over, info = await model_tuner.gym_step_async({"role": "assistant", "content": move})
             unreadable += seen.startswith("No move found")
         moves = info.get("steps", 0)
-        metrics = {"moves": moves, "unreadable": unreadable / max(1, moves)}  # a name that the sentinel knows
+        metrics = {"moves": moves, "unreadable": unreadable / max(1, moves)}  # the sentinel monitors "unreadable"
         return WorkflowOutput(metadata={"end": seen}, metrics=metrics)

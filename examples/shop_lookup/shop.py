@@ -1,4 +1,4 @@
-"""A clerk: an AgentScope agent that looks a number up with a tool, then says it; and the judge of its answers."""
+"""Look up numbers with an AgentScope agent and a tool, and judge its answers."""
 
 import re
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ from agentscope.tool import FunctionTool, Toolkit
 from astuner import Judge, JudgeOutput, ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 
 SYSTEM_PROMPT = "You are the clerk of a shop. Look up the number that is asked for, then say it."
-ALLOW = PermissionDecision(behavior=PermissionBehavior.ALLOW, message="")  # without it, AgentScope asks a person
+ALLOW = PermissionDecision(behavior=PermissionBehavior.ALLOW, message="")  # without it, AgentScope asks for permission
 NO_CLOCK = InjectionConfig(inject_runtime_state=False)  # without it, the prompt contains the time
 PROPERTIES = ("price", "stock", "weight")
 
 
 def answer(number: str) -> str:
-    """How the clerk says what the tool found."""
+    """Return the clerk's answer."""
     return f"It is {number}."
 
 
@@ -39,7 +39,7 @@ def toolkit(shelves: Mapping[str, Mapping[str, int]]) -> Toolkit:
 
 
 class Clerk(Workflow):
-    """One episode: a question, the tool, an answer."""
+    """Workflow of one episode: question, tool call, answer."""
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         task = workflow_task.task
@@ -56,7 +56,7 @@ class Clerk(Workflow):
 
 
 class RightNumber(Judge):
-    """1 where the only number in the answer is the one that was asked for, else 0."""
+    """Judge: 1 if the requested number is the only number in the answer, else 0."""
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)

@@ -1,10 +1,10 @@
-"""Makes the tiny model that this example plays with: ``python examples/werewolves/make_model.py``.
+"""Create the model of this example: ``python examples/werewolves/make_model.py``.
 
-It is shown games in which everybody speaks and chooses at random, and nothing else.  So it knows how the words and
-the boxes of this game look, and nothing about whom to choose: that is left to the training.  The games come from
-the example's own workflow, played by scripted models, so what is shown is exactly what is asked.
+The model is pretrained on games with random messages and choices. It learns the words and boxes of the game; choosing
+well is left to the training. The games come from the example's own workflow with scripted models, so the prompts match
+those of the training exactly.
 
-Drawn from the seed with one thread; on another kind of CPU the weights may differ in their last bits.
+The result follows from the seed and uses one thread. On another CPU, the weights may differ in their last bits.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from astuner_local.tiny.warmup import IGNORED, build_model, learn_to_read_and_sa
 GAMES, GAMES_FOR_TOKENIZER = 300, 50
 STEPS, BATCH = 300, 16
 ANY_NUMBER, UNCLEAR = 0.1, 0.05
-"""The share of choices that are shown with a number out of the air, and without a box."""
+"""Shares of choices with a random number and without a box."""
 
 Transcript = list[dict[str, str]]
 
 
 class Parrot(ChatModelBase):
-    """An AgentScope chat model that returns a fitting sentence, drawn at random."""
+    """AgentScope chat model that returns a random suitable sentence."""
 
     def __init__(self, rng: random.Random, players: int) -> None:
         super().__init__(CredentialBase(), "parrot", self.Parameters(), stream=False, max_retries=0, context_size=10**9)
@@ -60,7 +60,7 @@ class Parrot(ChatModelBase):
 
 
 async def play(rng: random.Random) -> list[Transcript]:
-    """What every player of one game read and said."""
+    """Return the conversation of every player of one game."""
     game = Game(rng.sample(SEVEN, len(SEVEN)))
     parrot = Parrot(rng, len(SEVEN))
     players = {n: Player(f"Player {n}", rules_for(game, n), parrot) for n in game.living}
@@ -71,12 +71,14 @@ async def play(rng: random.Random) -> list[Transcript]:
             {"role": message.role, "content": message.get_text_content() or ""}
             for message in player.agent.state.context
         ]
-        if said:  # a player who dies in the first night has said nothing
+        if said:  # empty for a player who dies in the first night
             transcripts.append([{"role": "system", "content": player.rules}, *said])
     return transcripts
 
 
 def games(rng: random.Random, count: int) -> list[Transcript]:
+    """Return the conversations of several games."""
+
     async def several() -> list[Transcript]:
         return [transcript for _ in range(count) for transcript in await play(rng)]
 
@@ -93,7 +95,7 @@ def make_tokenizer(folder: Path, shown: Sequence[Transcript]) -> Any:
 
 
 def encode(tokenizer: Any, transcript: Transcript) -> tuple[list[int], list[int]]:
-    """Token ids, and labels that are `IGNORED` outside the player's own words; encoded turn by turn, as in a game."""
+    """Return token IDs and labels (`IGNORED` outside of the player's messages), encoded turn by turn as in a game."""
     ids: list[int] = []
     labels: list[int] = []
     done = ""
@@ -111,8 +113,8 @@ def encode(tokenizer: Any, transcript: Transcript) -> tuple[list[int], list[int]
 def make_model(folder: Path, seed: int = 0, steps: int = STEPS, count: int = GAMES) -> float:
     """Make tokenizer and model in ``folder``.
 
-    :param count: how many games the model is shown, again and again.
-    :returns: the last step's loss on what the players said.
+    :param count: Number of games for the pretraining.
+    :returns: Loss of the last step on the players' messages.
     """
     torch.set_num_threads(1)
     rng = random.Random(seed)
