@@ -133,7 +133,7 @@ def test_the_line_is_printed_when_it_answers_and_ctrl_c_leaves_nothing(tmp_path,
         (("corridr",), {}, "did you mean corridor?"),
         (("appworld",), {}, "astuner env setup appworld"),
         (("nowhere.py->Maze",), {}, "nowhere.py"),
-        (("corridor", "corridor"), {}, "two environments are called 'corridor'"),
+        (("corridor", "corridor"), {}, "The name 'corridor' is used twice"),
     ],
 )
 def test_what_cannot_be_served_is_refused_before_anything_starts(tmp_path, see, arguments, variables, says):

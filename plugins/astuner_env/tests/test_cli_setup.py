@@ -249,7 +249,7 @@ def test_two_setups_at_once_do_not_meet(home):
         (("setup", "frozen_lak"), "did you mean frozen_lake?"),
         (("doctor", "frozen_lak"), "did you mean frozen_lake?"),
         (("setup", "frozen_lake", "size"), "'size' is not KEY=VALUE"),
-        (("setup", "frozen_lake", "size=3"), "no option 'size'; there are none"),
+        (("setup", "frozen_lake", "size=3"), "no option 'size'; it has no options"),
     ],
 )
 def test_what_is_asked_wrongly_is_refused(home, arguments, says):

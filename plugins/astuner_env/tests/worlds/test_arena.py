@@ -113,10 +113,10 @@ def test_any_text_is_a_move(game: str, texts: list[str]) -> None:
 @table(
     ("params", "complaint"),
     [
-        ({"games": []}, "must name games"),
-        ({"games": ["Chess"]}, "must name games"),
-        ({"games": [3]}, "must name games"),
-        ({"seat": 1}, "seats count from 0"),
+        ({"games": []}, "must name TextArena games"),
+        ({"games": ["Chess"]}, "must name TextArena games"),
+        ({"games": [3]}, "must name TextArena games"),
+        ({"seat": 1}, "'seat' is 1; it must be from 0 to 0"),
         ({"max_steps": 0}, "must be greater than or equal to 1"),
     ],
 )
