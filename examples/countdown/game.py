@@ -1,4 +1,4 @@
-"""Countdown: a player who has three tries at a target and is told what each is worth, and the judge of the last one."""
+"""Play Countdown with three tries per target and feedback on each, and judge the last try."""
 
 import ast
 import operator
@@ -15,7 +15,7 @@ OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mu
 
 
 def told(said: str, numbers: Sequence[int]) -> str:
-    """What the player is told of a try: its exact value, or what is wrong with it. Nothing that is said is run."""
+    """Return the feedback on a try: its exact value or the error. The text is parsed, never executed."""
     used: list[int] = []
 
     def value(node: ast.AST) -> Fraction:
@@ -27,7 +27,7 @@ def told(said: str, numbers: Sequence[int]) -> str:
         raise SyntaxError
 
     try:
-        if not re.fullmatch(r"[0-9+*/() -]{1,40}", said):  # so short that no nesting is too deep for the parser
+        if not re.fullmatch(r"[0-9+*/() -]{1,40}", said):  # short enough for the parser's nesting limit
             raise SyntaxError
         found = value(ast.parse(said.strip(), mode="eval").body)
     except SyntaxError:
@@ -38,7 +38,7 @@ def told(said: str, numbers: Sequence[int]) -> str:
 
 
 class Player(Workflow):
-    """One episode: tries, until one is right or none is left."""
+    """Workflow of one episode: up to three tries."""
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         row = workflow_task.task.metadata
@@ -53,7 +53,7 @@ class Player(Workflow):
 
 
 class Reached(Judge):
-    """1 where the last try is worth the target, else 0."""
+    """Judge: 1 if the last try has the target value, else 0."""
 
     def judge(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> JudgeOutput:
         row = workflow_task.task.metadata

@@ -1,7 +1,8 @@
-"""Makes the tiny model that this example starts from: ``python examples/countdown/make_model.py``.
+"""Create the initial model of this example: ``python examples/countdown/make_model.py``.
 
-It is shown games of somebody who knows now and then what a target asks for, and else tries anything. So it writes
-expressions of given numbers, and which one to write is left to the training. Only training numbers are shown.
+The model is pretrained on games of a player who sometimes finds the target and otherwise tries random expressions. It
+learns to write expressions of given numbers; choosing the right one is left to the training. Only numbers of the
+training split are used.
 """
 
 import argparse
@@ -14,10 +15,11 @@ from make_tasks import EXPRESSIONS, tasks
 
 from astuner_local.tiny.make import make_talker
 
-KNOWS = 0.15  # the share of tries that are right on purpose
+KNOWS = 0.15  # share of tries that are intentionally right
 
 
 def game(task: dict[str, Any], rng: random.Random) -> list[dict[str, Any]]:
+    """Return the conversation of a game."""
     numbers, right = task["numbers"], f"That is {task['target']}."
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task["main_query"]}]
     while len(messages) < 2 + 2 * TRIES and messages[-1]["content"] != right:

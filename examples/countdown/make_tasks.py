@@ -1,7 +1,7 @@
-"""Writes the tasks of this example: ``python examples/countdown/make_tasks.py``.
+"""Create the tasks of this example: ``python examples/countdown/make_tasks.py``.
 
-Four different numbers from 1 to 9, and a target that two of them make and that is none of them. Training, validation
-and test have sets of numbers of their own.
+A task has four different numbers from 1 to 9, and a target that two of them make and that is none of them. Training,
+validation and test use different sets of numbers.
 """
 
 import json
@@ -15,12 +15,12 @@ from typing import Any
 from game import told
 
 EXPRESSIONS = [f"{{{a}}}{sign}{{{b}}}" for a in range(4) for b in range(4) if a != b for sign in "+-*/"]
-"""All ways to write two of four numbers, to be filled in."""
+"""Templates of all expressions of two of the four numbers."""
 ORDERS = 3
 
 
 def tasks(split: str) -> list[dict[str, Any]]:
-    """A split's tasks in an order drawn once; of training each comes in some orders of its numbers, else in one."""
+    """Return the tasks of a split in a fixed order; training tasks occur with several orders of their numbers."""
     rng = random.Random(split)
     sets = list(combinations(range(1, 10), 4))
     random.Random(24).shuffle(sets)
@@ -36,7 +36,7 @@ def tasks(split: str) -> list[dict[str, Any]]:
 
 
 def targets(numbers: Sequence[int]) -> list[int]:
-    """What two of the numbers make."""
+    """Return the integers that two of the numbers make."""
     worth = dict.fromkeys(told(expression.format(*numbers), numbers) for expression in EXPRESSIONS)
     whole = [int(found[1]) for found in (re.fullmatch(r"That is (\d+)\.", text) for text in worth) if found]
     return [target for target in whole if target not in numbers]

@@ -1,10 +1,9 @@
-"""Makes the tiny model that this example starts from: ``python examples/frozen_lake/make_model.py``.
+"""Create the initial model of this example: ``python examples/frozen_lake/make_model.py``.
 
-It is shown crossings in which every move is drawn at random, and nothing else.  So it knows how a lake is described,
-what a move does and how one is written, and nothing about which way to go: that is left to the training.  Only lakes
-of the training split are shown.
+The model is pretrained on crossings with random moves. It learns how a lake is described, what a move does and how a
+move is written; finding the way is left to the training. Only lakes of the training split are used.
 
-Drawn from the seed with one thread; on another kind of CPU the weights may differ in their last bits.
+The result follows from the seed and uses one thread. On another CPU, the weights may differ in their last bits.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ Transcript = list[dict[str, str]]
 
 
 def params() -> dict[str, Any]:
-    """The environment's parameters, as the experiment has them."""
+    """Return the environment's parameters from the experiment."""
     section: dict[str, Any] = yaml.safe_load(EXPERIMENT.read_text(encoding="utf-8"))["astuner"]["env_service"]["params"]
     return section
 
 
 def cross(rng: random.Random, task: Task) -> Transcript:
-    """What somebody who moves at random reads and says, the end included."""
+    """Return the conversation of a crossing with random moves."""
     lake = FrozenLake(params())
     seen = lake.reset(task)
     shown = [dict(message) for message in seen.as_messages]
@@ -59,7 +58,7 @@ def make_tokenizer(folder: Path, shown: Sequence[Transcript]) -> Any:
 
 
 def encode(tokenizer: Any, transcript: Transcript) -> tuple[list[int], list[int]]:
-    """Token ids, and labels that are `IGNORED` outside the moves; encoded turn by turn, as in an episode."""
+    """Return token IDs and labels (`IGNORED` outside of moves), encoded turn by turn as in an episode."""
     ids: list[int] = []
     labels: list[int] = []
     done = ""
@@ -79,8 +78,8 @@ def encode(tokenizer: Any, transcript: Transcript) -> tuple[list[int], list[int]
 def make_model(folder: Path, seed: int = 0, steps: int = STEPS, count: int = CROSSINGS) -> float:
     """Make tokenizer and model in ``folder``.
 
-    :param count: how many crossings the model is shown, again and again.
-    :returns: the last step's loss on the moves; at best the logarithm of 4, spread over a move's tokens.
+    :param count: Number of crossings for the pretraining.
+    :returns: Loss of the last step on the moves; at best log(4) per move, averaged over its tokens.
     """
     torch.set_num_threads(1)
     rng = random.Random(seed)

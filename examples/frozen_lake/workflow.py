@@ -1,11 +1,11 @@
-"""A skater: an AgentScope agent that crosses the lake, one move per answer."""
+"""Cross the lake with an AgentScope agent, one move per answer."""
 
 from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 from astuner_agentscope import make_tool_agent
 
 
 class FrozenLakeWorkflow(Workflow):
-    """One episode: what the environment shows goes to the agent, what the agent says goes to the environment."""
+    """Workflow of one episode: exchange messages between the environment and the agent."""
 
     name = "frozen_lake_workflow"
 
@@ -18,5 +18,5 @@ class FrozenLakeWorkflow(Workflow):
             seen, _, over, info = await model_tuner.gym_step_async({"role": "assistant", "content": move})
             unreadable += seen.startswith("No move found")
         moves = info.get("steps", 0)
-        metrics = {"moves": moves, "unreadable": unreadable / max(1, moves)}  # a name that the sentinel knows
+        metrics = {"moves": moves, "unreadable": unreadable / max(1, moves)}  # the sentinel monitors "unreadable"
         return WorkflowOutput(metadata={"end": seen}, metrics=metrics)

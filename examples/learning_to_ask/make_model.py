@@ -1,8 +1,8 @@
-"""Makes the tiny model that this example starts from: ``python examples/learning_to_ask/make_model.py``.
+"""Create the initial model of this example: ``python examples/learning_to_ask/make_model.py``.
 
-It is shown conversations with a waiter who notes what it heard, asks for anything or nothing, as a coin falls, then
-books what it heard and makes up the rest. So it reads wishes, and writes notes, questions and bookings; when to ask is
-left to the training. Only sentences of the training split are shown.
+The model is pretrained on conversations with a waiter who notes what it heard, asks random questions, then books what
+it heard and makes up the rest. It learns to read wishes and to write notes, questions and bookings; when to ask is left
+to the training. Only sentences of the training split are used.
 """
 
 import random
@@ -19,6 +19,7 @@ SHOWN, STEPS = 4000, 500
 
 
 def conversation(task: dict[str, Any], rng: random.Random) -> list[dict[str, Any]]:
+    """Return a conversation with random questions."""
     guest = Guest(task["wish"])
     said = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": task["main_query"]}]
     known = {part: value for part, value in task["wish"].items() if part not in task["missing"]}
@@ -32,7 +33,7 @@ def conversation(task: dict[str, Any], rng: random.Random) -> list[dict[str, Any
 
 
 def make_model(folder: Path, steps: int = STEPS, count: int = SHOWN) -> float:
-    """Make tokenizer and model in ``folder``; returns the last step's loss on what the waiter says."""
+    """Make tokenizer and model in ``folder``; return the loss of the last step on the waiter's messages."""
     rng = random.Random(0)
     shown = [conversation(task, rng) for task in islice(tasks("train", seed=1), count)]
     return make_talker(folder, shown, steps=steps)

@@ -1,7 +1,7 @@
-"""Writes the tasks of this example: ``python examples/learning_to_ask/make_tasks.py``.
+"""Create the tasks of this example: ``python examples/learning_to_ask/make_tasks.py``.
 
-A guest wants a table for so many people, on a day, at an hour, and says any or all of that, or nothing. Training,
-validation and test have combinations of wordings of their own.
+A guest wants a table for a number of people, on a day, at an hour, and mentions any of these. Training, validation and
+test use different combinations of wordings.
 """
 
 import json
@@ -21,12 +21,12 @@ VALUES = WORDINGS.pop("values")
 
 
 def split_of(wordings: list[str]) -> str:
-    """Where a combination of wordings belongs, whatever its order and values: a fifth each is validation and test."""
+    """Return the split of a combination of wordings in any order: 20 % each for validation and test."""
     return {0: "validation", 1: "test"}.get(zlib.crc32(" ".join(sorted(wordings)).encode()) % 5, "train")
 
 
 def tasks(split: str, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Tasks without end; no sentence comes twice."""
+    """Yield an endless sequence of tasks without repeated sentences."""
     rng, seen = random.Random(f"{seed}/{split}"), set()
     while True:
         wish = {part: rng.choice(values) for part, values in VALUES.items()}

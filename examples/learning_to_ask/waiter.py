@@ -1,4 +1,4 @@
-"""A waiter who books tables over several turns, the guest who talks to it, and the judge of the booking."""
+"""Book tables over several turns with a simulated guest, and judge the booking."""
 
 import re
 from collections.abc import Mapping
@@ -9,30 +9,31 @@ from astuner_agentscope import make_tool_agent
 SYSTEM_PROMPT = "You book tables. Note in brackets what you know, then ask for one thing, or book."
 QUESTIONS = {"people": "How many people?", "day": "Which day?", "hour": "What time?"}
 ASKED = {"people": r"\bhow many\b", "day": r"\b(which|what) day\b", "hour": r"\bwhat time\b"}
-"""By which words the guest knows what a question asks for."""
+"""Patterns by which the guest recognizes a question."""
 NOTE = r"(?:\[[^]]*\] *)?"
-"""What the waiter may write for itself first; the guest does not hear it."""
+"""Optional note of the waiter, which the guest does not hear."""
 BOOKING = re.compile(NOTE + r"Book (\d+) on (\w+) at (\d+)\.?")
 COST = 0.2
-"""Of a question; a right booking still pays more than a wrong one, whatever the turns allow."""
+"""Cost of a question, low enough that a right booking always pays more than a wrong one."""
 
 
 def note(known: Mapping[str, str]) -> str:
+    """Return the waiter's note of the known values."""
     return f"[{', '.join(known.get(part, '?') for part in QUESTIONS)}] "
 
 
 def booking(wish: Mapping[str, str]) -> str:
-    """How the waiter says what it books."""
+    """Return the sentence of a booking."""
     return f"Book {wish['people']} on {wish['day']} at {wish['hour']}."
 
 
 class Guest:
-    """Has a wish, and says of it what it is asked for."""
+    """Simulated guest who answers questions about a wish."""
 
     def __init__(self, wish: Mapping[str, str]) -> None:
         self.wish = wish
         self.asked: list[str] = []
-        """What the waiter asked for so far; `unclear` where that was not one thing."""
+        """Things that the waiter asked for; `unclear` if it was not exactly one."""
 
     def answer(self, said: str) -> str:
         heard = re.sub(NOTE, "", said, count=1)
@@ -42,7 +43,7 @@ class Guest:
 
 
 class Waiter(Workflow):
-    """One episode: the guest's wish, questions and answers, a booking."""
+    """Workflow of one episode: wish, questions and answers, booking."""
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         guest = Guest(workflow_task.task.metadata["wish"])
@@ -56,9 +57,9 @@ class Waiter(Workflow):
 
 
 class RightTable(Judge):
-    """1 for the table that the guest wants, less `COST` for each question; 0 for any other and for none.
+    """Judge: 1 for the right table, minus `COST` per question; 0 for another table or none.
 
-    A success is the right table without a question that was not needed.
+    A success is the right table without unnecessary questions.
     """
 
     def judge(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> JudgeOutput:

@@ -9,7 +9,7 @@ from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 from astuner_math.calculator import CalculatorError, calculate
 
 SYSTEM_PROMPT = "You solve math problems with a calculator. Answer with \\boxed{}."
-ALLOW = PermissionDecision(behavior=PermissionBehavior.ALLOW, message="")  # without it, AgentScope asks a person
+ALLOW = PermissionDecision(behavior=PermissionBehavior.ALLOW, message="")  # without it, AgentScope asks for permission
 NO_CLOCK = InjectionConfig(inject_runtime_state=False)  # without it, the prompt contains the time
 
 

@@ -1,4 +1,4 @@
-"""A librarian: an AgentScope agent that searches a folder of documents, and the judge of its answers."""
+"""Search a folder of documents with an AgentScope agent, and judge its answers."""
 
 import functools
 import re
@@ -14,14 +14,14 @@ HERE = Path(__file__).parent
 
 
 def sections(folder: Path) -> Iterator[tuple[str, str]]:
-    """Titles and texts in the Markdown files of a folder."""
+    """Yield titles and texts in the Markdown files of a folder."""
     for file in sorted(folder.glob("*.md")):
         _, *parts = re.split(r"^#+ (.+)$", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
         yield from zip(parts[::2], map(str.strip, parts[1::2]), strict=True)
 
 
 class Index:
-    """Texts under titles, found by their words: BM25, as SQLite's FTS5 has it."""
+    """Full-text index with BM25 ranking (SQLite's FTS5)."""
 
     def __init__(self, texts: Iterable[tuple[str, str]]) -> None:
         self._database = sqlite3.connect(":memory:", check_same_thread=False)
@@ -29,8 +29,8 @@ class Index:
         self._database.executemany("INSERT INTO sections VALUES (?, ?)", texts)
 
     def best(self, query: str) -> str | None:
-        """The section that fits best, a word in its title counting three times; None where no word of it occurs."""
-        words = " OR ".join(f'"{word}"' for word in re.findall(r"\w+", query))  # quoted: no word is an operator
+        """Return the best matching section, with words in titles counted three times, or None."""
+        words = " OR ".join(f'"{word}"' for word in re.findall(r"\w+", query))  # quotes prevent operators
         rank = "SELECT title, text FROM sections WHERE sections MATCH ? ORDER BY bm25(sections, 3, 1) LIMIT 1"
         found = self._database.execute(rank, (words,)).fetchone() if words else None
         return found and f"# {found[0]}\n{found[1]}"
@@ -58,7 +58,7 @@ def make_tool(index: Index, read: list[str]) -> Callable[[str], str]:
 
 
 class Librarian(Workflow):
-    """One episode: a question, searches, an answer."""
+    """Workflow of one episode: question, searches, answer."""
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         task, read = workflow_task.task, list[str]()
@@ -69,7 +69,7 @@ class Librarian(Workflow):
 
 
 class RightAndRead(Judge):
-    """1 where the answer is right and the document that says so was found, else 0: a lucky guess is no answer."""
+    """Judge: 1 if the answer is right and its document was found, else 0, so that guesses do not pay."""
 
     def judge(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> JudgeOutput:
         task, read = workflow_task.task.metadata, output.metadata.get("read", [])

@@ -1,9 +1,9 @@
-"""Makes the tiny model that this example starts from: ``python examples/search_documents/make_model.py``.
+"""Create the initial model of this example: ``python examples/search_documents/make_model.py``.
 
-It is shown a librarian who reads documents aloud, line by line in any order; and one who searches for anything in the
-question, quotes a line of what was found, and goes on with that: searches for a village, says a number. The line is now
-and then one that fits the question, else any. So it reads, quotes and follows a quote; to go by the question is left to
-the training. It is shown villages and people of the training split only, of whom other things are said.
+The model is pretrained on two kinds of conversations. In one, the librarian reads documents aloud in random line order.
+In the other, it searches for something in the question, quotes a line of the result, and uses the quote to search again
+or to answer. Some quotes fit the question, the others are random. The model learns to read, quote and follow a quote;
+following the question is left to the training. Only names of the training split are used, with other facts.
 """
 
 import asyncio
@@ -23,22 +23,24 @@ from astuner_local.tiny.make import make_talker
 
 WORLDS, STEPS = 6, 600
 KNOWS = 0.3
-"""The share of quotes that fit the question on purpose."""
+"""Share of quotes that intentionally fit the question."""
 NAME = r"[A-Z]\w+ [A-Z]\w+"
 
 
 def search(thought: str, query: str) -> dict[str, Any]:
+    """Return a message with a call of the search tool."""
     call = {"name": "search", "arguments": json.dumps({"query": query})}
     return {"role": "assistant", "content": thought, "tool_calls": [{"type": "function", "function": call}]}
 
 
 def begun(asked: str, query: str, found: str | None) -> list[dict[str, Any]]:
-    """A conversation up to what the first search found."""
+    """Return a conversation up to the first result."""
     system, user = {"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": asked}
     return [system, user, search("", query), {"role": "tool", "name": "search", "content": found}]
 
 
 def conversations(world: World, rng: random.Random) -> Iterator[list[dict[str, Any]]]:
+    """Yield both kinds of conversations for every task."""
     texts = dict(world.documents())
     index = Index(texts.items())
     for task, (title, text) in zip(world.tasks(), itertools.cycle(texts.items())):
@@ -58,7 +60,7 @@ def conversations(world: World, rng: random.Random) -> Iterator[list[dict[str, A
 
 
 def make_model(folder: Path, steps: int = STEPS, worlds: int = WORLDS) -> float:
-    """Make tokenizer and model in ``folder``; returns the last step's loss on what the librarian says."""
+    """Make tokenizer and model in ``folder``; return the loss of the last step on the librarian's messages."""
     rng = random.Random(0)
     shown = [said for seed in range(1, worlds + 1) for said in conversations(World("train", seed), rng)]
     toolkit = Toolkit(tools=[FunctionTool(make_tool(Index([]), []))])

@@ -1,8 +1,8 @@
-"""Writes documents and questions of this example: ``python examples/search_documents/make_tasks.py``.
+"""Create documents and questions of this example: ``python examples/search_documents/make_tasks.py``.
 
-A document is about a village, or about a person who lives there or was born there. Half the questions name the village,
-the others only somebody of there, so that it takes two searches. Training, validation and test have villages
-and people of their own: whatever was learned about one is of no use for another.
+A document describes a village, or a person who lives or was born there. Half of the questions name the village; the
+others name only a person and take two searches. Training, validation and test use different villages and people, so
+memorized facts do not help.
 """
 
 import json
@@ -15,13 +15,13 @@ import yaml
 
 HERE = Path(__file__).parent
 SPLITS = {"train": slice(50), "validation": slice(50, 66), "test": slice(66, 100)}
-"""Which of the 100 villages, and of the 100 people, occur."""
+"""Range of the 100 villages and of the 100 people in each split."""
 WORDS = yaml.safe_load((HERE / "words.yaml").read_text(encoding="utf-8"))
 FACTS, NUMBERS, TIES = WORDS["facts"], WORDS["numbers"], WORDS["ties"]
 
 
 class World:
-    """The villages and people of a split, whom no other split has; what is said of them is drawn from the seed."""
+    """Villages and people of a split, with facts drawn from the seed."""
 
     def __init__(self, split: str, seed: int = 0) -> None:
         self.split, self._rng = split, random.Random(f"{seed}/{split}")
@@ -31,12 +31,12 @@ class World:
         self.people = {name: {self._rng.choice([*TIES]): self._rng.choice(villages)} for name in people}
 
     def documents(self) -> Iterator[tuple[str, str]]:
-        """Titles and texts."""
+        """Yield titles and texts."""
         for name, facts in (self.villages | self.people).items():
             yield name, "\n".join(f"- {what} {said}" for what, said in facts.items())
 
     def tasks(self) -> Iterator[dict[str, Any]]:
-        """Every question, in any order."""
+        """Yield every question in random order."""
         asked = [(name, f"in {name}") for name in self.villages]
         asked += [(there, TIES[tie].format(name)) for name, of in self.people.items() for tie, there in of.items()]
         every = [(village, f"How many {fact} are there {where}?", fact) for village, where in asked for fact in FACTS]

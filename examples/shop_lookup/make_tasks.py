@@ -1,10 +1,10 @@
-"""Writes tasks and demonstrations of this example: ``python examples/shop_lookup/make_tasks.py``.
+"""Create tasks and demonstrations of this example: ``python examples/shop_lookup/make_tasks.py``.
 
-A question asks for the price, the stock or the weight of a thing.  The three numbers are drawn for each task, so they
-can only be looked up.  Training, validation and test have wordings and things of their own.
+A question asks for the price, the stock or the weight of a thing. The three numbers are random per task, so the agent
+must look them up. Training, validation and test use different wordings and things.
 
-A demonstration is a whole conversation, as the agent of ``shop.py`` has it with a model that does it right.  They show
-few of the wordings that are trained on, and none that is held out.
+A demonstration is a complete conversation in the format of the agent in ``shop.py``. Demonstrations use few of the
+training wordings and none of the held-out ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 WORDINGS = yaml.safe_load((HERE / "wordings.yaml").read_text(encoding="utf-8"))
 SIZES = {"train": 400, "validation": 128, "test": 256}
 DEMONSTRATIONS, SHOWN = 48, 1
-"""How many, and of how many wordings of each property."""
+"""Number of demonstrations, and of wordings per property in them."""
 THINGS = {
     "train": "lamp radio phone camera watch printer speaker tablet toaster fan clock drill mixer kettle scale router",
     "validation": "laptop keyboard mouse oven fridge shaver iron blender",
@@ -34,9 +34,9 @@ THINGS = {
 
 
 def tasks(split: str, seed: int = 0, *, wordings: int | None = None) -> Iterator[dict[str, Any]]:
-    """Tasks without end, each property as often as the others.
+    """Yield an endless sequence of tasks with equally frequent properties.
 
-    :param wordings: only the first so many of each property.
+    :param wordings: Use only this many wordings of each property.
     """
     rng, things = random.Random(f"{seed}/{split}/{wordings}"), THINGS[split].split()
     while True:
@@ -47,7 +47,7 @@ def tasks(split: str, seed: int = 0, *, wordings: int | None = None) -> Iterator
 
 
 def demonstration(task: dict[str, Any]) -> dict[str, Any]:
-    """The conversation in which the agent looks up what is asked, and says it."""
+    """Return a conversation in which the agent looks up the number and states it."""
     number = str(task["shelf"][task["asked"]])
     call = {"name": "look_up", "arguments": {"thing": task["thing"], "what": task["asked"]}}
     return {
@@ -63,6 +63,7 @@ def demonstration(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def write(file: Path, rows: Iterator[dict[str, Any]], count: int) -> None:
+    """Write ``count`` rows as JSON lines."""
     file.write_text("".join(json.dumps(next(rows)) + "\n" for _ in range(count)), encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""A clerk: an AgentScope agent that looks a number up with a tool, then says it; and the judge of its answers."""
+"""Look up numbers with an AgentScope agent and a tool, and judge its answers."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ PROPERTIES = ("price", "stock", "weight")
 
 
 def answer(number: str) -> str:
-    """How the clerk says what the tool found."""
+    """Return the clerk's answer."""
     return f"It is {number}."
 
 
@@ -33,7 +33,7 @@ def make_tool(shelves: Mapping[str, Mapping[str, int]]) -> Callable[[str, str], 
 
 
 class Clerk(Workflow):
-    """One episode: a question, the tool, an answer."""
+    """Workflow of one episode: question, tool call, answer."""
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         task = workflow_task.task
@@ -43,7 +43,7 @@ class Clerk(Workflow):
 
 
 class RightNumber(Judge):
-    """1 where the only number in the answer is the one that was asked for, else 0."""
+    """Judge: 1 if the requested number is the only number in the answer, else 0."""
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)

@@ -1,8 +1,8 @@
-"""Writes the tickets of this example: ``python examples/ticket_triage/make_tickets.py``.
+"""Create the tickets of this example: ``python examples/ticket_triage/make_tickets.py``.
 
-A ticket is a wording with a thing, a day and a number in it; no ticket comes twice.  Training, validation and test have
-wordings of their own (``wordings.yaml``), so a test ticket says what no training ticket says.  Choose a recipe by the
-validation tickets; the test tickets are for its one report.  Forty training tickets are demonstrations, with answers.
+A ticket is a wording with a thing, a day and a number; tickets are unique. Training, validation and test use different
+wordings (``wordings.yaml``). Choose a recipe on the validation tickets and report once on the test tickets. Forty
+training tickets with answers are demonstrations.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sun
 
 
 def tickets(split: str, seed: int = 0) -> Iterator[dict[str, str]]:
-    """The tasks of a split: every label as often as any other, in turn."""
+    """Yield the tasks of a split, with the labels in turn."""
     rng, written = random.Random(f"{seed}/{split}"), set[str]()
     while len(written) < SIZES[split]:
         label = LABELS[len(written) % len(LABELS)]
@@ -42,12 +42,13 @@ def tickets(split: str, seed: int = 0) -> Iterator[dict[str, str]]:
 
 
 def demonstration(ticket: dict[str, str]) -> dict[str, Any]:
-    """A training ticket with its answer, as the agent asks for it; what the prompt shows is not to be learned."""
+    """Return a training ticket with its answer in the agent's format; the prompt has weight 0."""
     asked: list[dict[str, Any]] = [{**message, "weight": 0} for message in conversation(ticket["main_query"])]
     return {"messages": [*asked, {"role": "assistant", "content": label_as_json(ticket["label"])}]}
 
 
 def write(file: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write rows as JSON lines."""
     file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""A help desk's agent that reads a ticket and answers ``{"label": …}``, and the judge of its answers."""
+"""Answer tickets with ``{"label": …}``, and judge the answers."""
 
 import json
 import random
@@ -17,16 +17,16 @@ SHOWN = {
     "The heater stays cold.": "technical",
     "Thanks, I like it very much!": "praise",
 }
-"""Tickets that the prompt shows with their answers, which keep a model of this size to the form."""
+"""Example tickets in the prompt, which help a small model to keep the format."""
 
 
 def label_as_json(label: str) -> str:
-    """The form of an answer."""
+    """Return a label in the format of an answer."""
     return json.dumps({"label": label})
 
 
 def conversation(ticket: str) -> list[dict[str, str]]:
-    """What the model is asked; the shown tickets come in an order of the ticket's own, since the last one is copied."""
+    """Return the prompt. The order of the examples depends on the ticket, because models copy the last example."""
     said = [("system", SYSTEM)]
     for shown, label in random.Random(ticket).sample(list(SHOWN.items()), len(SHOWN)):
         said += [("user", shown), ("assistant", label_as_json(label))]
@@ -34,7 +34,7 @@ def conversation(ticket: str) -> list[dict[str, str]]:
 
 
 class Triage(Workflow):
-    """One episode: one ticket, one answer."""
+    """Workflow of one episode: one ticket, one answer."""
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         reply = await model_tuner.chat(conversation(workflow_task.task.main_query))
@@ -42,7 +42,7 @@ class Triage(Workflow):
 
 
 class RightLabel(Judge):
-    """1 for the ticket's label in the form that was asked for, else 0; ``judge/form`` counts the form alone."""
+    """Judge: 1 for the right label in the right format, else 0; ``judge/form`` measures the format alone."""
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
@@ -54,7 +54,7 @@ class RightLabel(Judge):
 
 
 def label_in(answer: str) -> str | None:
-    """The label in an answer that is one JSON object with nothing but a label; None for any other."""
+    """Return the label if the answer is a JSON object with only a label, else None."""
     try:
         found = json.loads(answer)
     except ValueError:

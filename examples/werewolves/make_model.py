@@ -1,10 +1,10 @@
-"""Makes the tiny model that this example plays with: ``python examples/werewolves/make_model.py``.
+"""Create the model of this example: ``python examples/werewolves/make_model.py``.
 
-It is shown games in which everybody speaks and chooses at random, and nothing else.  So it knows how the words and
-the boxes of this game look, and nothing about whom to choose: that is left to the training.  The games come from
-the example's own table, played by scripted players, so what is shown is exactly what is asked.
+The model is pretrained on games with random messages and choices. It learns the words and boxes of the game; choosing
+well is left to the training. The games come from the example's own table with scripted players, so the prompts match those
+of the training exactly.
 
-Drawn from the seed with one thread; on another kind of CPU the weights may differ in their last bits.
+The result follows from the seed and uses one thread. On another CPU, the weights may differ in their last bits.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from astuner_local.tiny.warmup import IGNORED, build_model, learn_to_read_and_sa
 GAMES, GAMES_FOR_TOKENIZER = 300, 50
 STEPS, BATCH = 300, 16
 ANY_NUMBER, UNCLEAR = 0.1, 0.05
-"""The share of choices that are shown with a number out of the air, and without a box."""
+"""Shares of choices with a random number and without a box."""
 
 Transcript = list[dict[str, str]]
 
 
 class ScriptedPlayer(Player):
-    """A player that says something fitting, drawn at random, and keeps its conversation."""
+    """Player that returns random suitable sentences and keeps its conversation."""
 
     def __init__(self, name: str, rules: str, rng: random.Random) -> None:
         super().__init__(name, rules, model=None)
@@ -59,18 +59,20 @@ class ScriptedPlayer(Player):
 
 
 async def play(rng: random.Random) -> list[Transcript]:
-    """Return what every player of one game read and said."""
+    """Return the conversation of every player of one game."""
     game = Game(rng.sample(SEVEN, len(SEVEN)))
     players = {n: ScriptedPlayer(f"Player {n}", rules_for(game, n), rng) for n in game.living}
     await Table(game, players, rng.choice(game.living)).play()
     return [
         [{"role": "system", "content": player.rules}, *player.transcript]
         for player in players.values()
-        if player.transcript  # a player who dies in the first night has said nothing
+        if player.transcript  # empty for a player who dies in the first night
     ]
 
 
 def games(rng: random.Random, count: int) -> list[Transcript]:
+    """Return the conversations of several games."""
+
     async def several() -> list[Transcript]:
         return [transcript for _ in range(count) for transcript in await play(rng)]
 
@@ -87,7 +89,7 @@ def make_tokenizer(folder: Path, shown: Sequence[Transcript]) -> Any:
 
 
 def encode(tokenizer: Any, transcript: Transcript) -> tuple[list[int], list[int]]:
-    """Token ids, and labels that are `IGNORED` outside the player's own words; encoded turn by turn, as in a game."""
+    """Return token IDs and labels (`IGNORED` outside of the player's messages), encoded turn by turn as in a game."""
     ids: list[int] = []
     labels: list[int] = []
     done = ""
@@ -105,8 +107,8 @@ def encode(tokenizer: Any, transcript: Transcript) -> tuple[list[int], list[int]
 def make_model(folder: Path, seed: int = 0, steps: int = STEPS, count: int = GAMES) -> float:
     """Make tokenizer and model in ``folder``.
 
-    :param count: how many games the model is shown, again and again.
-    :returns: the last step's loss on what the players said.
+    :param count: Number of games for the pretraining.
+    :returns: Loss of the last step on the players' messages.
     """
     torch.set_num_threads(1)
     rng = random.Random(seed)

@@ -1,7 +1,7 @@
-"""Writes the deals: ``python examples/werewolves/make_tasks.py``. The same on every machine.
+"""Create the deals, identical on every machine: ``python examples/werewolves/make_tasks.py``.
 
-A task is a deal (who has which role) and who opens the first day.  Deals of the validation file are in no training
-task.  ``--roles`` makes games of another size.
+A task is a deal (the role of each player) and the player who opens the first day. Validation deals do not occur in
+training. ``--roles`` creates games of another size.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from werewolf_rules import MAX_DAYS, SEVEN, Game
 
 DRAWS = 1000
 HELD_OUT = 0.35
-"""The share of the deals that only validation shows."""
+"""Share of the deals for validation."""
 
 
 def deals(roles: Sequence[str], seed: int) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
-    """Different orders of ``roles`` (all of them, for a small game), parted: (for training, held out)."""
+    """Return different orders of ``roles`` (all of them for a small game) for training and for validation."""
     rng = random.Random(seed)
     orders = list(dict.fromkeys(tuple(rng.sample(roles, len(roles))) for _ in range(DRAWS)))
     held_out = max(1, round(HELD_OUT * len(orders)))
@@ -28,10 +28,10 @@ def deals(roles: Sequence[str], seed: int) -> tuple[list[tuple[str, ...]], list[
 
 
 def rows(orders: Sequence[Sequence[str]], max_days: int) -> list[dict[str, object]]:
-    """One task for each order and each player who may open the first day."""
+    """Return one task for each order and each opening player."""
     found: list[dict[str, object]] = []
     for order in orders:
-        Game(order, max_days)  # complains about what is no game
+        Game(order, max_days)  # raises an error for an invalid deal
         for first in range(1, len(order) + 1):
             short = "".join(role[0] for role in order)
             found.append(
@@ -47,12 +47,13 @@ def rows(orders: Sequence[Sequence[str]], max_days: int) -> list[dict[str, objec
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    """Write training and validation tasks."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "data")
-    parser.add_argument("--roles", nargs="+", default=list(SEVEN), help="all roles of a game, in any order")
+    parser.add_argument("--roles", nargs="+", default=list(SEVEN), help="Roles of a game, in any order")
     parser.add_argument("--max-days", type=int, default=MAX_DAYS)
-    parser.add_argument("--train", type=int, default=320, help="most training tasks")
-    parser.add_argument("--validation", type=int, default=256, help="most validation tasks")
+    parser.add_argument("--train", type=int, default=320, help="Maximum number of training tasks")
+    parser.add_argument("--validation", type=int, default=256, help="Maximum number of validation tasks")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)

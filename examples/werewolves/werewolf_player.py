@@ -1,9 +1,9 @@
-"""A player: an AgentScope agent whose conversation only ever grows.
+"""Implement a player as an AgentScope agent whose conversation only grows.
 
 What others say at the table is kept until the player is asked. Then it becomes one user message ("Player 2: …"),
 followed by the player's own answer. So every request begins with the previous request and its answer, and a game is one
 training sequence per player. AgentScope's multi-agent formatters rewrite the history at every turn instead, and each
-turn becomes a sequence of its own: see the README.
+turn becomes a separate sequence: see the README.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ MODERATOR = "Moderator"
 
 
 class Player:
-    """One seat at the table.
+    """Player with a private conversation.
 
-    :param rules: the system prompt; no other player sees it.
-    :param model: an AgentScope chat model, e.g. ``model_tuner.as_agentscope_model(name, role)``.
+    :param rules: System prompt, visible only to this player.
+    :param model: AgentScope chat model, e.g. ``model_tuner.as_agentscope_model(name, role)``.
     """
 
     def __init__(self, name: str, rules: str, model: Any) -> None:
@@ -29,10 +29,10 @@ class Player:
         self.agent = make_tool_agent(model, name=name, system_prompt=rules)
         self.heard: list[str] = []
         self.is_silent = False
-        """The context is full, or all model calls are used up: this player says nothing more."""
+        """Whether the player stays silent because its context or its model calls are used up."""
 
     def hear(self, speaker: str, text: str) -> None:
-        """Keep what someone says until this player is asked."""
+        """Store a message until this player's next turn."""
         self.heard.append(text if speaker == MODERATOR else f"{speaker}: {text}")
 
     async def answer(self, question: str) -> str:

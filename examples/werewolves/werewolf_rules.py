@@ -1,10 +1,10 @@
-"""The rules of Werewolves and nothing else: who lives, who may choose whom, who has won. No model, no text.
+"""Implement the rules of Werewolves, without model and text: who is alive, valid choices, and the winner.
 
-Players are the numbers 1 to n, in the order of the deal.  Nights and days take turns, beginning with a night.
-Chance has no part in it: the same deal and the same choices give the same game.
+Players are the numbers 1 to n, in the order of the deal. Nights and days alternate, starting with a night. The rules
+are deterministic: the same deal and choices give the same game.
 
-Invariant: only the living choose and are chosen, each only whom their role may; anything else raises `RuleBroken`,
-so a program around it cannot cheat by mistake.
+Invariant: only living players choose and are chosen, according to their role. Other moves raise `RuleBroken`, so a
+program cannot break the rules by accident.
 """
 
 from __future__ import annotations
@@ -16,38 +16,43 @@ from dataclasses import dataclass, field
 WEREWOLF, SEER, VILLAGER = "werewolf", "seer", "villager"
 ROLES = (WEREWOLF, SEER, VILLAGER)
 SEVEN = (WEREWOLF, WEREWOLF, SEER, VILLAGER, VILLAGER, VILLAGER, VILLAGER)
-"""The example's game."""
+"""Roles of the example's game."""
 MAX_DAYS = 2
-"""Its length. With more days, werewolves win most games against a village that chooses at random."""
+"""Length of a game. With more days, werewolves win most games against a village with random votes."""
 
 Choices = Mapping[int, "int | None"]
-"""Who chose whom, in the order in which they chose; None is an abstention."""
+"""Player -> chosen player, in the order of the choices; None is an abstention."""
 
 
 class RuleBroken(ValueError):
-    """The deal or the move is not allowed."""
+    """Raised for an invalid deal or move."""
 
 
 @dataclass
 class Game:
-    """One game, between two moves."""
+    """State of one game between two moves."""
 
     roles: Sequence[str]
-    """``roles[0]`` is player 1's."""
+    """``roles[0]`` is the role of player 1."""
     max_days: int = MAX_DAYS
-    """Nobody has won if the game is not over after that many days."""
+    """Number of days after which the game ends without a winner."""
     living: list[int] = field(init=False)
-    """In ascending order."""
+    """Living players in ascending order."""
     nights: int = field(default=0, init=False)
     days: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        """:raises RuleBroken: with this deal there is no game."""
+        """Check the deal.
+
+        :raises RuleBroken: The deal is invalid.
+        """
         wolves = sum(role == WEREWOLF for role in self.roles)
         if unknown := sorted(set(self.roles) - set(ROLES)):
-            raise RuleBroken(f"there is no role {unknown[0]!r}; a deal is a list of {', '.join(ROLES)}")
+            raise RuleBroken(f"unknown role {unknown[0]!r}; roles: {', '.join(ROLES)}")
         if not 1 <= wolves < len(self.roles) - wolves:
-            raise RuleBroken(f"{wolves} werewolves of {len(self.roles)} players; deal at least one, and less than half")
+            raise RuleBroken(
+                f"{wolves} of {len(self.roles)} players are werewolves; use at least one and less than half"
+            )
         if self.max_days < 1:
             raise RuleBroken(f"max_days is {self.max_days}; it must be at least 1")
         self.living = list(range(1, len(self.roles) + 1))
@@ -56,22 +61,22 @@ class Game:
         return self.roles[player - 1]
 
     def alive(self, role: str) -> list[int]:
-        """The living with this role."""
+        """Return the living players with this role."""
         return [player for player in self.living if self.role(player) == role]
 
     # ------------------------------------------------------------------ moves
 
     def targets(self, player: int) -> list[int]:
-        """Whom a living player may choose now: at night the prey or whom to look at, by day whom to vote out."""
+        """Return the players that a living player may choose now."""
         others = [other for other in self.living if other != player]
         if not self.is_night or self.role(player) != WEREWOLF:
             return others
         return [other for other in others if self.role(other) != WEREWOLF]
 
     def night(self, choices: Choices) -> int | None:
-        """The werewolves choose; whoever most of them named dies. If they are split, the last word counts.
+        """Execute the werewolves' choices: the most frequent choice dies, and the last choice decides a tie.
 
-        :returns: the dead player; None if no werewolf named anybody.
+        :returns: The dead player, or None if all werewolves abstained.
         """
         self._check(choices, self.alive(WEREWOLF), is_night=True)
         most = leaders(choices)
@@ -81,17 +86,17 @@ class Game:
         return self._remove(victim)
 
     def sees(self, seer: int, player: int) -> bool:
-        """Whether the player whom the seer looks at tonight is a werewolf.
+        """Return whether the player that the seer chose is a werewolf.
 
-        :raises RuleBroken: by day, or if one of them is not alive.
+        :raises RuleBroken: It is day, or one of them is not alive.
         """
         self._check({seer: player}, self.alive(SEER), is_night=True)
         return self.role(player) == WEREWOLF
 
     def vote(self, choices: Choices) -> int | None:
-        """Everybody may name somebody; whoever most named must go. A tie spares all of them.
+        """Execute a vote of all players: the most frequent choice leaves; a tie spares everyone.
 
-        :returns: the player who has gone, if any.
+        :returns: The player who leaves, or None.
         """
         self._check(choices, self.living, is_night=False)
         most = leaders(choices)
@@ -117,7 +122,7 @@ class Game:
         return self.winner is not None or self.days >= self.max_days
 
     def rewards(self) -> dict[str, float]:
-        """1 for every role on the winning side, 0 for the others; 0 for all when nobody has won."""
+        """Return 1 for every role on the winning side, else 0."""
         won = {role: role == WEREWOLF if self.winner == WEREWOLF else role != WEREWOLF for role in self.roles}
         return {role: float(self.winner is not None and won[role]) for role in ROLES if role in won}
 
@@ -130,7 +135,7 @@ class Game:
             raise RuleBroken(f"it is {'night' if self.is_night else 'day'}")
         for player, target in choices.items():
             if player not in may:
-                raise RuleBroken(f"player {player} has no say in this")
+                raise RuleBroken(f"player {player} may not choose now")
             if target is not None and target not in self.targets(player):
                 raise RuleBroken(f"player {player} may not choose player {target}")
 
@@ -141,6 +146,6 @@ class Game:
 
 
 def leaders(choices: Choices) -> list[int]:
-    """Who was named most often: one player, several on a tie, none if all abstained."""
+    """Return the most frequent choices: one player, several on a tie, none if all abstained."""
     counts = Counter(target for target in choices.values() if target is not None)
     return sorted(player for player, count in counts.items() if count == max(counts.values()))

@@ -1,6 +1,6 @@
-"""The moderator: asks the players who may act, reads what they choose, and passes on what each player may hear.
+"""Moderate a game: call the players who may act, parse their choices, and forward messages to the right listeners.
 
-Invariant: `Game` receives legal choices only. A choice that is unreadable or not allowed is an abstention and counted.
+Invariant: `Game` receives only legal choices. Unreadable and illegal choices are abstentions and are counted.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from werewolf_rules import SEER, VILLAGER, WEREWOLF, Game
 
 
 class Table:
-    """One game with its players, by number."""
+    """Game with its players, by number."""
 
     def __init__(self, game: Game, players: Mapping[int, Player], first_speaker: int) -> None:
         self.game = game
         self.players = players
         self.first_speaker = first_speaker
         self.counts: Counter[tuple[bool, str]] = Counter()
-        """(by a werewolf, what the choice was) -> how often."""
+        """(whether by a werewolf, kind of choice) -> count."""
 
     async def play(self) -> None:
         while not self.game.is_over:
@@ -31,7 +31,7 @@ class Table:
                 await self.day(victim)
 
     async def night(self) -> int | None:
-        """The pack and the seer act at the same time; whom the seer sees does not depend on who dies."""
+        """Play a night. Werewolves and seer act concurrently, since the seer's result is independent of the victim."""
         _, prey = await asyncio.gather(self.look(), self.hunt())
         return self.game.night(prey)
 
@@ -47,20 +47,20 @@ class Table:
                 self.tell([seer], words.seen(player, self.game.sees(seer, player)))
 
     async def day(self, victim: int | None) -> None:
-        """All hear the news, speak in turn, and vote at the same time."""
+        """Play a day: announce the victim, let all players speak in turn, and vote simultaneously."""
         living = list(self.game.living)
-        first = (self.first_speaker - 1 + self.game.days) % len(self.game.roles) + 1  # or the next one alive
+        first = (self.first_speaker - 1 + self.game.days) % len(self.game.roles) + 1  # or the next living player
         self.tell(living, words.morning(self.game, victim))
         for number in sorted(living, key=lambda number: (number < first, number)):
             await self.ask(number, words.speak(number), listeners=living)
-        # without listeners: a vote is secret until it is counted
+        # without listeners, because votes are secret until the count
         votes = await asyncio.gather(*(self.choose(number, words.ballot(self.game, number)) for number in living))
         cast = dict(zip(living, votes, strict=True))
         gone = self.game.vote(cast)
         self.tell(living, words.count(self.game, cast, gone))
 
     def tell(self, listeners: Iterable[int], text: str) -> None:
-        """Let players hear the moderator."""
+        """Send a message of the moderator to players."""
         for number in listeners:
             self.players[number].hear(MODERATOR, text)
 
@@ -82,16 +82,16 @@ class Table:
         return target if legal else None
 
     def shares(self, *, by_wolf: bool) -> dict[str, float]:
-        """Of a side's choices, those that were not allowed and those that could not be read; nothing if it had none."""
+        """Return the shares of illegal and unclear choices of a side; empty without choices."""
         total = sum(count for (wolf, _), count in self.counts.items() if wolf is by_wolf)
         return {kind: self.counts[by_wolf, kind] / total for kind in ("illegal", "unclear")} if total else {}
 
     def wasted(self, role: str) -> float:
-        """The share of a side's choices that counted for nothing."""
+        """Return the share of wasted choices of a side."""
         return sum(self.shares(by_wolf=role == WEREWOLF).values())
 
     def metrics(self) -> dict[str, float]:
-        """How the game ended, and what became of the choices."""
+        """Return the result of the game and the shares of wasted choices."""
         game, found = self.game, {}
         for by_wolf, side in ((True, "werewolf"), (False, "village")):
             found |= {f"{side}_{kind}": share for kind, share in self.shares(by_wolf=by_wolf).items()}

@@ -1,4 +1,4 @@
-"""Werewolves: several agents with hidden roles in one episode, each role rewarded for its side's victory."""
+"""Play Werewolves: several agents with hidden roles in one episode, with a reward for each role."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from werewolf_words import rules_for
 from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 
 PRICE = 2.0
-"""What it costs a side if all of its choices count for nothing, against 1 for victory. Victory alone would say so too,
-but a game is won or lost for many reasons, and it would take many games."""
+"""Penalty of a side if all of its choices are wasted, compared with 1 for a victory. A reward for victory alone would
+need many more games, because a game is won or lost for many reasons."""
 
 
 class WerewolvesWorkflow(Workflow):
-    """One episode is one game. The task's metadata is the deal, so all attempts of a group play the same one:
+    """Workflow of one game. The task's metadata is the deal, so all attempts of a group play the same deal.
 
-    ``roles`` (player 1's first), ``first_speaker`` (who opens the first day), ``max_days``.
+    The fields are ``roles`` (player 1 first), ``first_speaker`` (opens the first day) and ``max_days``.
     """
 
     name = "werewolves"
@@ -37,6 +37,6 @@ class WerewolvesWorkflow(Workflow):
         )
 
     def seat(self, game: Game, number: int, model_tuner: ModelTuner) -> Player:
-        # The name tells the conversations of an episode apart, the role says who trains, with which policy.
+        # The name separates the conversations of an episode; the role selects the policy and who trains.
         model = model_tuner.as_agentscope_model(agent_name=f"player_{number}", role=game.role(number))
         return Player(f"Player {number}", rules_for(game, number), model)

@@ -1,7 +1,7 @@
-"""Writes the problems of this example: ``python examples/word_problems/make_problems.py``.
+"""Create the problems of this example: ``python examples/word_problems/make_problems.py``.
 
-They are those of `astuner_local.tiny.problems` in GSM8K's layout: eight wordings, two numbers, one operation.  What is
-held out are wordings with two numbers in them; validation and test share none of these either.
+The problems come from `astuner_local.tiny.problems`, in GSM8K's format: eight wordings, two numbers, one operation. The
+splits share no combination of a wording and two numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SIZES = {"train": 1000, "validation": 128, "test": 256}
 
 
 def problems() -> dict[str, list[Problem]]:
-    """The problems of each split."""
+    """Return the problems of each split."""
     held_out = list(distinct(4 * sum(SIZES.values()), seed=1, held_out=True))
     triples = sorted({(p.wording, p.a, p.b) for p in held_out})
     random.Random(0).shuffle(triples)

@@ -1,4 +1,4 @@
-"""An agent that answers a word problem in its head, and the judge of its answers."""
+"""Answer word problems without tools, and judge the answers."""
 
 import re
 from typing import Any
@@ -12,11 +12,11 @@ SHOWN = {
     "Lea had 11 balls and lost 2. How many balls are left?": "9",
     "15 cakes are shared among 3 guests. How many does each get?": "5",
 }
-"""Problems that the prompt shows with their answers."""
+"""Example problems in the prompt."""
 
 
 class Solver(Workflow):
-    """One episode: one problem, one answer."""
+    """Workflow of one episode: one problem, one answer."""
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         said = [("system", SYSTEM)]
@@ -28,7 +28,7 @@ class Solver(Workflow):
 
 
 class LastNumber(Judge):
-    """1 where the last number of the answer is the one behind ``####`` in the reference, as in GSM8K; else 0."""
+    """Judge: 1 if the last number equals the number after ``####`` in the reference (GSM8K's format), else 0."""
 
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
@@ -36,11 +36,11 @@ class LastNumber(Judge):
     def judge(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> JudgeOutput:
         wanted = last_number(workflow_task.task.metadata["answer"].rpartition("####")[2])
         if wanted is None:
-            raise ValueError("the task's answer has no number behind ####")
+            raise ValueError("the task's answer lacks a number after ####")
         return JudgeOutput(reward=float(last_number(output.metadata["final_answer"]) == wanted))
 
 
 def last_number(text: str) -> float | None:
-    """The last number in ``text``; None where there is none."""
+    """Return the last number in ``text``, or None."""
     found = re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)
     return float(found[-1].replace(",", "")) if found else None

@@ -137,16 +137,16 @@ def test_among_split_werewolves_the_last_word_counts(prey, victim):
 @table(
     ("move", "why"),
     [
-        (lambda g: g.night({2: 3}), "player 2 has no say"),
+        (lambda g: g.night({2: 3}), "player 2 may not choose now"),
         (lambda g: g.night({1: 4}), "may not choose player 4"),  # its fellow
         (lambda g: g.night({1: 7}), "may not choose player 7"),
         (lambda g: g.night({1: 1}), "may not choose player 1"),
         (lambda g: g.vote({1: 2}), "it is night"),
-        (lambda g: g.sees(2, 1), "player 2 has no say"),
+        (lambda g: g.sees(2, 1), "player 2 may not choose now"),
         (lambda g: g.sees(3, 3), "may not choose player 3"),
         (lambda g: (g.night({1: 2}), g.night({1: 3})), "it is day"),
         (lambda g: (g.night({1: 2}), g.sees(3, 1)), "it is day"),
-        (lambda g: (g.night({1: 2}), g.vote({2: 1})), "player 2 has no say"),  # the dead do not vote
+        (lambda g: (g.night({1: 2}), g.vote({2: 1})), "player 2 may not choose now"),  # the dead do not vote
         (lambda g: (g.night({1: 2}), g.vote({1: 2})), "may not choose player 2"),
         (lambda g: (g.night({1: 2}), g.vote({3: 3})), "may not choose player 3"),
     ],
@@ -160,9 +160,9 @@ def test_what_the_rules_forbid_is_refused(move, why):
 @table(
     ("deal", "days", "why"),
     [
-        (("villager",) * 3, 3, "0 werewolves of 3"),
-        (("werewolf", "villager"), 3, "1 werewolves of 2"),
-        (("werewolf", "villager", "baker"), 3, "no role 'baker'"),
+        (("villager",) * 3, 3, "0 of 3 players are werewolves"),
+        (("werewolf", "villager"), 3, "1 of 2 players are werewolves"),
+        (("werewolf", "villager", "baker"), 3, "unknown role 'baker'"),
         (DEAL, 0, "max_days is 0"),
     ],
 )

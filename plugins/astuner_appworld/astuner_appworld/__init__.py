@@ -1,1 +1,1 @@
-"""AppWorld for ASTuner: its agent, its tasks, its judge, and the adapter that runs the real package."""
+"""Train agents in AppWorld: workflow, task reader, judge, and an adapter for the `appworld` package."""

@@ -1,7 +1,7 @@
-"""From AppWorld's own tests of a task to a reward.
+"""Compute rewards from AppWorld's tests of a task.
 
-A task's tests are labelled: those that a world nobody touched fails (``no_op_fail``), and those that it passes
-(``no_op_pass``: nothing else was changed).  Success is all of them, whatever the reward mode; ending a task is not.
+Tests have a label: ``no_op_fail`` tests fail in an untouched world, ``no_op_pass`` tests pass there (they check that
+nothing else changed). A success is a pass of all tests, in every reward mode; completing the task is not enough.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from astuner.contracts.section import Section
 
 
 class AppWorldJudgeConfig(Section):
+    """Settings of the judge `appworld`."""
+
     reward: Literal["success", "pass_fraction", "no_op_adjusted"] = "success"
-    """`success`: 1 when every test passes, else 0; what AppWorld's authors report. `pass_fraction`: the share of tests
-    that pass; doing nothing is worth something there. `no_op_adjusted`: each passed test that an untouched world fails
-    counts 1, each failed test that it passes counts -1, over the number of the former, not below 0; doing nothing is
-    worth 0 and success 1."""
+    """`success`: 1 if every test passes, else 0, as reported by AppWorld's authors. `pass_fraction`: share of passed
+    tests; an agent that does nothing gets more than 0. `no_op_adjusted`: number of passed `no_op_fail` tests minus
+    number of failed `no_op_pass` tests, divided by the number of `no_op_fail` tests, at least 0; an agent that does
+    nothing gets 0, a success gets 1."""
 
 
 class AppWorldJudge(Judge):
-    """Rewards what the task's tests say. Metrics: ``pass_fraction``, ``no_op_adjusted``, ``task_completed``."""
+    """Judge that uses the task's tests. Metrics: ``pass_fraction``, ``no_op_adjusted``, ``task_completed``."""
 
     wants_evaluation: ClassVar[bool] = True
 
@@ -32,13 +34,13 @@ class AppWorldJudge(Judge):
     def judge(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> JudgeOutput:
         """Judge one attempt.
 
-        :raises JudgeFailed: there is no evaluation, or it is not one of AppWorld's.
+        :raises JudgeFailed: The evaluation is missing or does not come from AppWorld.
         """
         evaluation = output.evaluation
         if evaluation is None or not {"passes", "failures", "num_tests"} <= set(evaluation.details):
             raise JudgeFailed(
-                f"task {workflow_task.task.task_id!r} has no evaluation by AppWorld; the judge appworld is for tasks "
-                "with env_type: appworld"
+                f"The judge appworld needs an evaluation by AppWorld, which task {workflow_task.task.task_id!r} lacks. "
+                "Use it for tasks with env_type: appworld."
             )
         rewards = rewards_of(evaluation)
         return JudgeOutput(
@@ -53,7 +55,7 @@ class AppWorldJudge(Judge):
 
 
 def rewards_of(evaluation: Evaluation) -> dict[str, float]:
-    """The reward in every mode, each from 0 to 1; a test without a label is one that an untouched world fails."""
+    """Return the reward of every mode, from 0 to 1; a test without a label counts as ``no_op_fail``."""
     passes, failures = evaluation.details["passes"], evaluation.details["failures"]
     success = float(evaluation.is_success)
     achieved = sum(test.get("label") != "no_op_pass" for test in passes)

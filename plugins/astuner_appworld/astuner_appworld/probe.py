@@ -1,6 +1,7 @@
-"""What `setup` has AppWorld's own interpreter do, as a script: look at the package, or unpack a data bundle.
+"""Inspect the `appworld` package or unpack a data bundle, as a script in AppWorld's interpreter.
 
-Standard library and the package only; the package is not imported to look at it, since its import takes seconds.
+The script uses only the standard library and the package. Inspecting does not import the package, because the import
+takes seconds.
 """
 
 # mypy: disable-error-code="import-not-found,import-untyped"
@@ -18,6 +19,7 @@ from typing import Any
 
 
 def facts() -> dict[str, Any]:
+    """Return the versions of Python, the package and its database format, and whether the apps are unpacked."""
     spec = importlib.util.find_spec("appworld")
     if spec is None or spec.origin is None:
         return {"python": platform.python_version(), "version": None, "unpacked": False, "db_version": None}
@@ -33,6 +35,7 @@ def facts() -> dict[str, Any]:
 
 
 def unpack(bundle: str, root: str) -> None:
+    """Unpack a data bundle into ``root``."""
     from appworld.common.constants import PASSWORD, SALT
     from appworld.common.utils import unpack_bundle
 

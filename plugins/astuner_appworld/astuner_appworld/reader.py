@@ -1,4 +1,4 @@
-"""The tasks of AppWorld's splits, as the environment service lists them: the ids, and nothing of the tasks' text."""
+"""Read the task IDs of AppWorld's splits from the environment service; the text of a task is not read."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ if TYPE_CHECKING:
 
 
 class AppWorldTasksConfig(SplitsConfig):
+    """Splits of AppWorld to read."""
+
     training_split: str = Field("train", min_length=1)
-    """AppWorld's split to train on: train, dev, test_normal or test_challenge."""
+    """Split to train on: train, dev, test_normal or test_challenge."""
     validation_split: str | None = "dev"
-    """The split to validate on; null for an experiment that does not validate. Report results on the test splits."""
+    """Split to validate on; `null` disables validation. Report results on the test splits."""
 
 
 class AppWorldTaskReader(ServiceTasks):
-    """Asks the service for AppWorld's."""
+    """Task reader for AppWorld."""
 
     def __init__(self, config: AppWorldTasksConfig, experiment: Config) -> None:
         super().__init__(config, experiment, "appworld")

@@ -1,7 +1,7 @@
-"""The AppWorld agent of the first documents: an AgentScope agent without tools that talks with the environment.
+"""Run an AgentScope agent (1.x or 2.x) without tools that exchanges messages with AppWorld.
 
-Each reply of the agent is an action, and each observation is the next message to it, until the environment ends the
-task. The agent is AgentScope's own, 1.x or 2.x.
+Each reply of the agent is an action, and each observation is the next message to the agent, until the environment ends
+the episode.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class AppWorldWorkflow(Workflow):
 
 
 def _opening(workflow_task: WorkflowTask) -> tuple[str, str]:
-    """What the environment says first: the system's message and the user's.
+    """Return the environment's first messages: the system message and the user message.
 
-    :raises EnvironmentFailed: it said nothing; the task has no environment.
+    :raises EnvironmentFailed: There are none, because the task has no environment.
     """
     messages = list(workflow_task.task.init_messages)
     if not messages:
         raise EnvironmentFailed(
-            f"task {workflow_task.task.task_id!r} came without an environment's first messages; use the task reader "
-            "appworld, or one that sets env_type: appworld"
+            f"Task {workflow_task.task.task_id!r} has no first messages from an environment. Use the task reader "
+            "appworld, or one that sets env_type: appworld."
         )
     system = [str(message["content"]) for message in messages if message["role"] == "system"]
     said = [str(message["content"]) for message in messages if message["role"] != "system"]

@@ -154,7 +154,7 @@ def test_a_split_that_is_not_there_is_named(tmp_path, service_url):
     )
     reader = build_task_reader(config)
     assert list(reader.read(Split.VALIDATION)) == []
-    with pytest.raises(DataError, match="no split 'tran'"):
+    with pytest.raises(DataError, match="unknown split 'tran'"):
         list(reader.read(Split.TRAIN))
 
 

@@ -24,7 +24,7 @@ def test_setting_up_again_changes_nothing(appworld_settings, root, tmp_path):
     before = (root / "data" / "datasets" / "train.txt").stat()
     kept, said = _setup(appworld_settings, tmp_path)
     assert kept == appworld_settings
-    assert said == [f"data in {root}: dev 4, test_normal 4, train 16"]
+    assert said == [f"Data in {root}: dev 4, test_normal 4, train 16"]
     assert (root / "data" / "datasets" / "train.txt").stat() == before
 
 
@@ -44,23 +44,23 @@ def test_the_doctor_finds_everything(appworld_settings):
 def test_the_doctor_says_what_is_missing(appworld_settings, tmp_path):
     nowhere = replace(appworld_settings, environ={})
     assert [f.what for f in AppWorldSetup().doctor(nowhere) if not f.ok] == [
-        "APPWORLD_ROOT is not set; type: astuner env setup appworld root=FOLDER"
+        "APPWORLD_ROOT is not set. Run: astuner env setup appworld root=FOLDER"
     ]
     (finding,) = AppWorldSetup().doctor(EnvironmentSettings())
-    assert "needs an interpreter of its own" in finding.what
+    assert "needs a separate interpreter" in finding.what
     (finding,) = AppWorldSetup().doctor(EnvironmentSettings(python=str(tmp_path / "python")))
-    assert "does not run" in finding.what
+    assert "Could not run" in finding.what
     without = AppWorldSetup().doctor(EnvironmentSettings(python=sys.executable))
-    assert without[-1].what == "the package appworld is not installed there"
+    assert without[-1].what == "the package appworld is not installed in its interpreter"
     assert all(finding.hint == "astuner env setup appworld" for finding in without[1:])
 
 
 @table(
     ("options", "said"),
     [
-        ({"synthetic": "yes"}, "synthetic is true or false"),
-        ({"confinement": "maybe"}, "confinement is auto or require"),
-        ({"synthetic": "true", "bundle": "x"}, "give one of them"),
+        ({"synthetic": "yes"}, "synthetic must be true or false"),
+        ({"confinement": "maybe"}, "confinement must be auto or require"),
+        ({"synthetic": "true", "bundle": "x"}, "synthetic and bundle"),
         ({"root": "/tmp/my_memory/x"}, "'memory' in its path"),
     ],
 )
@@ -80,14 +80,14 @@ def quiet_python(tmp_path):
 
 
 def test_a_download_that_fails_silently_is_an_error(quiet_python, tmp_path):
-    with pytest.raises(RunError, match="there is still no data") as refused:
+    with pytest.raises(RunError, match="still contains no data") as refused:
         _setup(quiet_python, tmp_path)
     assert "bundle=FILE" in str(refused.value)
     assert "synthetic=true" in str(refused.value)
 
 
 def test_a_bundle_that_is_not_there_is_named(quiet_python, tmp_path):
-    with pytest.raises(RunError, match=r"there is no file .*nothing\.bundle"):
+    with pytest.raises(RunError, match=r"nothing\.bundle"):
         _setup(quiet_python, tmp_path, bundle=str(tmp_path / "nothing.bundle"))
 
 
@@ -113,7 +113,7 @@ def test_a_bundle_is_unpacked_by_the_package(appworld_python, root, tmp_path):
 def test_a_bundle_of_something_else_is_refused(appworld_python, tmp_path):
     bundle = tmp_path / "wrong.bundle"
     bundle.write_bytes(b"nothing of the kind")
-    with pytest.raises(RunError, match="could not unpack"):
+    with pytest.raises(RunError, match="Could not unpack"):
         _setup(EnvironmentSettings(python=appworld_python), tmp_path, bundle=str(bundle))
 
 

@@ -1,1 +1,1 @@
-"""The environment service: every instance of an environment is a process of its own, behind a small HTTP interface."""
+"""Serve environments over HTTP, with one process per instance."""

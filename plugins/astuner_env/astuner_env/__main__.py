@@ -1,4 +1,4 @@
-"""``python -m astuner_env`` is ``astuner env``; ``astuner run --with NAME`` starts the service so."""
+"""Run ``astuner env`` as ``python -m astuner_env``; ``astuner run --with NAME`` starts the service this way."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from astuner_env.cli import app
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; raises `SystemExit` with 0, 1 (it failed) or 2 (no such command or option)."""
+    """Run a command and raise `SystemExit` with 0, 1 (the command failed) or 2 (unknown command or option)."""
     try:
         app(arguments, prog_name="python -m astuner_env")
     except AstunerError as e:

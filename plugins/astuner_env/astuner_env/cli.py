@@ -1,6 +1,6 @@
-"""``astuner env``: install, diagnose, serve and try environments.
+"""Implement ``astuner env``: install, diagnose, serve and try environments.
 
-Invariant: listing and help import no environment and no server.
+Invariant: ``list`` and ``--help`` import neither an environment nor the server.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from astuner_env.env_service import EnvClient
     from astuner_env.manager.served import ServedEnvironment
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The environment.", show_default=False)]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the environment.", show_default=False)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 NUDGE_EVERY = 0.1
-"""Seconds."""
+"""Seconds between alarms that interrupt a blocking read."""
 ENDINGS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 app = new_app(no_args_is_help=True, help="Install, diagnose, serve and try environments.")
@@ -39,7 +39,7 @@ app = new_app(no_args_is_help=True, help="Install, diagnose, serve and try envir
 
 @app.callback()
 def _line(ctx: typer.Context) -> None:
-    """``-p no:NAME``, for whatever looks plugins up, in this process and those that it starts."""
+    """Apply ``-p no:NAME`` to plugin lookups in this process and its child processes."""
     from astuner import DISABLE_PLUGINS
 
     off = [text.removeprefix("no:") for text in ctx.find_root().params.get("plugin") or ()]
@@ -49,7 +49,7 @@ def _line(ctx: typer.Context) -> None:
 
 @app.command("list")
 def list_environments(as_json: JsonOption = False) -> None:
-    """List environments, and whether each is ready."""
+    """List environments and whether each one is ready."""
     from astuner_env.setup import missing_for
 
     rows: list[dict[str, Any]] = [
@@ -67,10 +67,10 @@ def list_environments(as_json: JsonOption = False) -> None:
         write_json(rows)
         return
     if not rows:
-        typer.echo("no plugin brings an environment; write one with: astuner new plugin NAME --environment")
+        typer.echo("No installed plugin provides an environment. Create one: astuner new plugin NAME --environment")
     width = max((len(row["name"]) for row in rows), default=0)
     for row in rows:
-        state = "ready" if row["ready"] else f"type: {row['missing']}"
+        state = "ready" if row["ready"] else f"not ready, run: {row['missing']}"
         typer.echo(f"{row['name']:{width}}  {row['summary']}")
         typer.echo(f"{'':{width}}  {state}  ·  splits: {', '.join(row['splits'])}  ·  plugin: {row['plugin']}")
 
@@ -80,14 +80,17 @@ def setup(
     name: NameArgument,
     options: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Options of the environment.", show_default=False),
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="Options of the environment (see --options).", show_default=False
+        ),
     ] = None,
     python: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Make its interpreter from this Python. Default: one that fits.")
+        Path | None,
+        typer.Option(metavar="PATH", help="Python to create its virtual environment from. Default: find one."),
     ] = None,
-    show_options: Annotated[bool, typer.Option("--options", help="List the options of NAME, and stop.")] = False,
+    show_options: Annotated[bool, typer.Option("--options", help="List the options of NAME and exit.")] = False,
 ) -> None:
-    """Install what an environment needs; harmless to do again."""
+    """Install the packages and data of an environment; safe to repeat."""
     from astuner_env.setup import options_of, set_up
 
     bare, provider = find(name)
@@ -98,19 +101,19 @@ def setup(
     given = pairs("", options or ())
     kept = set_up(bare, provider, given, python=python, say=partial(typer.echo, err=True))
     where = f" on {kept.python}" if kept.python else ""
-    typer.echo(f"{bare} is ready{where}; play it with: astuner env try {bare}")
+    typer.echo(f"{bare} is ready{where}. Try it: astuner env try {bare}")
 
 
 @app.command()
 def doctor(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Only this environment.", show_default=False)
+        str | None, typer.Argument(metavar="[NAME]", help="Environment to check. Default: all.", show_default=False)
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what environments lack here, and what to type.
+    """Check what environments need on this machine and how to install it.
 
-    Exits with 1 when NAME lacks something; without NAME, when one that was set up does.
+    Exits with 1 if NAME is not ready. Without NAME, exits with 1 if an environment that was set up is not ready.
     """
     from astuner_env.setup import diagnose, machine
 
@@ -128,7 +131,7 @@ def doctor(
                 level = "ok" if finding.ok else "fail" if diagnosis.wanted else "-"
                 typer.echo(f"  {level:4}  {finding.what}")
                 if finding.hint:
-                    typer.echo(f"  {'':4}  type: {finding.hint}")
+                    typer.echo(f"  {'':4}  run: {finding.hint}")
     if any(d.wanted and not d.is_ready for d in found):
         raise typer.Exit(1)
 
@@ -137,32 +140,38 @@ def doctor(
 def serve(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="Which environments; none: all that are ready.", show_default=False),
+        typer.Argument(
+            metavar="[NAME]...", help="Environments to serve. Default: all that are ready.", show_default=False
+        ),
     ] = None,
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8080,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 selects a free port.")] = 8080,
     max_instances: Annotated[
-        int | None, typer.Option(min=1, help="Instances at once. Default: what memory and cores allow.")
+        int | None, typer.Option(min=1, help="Maximum number of instances. Default: from memory and cores.")
     ] = None,
-    idle_ttl: Annotated[float, typer.Option(metavar="SECONDS", help="End instances that nobody uses.")] = IDLE_TTL,
-    log_json: Annotated[bool, typer.Option("--log-json", help="One JSON object per log line.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Log every request; send tracebacks to clients.")] = False,
+    idle_ttl: Annotated[float, typer.Option(metavar="SECONDS", help="End instances after this idle time.")] = IDLE_TTL,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Write the log as one JSON object per line.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Log every request and send tracebacks to clients.")] = False,
     max_memory_mb: Annotated[
-        int | None, typer.Option(min=64, metavar="MB", help="End instances beyond this, not what the environment says.")
+        int | None,
+        typer.Option(
+            min=64, metavar="MB", help="End instances that use more memory. Overrides the environment's limit."
+        ),
     ] = None,
     max_processes: Annotated[
-        int | None, typer.Option(min=1, help="End instances with more, not what the environment says.")
+        int | None, typer.Option(min=1, help="End instances with more processes. Overrides the environment's limit.")
     ] = None,
     token_from_stdin: Annotated[
-        bool, typer.Option("--token-from-stdin", help="The token is the first line of standard input.")
+        bool, typer.Option("--token-from-stdin", help="Read the token from the first line of standard input.")
     ] = False,
     stop_with_stdin: Annotated[
-        bool, typer.Option("--stop-with-stdin", help="Stop when standard input closes, as at the starter's end.")
+        bool,
+        typer.Option("--stop-with-stdin", help="Stop when standard input closes, for example when the parent exits."),
     ] = False,
 ) -> None:
     """Serve environments over HTTP until Ctrl-C.
 
-    Any address but loopback needs a token in the variable ASTUNER_ENV_TOKEN.
+    Addresses other than loopback require a token in the variable ASTUNER_ENV_TOKEN.
     """
     import asyncio
 
@@ -171,14 +180,14 @@ def serve(
     from astuner_env.server import serve as run_until_stopped
     from astuner_sandbox.isolation.linux import hide
 
-    for own in filter(None, map(own_script, names or ())):  # instead, as for `--with NAME`
+    for own in filter(None, map(own_script, names or ())):  # replaces this process, like `--with NAME`
         if len(names or ()) > 1:
-            raise ConfigError(f"{' '.join(names or ())}: one of them has a service of your own; serve that one alone")
+            raise ConfigError(f"{' '.join(names or ())}: one of these is served by your own script. Serve it alone.")
         os.chdir(own.folder)
         os.execvpe("bash", ["bash", "-c", own.command], {**own.variables, **os.environ})
     token = os.environ.get(TOKEN_VARIABLE, "")
     if token_from_stdin and not (token := sys.stdin.readline().strip()):
-        raise ConfigError("--token-from-stdin: standard input has no first line; write the token there")
+        raise ConfigError("--token-from-stdin: standard input is empty. Write the token to its first line.")
     hide()
     settings = ServiceSettings(
         host=host,
@@ -196,17 +205,25 @@ def serve(
 def try_(
     name: NameArgument,
     task_id: Annotated[
-        str | None, typer.Argument(metavar="[TASK]", help="Its id. Default: the split's first.", show_default=False)
+        str | None,
+        typer.Argument(metavar="[TASK]", help="ID of the task. Default: first task of the split.", show_default=False),
     ] = None,
-    split: Annotated[str | None, typer.Option(metavar="SPLIT", help="Default: the environment's first.")] = None,
+    split: Annotated[
+        str | None, typer.Option(metavar="SPLIT", help="Split to take the task from. Default: first split.")
+    ] = None,
     params: Annotated[
-        list[str] | None, typer.Option("--param", metavar="KEY=VALUE", help="As astuner.env_service.params.")
+        list[str] | None,
+        typer.Option("--param", metavar="KEY=VALUE", help="Set a parameter, as in astuner.env_service.params."),
     ] = None,
-    url: Annotated[str | None, typer.Option(metavar="URL", help="A service that runs, instead of one's own.")] = None,
-    list_tasks: Annotated[bool, typer.Option("--list", help="Print the split's task ids, and stop.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print each event as a line of JSON, or the list.")] = False,
+    url: Annotated[
+        str | None, typer.Option(metavar="URL", help="URL of a running service. Default: start one.")
+    ] = None,
+    list_tasks: Annotated[bool, typer.Option("--list", help="Print the task IDs of the split and exit.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print events as JSON lines; with --list, print a JSON list.")
+    ] = False,
 ) -> None:
-    """Play an environment by hand, from the terminal or a pipe."""
+    """Play an environment manually, from the terminal or a pipe."""
     from astuner.contracts.types import Task
     from astuner_env.env_service import RemoteEnvironment
     from astuner_env.play import HELP, Lines, Screen, Show, json_line, play
@@ -214,7 +231,7 @@ def try_(
     given = {key: _value(text) for key, text in pairs("--param", params or ()).items()}
     at_terminal = sys.stdin.isatty() and not as_json
     if at_terminal and url is None:
-        typer.echo(f"starting {name} …", err=True)
+        typer.echo(f"Starting {name} …", err=True)
     with ended_by_signals(), _service(name, url) as (client, env_type, splits):
         chosen = split or next(iter(splits), "train")
         if list_tasks:
@@ -227,7 +244,7 @@ def try_(
         if task_id is None:
             task_id = next(iter(client.task_ids(env_type, chosen, given)), None)
         if task_id is None:
-            raise EnvironmentFailed(f"{env_type} has no task in the split {chosen!r}; choose another with --split")
+            raise EnvironmentFailed(f"The split {chosen!r} of {env_type} is empty. Select another split with --split.")
         show: Show = json_line if as_json else Screen(echo=not at_terminal)
         if at_terminal:
             typer.echo(HELP + "\n")
@@ -242,8 +259,8 @@ def try_(
 @contextmanager
 def _service(
     name: str, url: str | None
-) -> Iterator[tuple[EnvClient, str, Sequence[str]]]:  # client, the environment's name there, its splits
-    """The service at ``url``, or one that is started for this and ended after it."""
+) -> Iterator[tuple[EnvClient, str, Sequence[str]]]:  # client, name of the environment in the service, splits
+    """Yield a client of the service at ``url``, or of a temporary service for this command."""
     from astuner_env.env_service import EnvClient
     from astuner_env.env_service.server import TOKEN_VARIABLE, EnvServer, own_script
 
@@ -254,7 +271,7 @@ def _service(
     from astuner import log_file, run_service
 
     env_type, splits = name, tuple[str, ...]()
-    if own_script(name) is None:  # then it is our service, which knows more
+    if own_script(name) is None:  # ASTuner's service provides the name and the splits
         (environment,) = _served([name])
         env_type, splits = environment.name, tuple(environment.provider.splits)
     server, what = EnvServer([name]), f"the environment service ({name})"
@@ -263,8 +280,8 @@ def _service(
         with run_service(server, what, "", log):
             yield EnvClient(server.address(), token=server.environ().get(TOKEN_VARIABLE, "")), env_type, splits
     except EnvironmentFailed as e:
-        raise EnvironmentFailed(f"{e}; the log of its service: {log}") from e
-    except RunError:  # it did not start; the message names the log
+        raise EnvironmentFailed(f"{e}. Log of the service: {log}") from e
+    except RunError:  # the service did not start; the message contains the log's path
         raise
     except BaseException:
         log.unlink()
@@ -282,7 +299,7 @@ def _served(names: Sequence[str]) -> list[ServedEnvironment]:
 
 
 def _value(text: str) -> Any:
-    """``4`` is a number, ``true`` a truth value, anything that is no YAML-like word stays text."""
+    """Parse a value as YAML: ``4`` is a number, ``true`` a boolean, other words are strings."""
     import yaml
 
     try:
@@ -292,7 +309,7 @@ def _value(text: str) -> Any:
 
 
 def offered() -> list[tuple[str, str, EnvironmentProvider]]:
-    """Name, plugin, provider of every environment."""
+    """Return name, plugin and provider of every environment, sorted."""
     from astuner import load_plugins
     from astuner_env.manager.served import as_environment
 
@@ -301,10 +318,10 @@ def offered() -> list[tuple[str, str, EnvironmentProvider]]:
 
 
 def find(reference: str) -> tuple[str, EnvironmentProvider]:
-    """The name that an environment goes by, and its provider.
+    """Return the name and the provider of an environment.
 
-    :raises UnknownName: there is no such environment; says what is close.
-    :raises AmbiguousName: several plugins bring it; one of them must be turned off.
+    :raises UnknownName: No such environment; the message suggests similar names.
+    :raises AmbiguousName: Several plugins provide the name; all but one must be disabled.
     """
     from astuner import find_offer, load_plugins
     from astuner_env.manager.served import as_environment
@@ -314,6 +331,10 @@ def find(reference: str) -> tuple[str, EnvironmentProvider]:
 
 
 def pairs(option: str, texts: Sequence[str]) -> Mapping[str, str]:
+    """Parse ``KEY=VALUE`` arguments.
+
+    :raises ConfigError: An argument has another form.
+    """
     wrong = [text for text in texts if not text.partition("=")[1] or text.startswith("=")]
     if wrong:
         raise ConfigError([f"{option or 'command line:'} {text!r} is not KEY=VALUE" for text in wrong])
@@ -322,18 +343,18 @@ def pairs(option: str, texts: Sequence[str]) -> Mapping[str, str]:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """A closed terminal, a plain kill and Ctrl-C end the block in good order; in the main thread.
+    """Handle SIGHUP, SIGTERM and Ctrl-C inside the block; for the main thread.
 
-    The first signal becomes an exception there, a `KeyboardInterrupt` for Ctrl-C and else a `SystemExit` with the code
-    that shells show; what follows is ignored.  Python runs a signal's handler between two of its own instructions, and
-    one that comes just before a line is waited for would be handled after that line has come, which may be never.
-    Invariant: here it is handled at once (an alarm that means nothing ends every wait, again and again).
+    The first signal raises `KeyboardInterrupt` (Ctrl-C) or `SystemExit` with the exit code that shells use. Later
+    signals are ignored. Python runs signal handlers between bytecode instructions, so a signal that arrives just
+    before a blocking read would wait until the read returns. A periodic alarm interrupts the read.
+    Invariant: the first signal is handled immediately.
     """
     ended = False
 
     def handle(number: int, _: object) -> None:
         nonlocal ended
-        if not ended:  # else what was begun is being put away
+        if not ended:  # cleanup is already running
             ended = True
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 

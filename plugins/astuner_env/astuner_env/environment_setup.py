@@ -1,8 +1,8 @@
-"""What an environment needs on a machine beyond its Python packages: data, unpacking, a licence to accept.
+"""Define how an environment is set up on a machine: data, unpacking, accepting a license.
 
-``astuner env setup NAME`` makes the interpreter and installs the packages that the `EnvironmentProvider` names, then
-asks the provider's `EnvironmentSetup` for the rest, and keeps the result as `EnvironmentSettings`, which the service
-reads.  ``astuner env doctor NAME`` prints its findings.
+``astuner env setup NAME`` creates the virtual environment and installs the packages of the `EnvironmentProvider`, then
+calls the provider's `EnvironmentSetup` and saves the resulting `EnvironmentSettings` for the service.
+``astuner env doctor NAME`` prints the findings of the setup class.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from typing import ClassVar
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentSettings:
-    """How one environment runs on this machine."""
+    """Interpreter and variables of one environment on this machine."""
 
     python: str = ""
-    """The interpreter's path; empty: the one that the service runs on."""
+    """Path of the interpreter. Empty: the interpreter of the service."""
     environ: Mapping[str, str] = field(default_factory=dict)
-    """Variables that its processes get; they get no others but PATH, LANG and a HOME of their own."""
+    """Variables for its processes, which otherwise get only PATH, LANG and a private HOME."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One line of ``astuner env doctor``."""
+    """Line of ``astuner env doctor``."""
 
     what: str
-    """What was looked at, and how it is."""
+    """Description of the check and its result."""
     ok: bool = True
     hint: str = ""
-    """What to type when it is not."""
+    """Command that fixes a failed check."""
 
 
 class EnvironmentSetup(ABC):
-    """Brings one environment to a machine, and says what is missing."""
+    """Setup and diagnosis of one environment on a machine."""
 
     options: ClassVar[Mapping[str, str]] = {}
-    """``astuner env setup NAME option=value``: option -> the sentence that its help prints."""
+    """Options of ``astuner env setup NAME option=value``: name -> help text."""
 
     def check(self, options: Mapping[str, str]) -> None:
-        """Refuse values that cannot be used, before anything is installed.
+        """Reject invalid option values before anything is installed.
 
-        :param options: a subset of `options`.
-        :raises astuner.contracts.errors.RunError: one cannot; says what to write.
+        :param options: A subset of `options`.
+        :raises astuner.contracts.errors.RunError: A value is invalid; the message names valid values.
         """
         return None
 
@@ -53,16 +53,16 @@ class EnvironmentSetup(ABC):
     def setup(
         self, settings: EnvironmentSettings, folder: Path, options: Mapping[str, str], say: Callable[[str], None]
     ) -> EnvironmentSettings:
-        """Do what is missing; doing it again is harmless.
+        """Do all missing steps; repeating a setup is safe.
 
-        :param settings: with the interpreter, which has the packages.
-        :param folder: where this environment may keep what belongs to it.
-        :param options: a subset of `options`.
-        :param say: prints a line of progress.
-        :returns: the settings to keep.
-        :raises astuner.contracts.errors.RunError: it cannot be done; says what to do.
+        :param settings: Settings with the interpreter, which has the packages installed.
+        :param folder: Folder for the data of this environment.
+        :param options: A subset of `options`.
+        :param say: Prints a progress line.
+        :returns: The settings to save.
+        :raises astuner.contracts.errors.RunError: A step failed; the message describes what to do.
         """
 
     @abstractmethod
     def doctor(self, settings: EnvironmentSettings) -> Sequence[Finding]:
-        """What was found, good and bad, in the order a person would look."""
+        """Return all checks, passed and failed, in the order in which to fix them."""

@@ -1,16 +1,16 @@
-"""Classes written for the older environment service, as an `Environment`.
+"""Run classes written for the older environment service as an `Environment`.
 
-They have ``get_init_state``, ``step``, ``evaluate``, ``get_info``, ``close`` and ``get_query_list``, take
-``(task_id, instance_id, params)``, and their files import ``BaseEnv`` and ``Registry`` from ``env_service``.  Such a
-file runs as it is: `adapt` wraps the class, and `stand_in` answers for the two imports where nothing else does.
+These classes have ``get_init_state``, ``step``, ``evaluate``, ``get_info``, ``close`` and ``get_query_list``, take
+``(task_id, instance_id, params)``, and import ``BaseEnv`` and ``Registry`` from ``env_service``. Their files run
+unchanged: `adapt` wraps the class, and `stand_in` provides the two imports if no real package does.
 
-Standard library only: the service lends this module to interpreters that have nothing of ASTuner's installed.
+This module uses only the standard library, because the service loads it in interpreters without ASTuner's packages.
 
-What the older kind says, in a class or over the wire, is read in one way: strict where a number decides something (a
-reward, a score, whether it is over), lenient where only a spelling differs: a state is a text, a message, or a list of
-messages, a score a number or a report.
+Answers of such classes, and of older services over HTTP, are parsed in one way. Values that decide something (reward,
+score, end of the episode) are checked strictly. Other forms are accepted leniently: a state may be a string, a message
+or a list of messages; a score may be a number or a report.
 
-Invariant: what is missing or no number raises `NotUnderstood`; nothing is filled in.
+Invariant: a missing or non-numeric value raises `NotUnderstood`; nothing is filled in.
 """
 
 from __future__ import annotations
@@ -35,35 +35,35 @@ _SHOWN = 200
 
 
 class NotUnderstood(ValueError):
-    """It is not what was to be said; says what is wrong with it."""
+    """Raised for an answer in an unexpected form; the message describes the problem."""
 
 
 def started(said: Any) -> StepResult:
-    """The beginning of an episode; it has a reward, or is over, only where that is said."""
+    """Parse the start of an episode. Reward and end are optional."""
     fields = _fields(said)
     return _result(fields, reward=fields.get("reward", 0.0), is_over=fields.get("is_terminated", False))
 
 
 def stepped(said: Any) -> StepResult:
-    """The answer to an action."""
+    """Parse the answer to an action."""
     fields = _fields(said)
     for name in ("reward", "is_terminated"):
         if name not in fields:
-            raise NotUnderstood(f"a step's answer has no {name}: {shown(said)}")
+            raise NotUnderstood(f"the answer of step lacks {name}: {shown(said)}")
     return _result(fields, reward=fields["reward"], is_over=fields["is_terminated"])
 
 
 def data_of(answer: Any) -> Any:
-    """The ``data`` of a successful answer."""
+    """Return the ``data`` of a successful answer."""
     if not isinstance(answer, Mapping) or "success" not in answer:
-        raise NotUnderstood(f"the answer has no field success: {shown(answer)}")
+        raise NotUnderstood(f"the answer lacks the field success: {shown(answer)}")
     if answer["success"] is not True:
-        raise NotUnderstood(f"the service says that it failed, and not why: {shown(answer)}")
+        raise NotUnderstood(f"the service reported a failure without a reason: {shown(answer)}")
     return answer.get("data")
 
 
 def evaluated(data: Any) -> Evaluation | dict[str, Any]:
-    """What ``/evaluate`` answers: a number, or a report with a ``score``; a report without one as it is."""
+    """Parse the answer of ``/evaluate``: a number or a report with a ``score``. Return other reports unchanged."""
     if not isinstance(data, Mapping):
         return Evaluation(score=number("the score", data))
     if "score" not in data:
@@ -72,45 +72,45 @@ def evaluated(data: Any) -> Evaluation | dict[str, Any]:
     if success is not None and not isinstance(success, bool):
         raise NotUnderstood(f"success is {shown(success)}; it must be true, false or null")
     if details is not None and not isinstance(details, Mapping):
-        raise NotUnderstood(f"the details are {shown(details)}; they must be an object")
+        raise NotUnderstood(f"details is {shown(details)}; it must be an object")
     return Evaluation(score=number("the score", data["score"]), success=success, details=dict(details or {}))
 
 
 def params_for(task: Task, params: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of an episode, with what the data set knows of the task beside its id, where that is anything."""
+    """Return the parameters of an episode, plus the task's query and metadata if there are any."""
     known = {"main_query": task.main_query, "metadata": dict(task.metadata)}
     known = {name: value for name, value in known.items() if value}
     return {**params, **({"task": known} if known else {})}
 
 
 def task_ids(data: Any) -> list[str]:
-    """What ``/get_env_profile`` answers; some services have numbers for ids."""
+    """Parse the answer of ``/get_env_profile``; some services use numbers as IDs."""
     if not isinstance(data, list) or not all(isinstance(i, (str, int)) and not isinstance(i, bool) for i in data):
-        raise NotUnderstood(f"the tasks are {shown(data)}; they must be a list of ids")
+        raise NotUnderstood(f"the task list is {shown(data)}; it must be a list of IDs")
     return [str(i) for i in data]
 
 
 def shown_text(text: Any) -> str:
-    """What the service says about itself, not endlessly."""
+    """Return at most 2,000 characters of a service's message."""
     return "" if text is None else str(text)[:2000]
 
 
 def number(what: str, value: Any) -> float:
-    """``value`` as a finite float."""
+    """Return ``value`` as a finite float."""
     if (found := as_float(value)) is not None:
         return found
     raise NotUnderstood(f"{what} is {shown(value)}; it must be a finite number")
 
 
 def shown(value: Any) -> str:
-    """The beginning of a value, for a message."""
+    """Return the beginning of a value's representation, for a message."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def _fields(said: Any) -> Mapping[str, Any]:
     if not isinstance(said, Mapping) or "state" not in said:
-        raise NotUnderstood(f"the answer has no state: {shown(said)}")
+        raise NotUnderstood(f"the answer lacks the field state: {shown(said)}")
     return said
 
 
@@ -139,20 +139,20 @@ def _messages(state: Any) -> tuple[Mapping[str, Any], ...]:
         return ({"role": "user", "content": state},)
     messages = [state] if isinstance(state, Mapping) else state
     if not isinstance(messages, Sequence) or not messages:
-        raise NotUnderstood(f"the state is {shown(state)}; it must be messages")
+        raise NotUnderstood(f"the state is {shown(state)}; it must be a message or a list of messages")
     return tuple(_message(message) for message in messages)
 
 
 def _message(message: Any) -> Mapping[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
-        raise NotUnderstood(f"a message is {shown(message)}; it must have a role and a content")
+        raise NotUnderstood(f"a message is {shown(message)}; it must have a role and content")
     _text(message["content"])
-    # Every message of the reference has the key; an empty list would change how a chat template shows it.
+    # Older services always send tool_calls; an empty list would change the output of a chat template.
     return {name: value for name, value in message.items() if name != "tool_calls" or value}
 
 
 def _observation(messages: Sequence[Mapping[str, Any]]) -> str:
-    """What is new to the agent: everything but a system prompt."""
+    """Return the text that is new to the agent: all messages except system prompts."""
     said = [m for m in messages if m["role"] != "system"] or messages
     return "\n".join(_text(m["content"]) for m in said)
 
@@ -167,11 +167,11 @@ def _text(content: Any) -> str:
 T = TypeVar("T")
 
 METHODS = ("get_init_state", "step", "evaluate", "get_query_list")
-"""What makes a class one of these."""
+"""Methods that identify a class for the older service."""
 
 
 def is_older(found: Any) -> bool:
-    """Whether ``found`` is a class written for the older service."""
+    """Return whether ``found`` is a class written for the older service."""
     return (
         isinstance(found, type)
         and not issubclass(found, Environment)
@@ -181,21 +181,21 @@ def is_older(found: Any) -> bool:
 
 @cache
 def adapt(cls: type) -> type[Environment]:
-    """The `Environment` that ``cls`` is, or that runs one of the older kind; the same one every time.
+    """Return ``cls`` if it is an `Environment`, or a cached subclass that runs an older class.
 
-    :raises TypeError: it is neither.
+    :raises TypeError: It is neither.
     """
     if issubclass(cls, Environment):
         return cls
     if not is_older(cls):
         missing = [name for name in METHODS if not callable(getattr(cls, name, None))]
-        raise TypeError(f"{cls.__name__} is no subclass of astuner.Environment, nor an older one: no {missing[0]}")
+        raise TypeError(f"{cls.__name__} is not a subclass of astuner.Environment and lacks {missing[0]}")
     names = {"older": cls, "__module__": cls.__module__, "__doc__": cls.__doc__, "__qualname__": cls.__qualname__}
     return type(cls.__name__, (OlderEnvironment,), names)
 
 
 class OlderEnvironment(Environment):
-    """Runs an instance of `older`."""
+    """Environment that runs an instance of `older`."""
 
     older: type
 
@@ -205,8 +205,8 @@ class OlderEnvironment(Environment):
 
     @classmethod
     def tasks(cls, split: str, params: Mapping[str, Any]) -> Iterator[Task]:
-        """The ids of ``get_query_list``, which some versions give only the split."""
-        listed = getattr(cls.older, "get_query_list")  # noqa: B009  (it is no attribute of every type)
+        """Yield the IDs from ``get_query_list``, which takes only the split in some versions."""
+        listed = getattr(cls.older, "get_query_list")  # noqa: B009  (not an attribute of every type)
         for task_id in _call(listed, split, dict(params)):
             yield Task(task_id=str(task_id))
 
@@ -220,7 +220,7 @@ class OlderEnvironment(Environment):
         return _read("step", stepped, _call(self._inner.step, dict(action), {}))
 
     def evaluate(self) -> Evaluation:
-        """Its dense score; where that is a report without one, whether it says that the episode succeeded."""
+        """Return the dense score; for a report without a score, use the sparse score."""
         found = _call(self._inner.evaluate, {}, {"sparse": False})
         if not isinstance(found, Mapping):
             return Evaluation(score=_read("evaluate", _score, found))
@@ -243,10 +243,10 @@ class OlderEnvironment(Environment):
 
 
 def _call(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call with as many of the arguments as it takes; classes differ in whether they take ``params``."""
+    """Call a function with as many arguments as it accepts; not all classes accept ``params``."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # of C
+    except (TypeError, ValueError):  # implemented in C
         return function(*arguments)
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return function(*arguments)
@@ -255,7 +255,7 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _read(method: str, read: Callable[[Any], T], said: Any) -> T:
-    """What ``said`` means; a `TypeError` names the method that said it."""
+    """Parse an answer; raise a `TypeError` that names the method."""
     try:
         return read(said)
     except NotUnderstood as e:
@@ -265,24 +265,24 @@ def _read(method: str, read: Callable[[Any], T], said: Any) -> T:
 _score = partial(number, "the score")
 
 
-# ------------------------------------------------------------------------------------------------- what they import
+# --------------------------------------------------------------------------------------------- replacement modules
 
 
 def stand_in() -> None:
-    """From now on ``env_service.base.BaseEnv`` and ``env_service.registry.Registry`` can be imported.
+    """Make ``env_service.base.BaseEnv`` and ``env_service.registry.Registry`` importable.
 
-    Where a real ``env_service`` is importable, that one is taken.
+    A real ``env_service`` package takes precedence.
     """
     if not any(isinstance(finder, _StandIns) for finder in sys.meta_path):
-        sys.meta_path.append(_StandIns())  # last: everything real comes first
+        sys.meta_path.append(_StandIns())  # last, so that real packages take precedence
 
 
 class BaseEnv:
-    """What their classes inherit from: nothing is needed of it."""
+    """Empty base class for older environments."""
 
 
 class Registry:
-    """What their files note a class in."""
+    """Registry that older environments register their class in."""
 
     _classes: ClassVar[dict[str, type]] = {}
 
@@ -313,7 +313,7 @@ _STAND_INS: dict[str, dict[str, Any]] = {
 
 
 class _StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds and loads the stand-ins; asked only when nothing else was found."""
+    """Finder and loader of the replacement modules; used only if no real module was found."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if name not in _STAND_INS:

@@ -1,6 +1,6 @@
-"""The part ``environments`` of the core: the environment service's, and classes for the older one.
+"""Provide the core's part ``environments``: remote environments and classes for the older service.
 
-Invariant: it keeps nothing; where the service is, is asked anew each time.
+Invariant: it stores nothing; the URL of the service is looked up on every call.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Environments(EnvironmentsPart):
-    """In the environment service, where there is one."""
+    """Environments in the environment service, if one is configured."""
 
     def hosts(self, config: Config, env_type: str) -> bool:
         return is_remote(config, env_type)

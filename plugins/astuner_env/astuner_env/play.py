@@ -1,8 +1,7 @@
-"""An environment played by hand: lines become the agent's messages, and what the world answers is shown.
+"""Play an environment manually: lines become the agent's messages, and observations are shown.
 
-`Lines` reads from a terminal or a pipe, `Screen` and `json_line` show, `play` stands between them and the world.
-Invariant: every action is one that a person or a file wrote; the end of the input ends the play, and the world is
-evaluated then.
+`Lines` reads from a terminal or a pipe, `Screen` and `json_line` show events, and `play` connects them to the
+environment. Invariant: every action was written by the user; at the end of the input the environment is evaluated.
 """
 
 from __future__ import annotations
@@ -19,49 +18,52 @@ from astuner.contracts.errors import ConfigError
 from astuner.contracts.types import Task
 
 HELP = """\
-A line is what the agent says; a line that opens a fence (```) begins a block, which the closing fence ends.
-  :block            what follows, up to an empty line, is one message
-  :file PATH        what is in the file is one message
-  :call NAME JSON   call a tool, e.g. :call move {"to": "north"}
-  :evaluate         how good is it so far?
-  :describe         what is this world?
-  :tools            which tools does it offer?
-  :quit             end (or Ctrl-D)
-  ::…               a message that begins with a colon"""
+Each line is a message of the agent. A line with an opening fence (```) starts a block up to the closing fence.
+  :block            Send all lines up to the next empty line as one message
+  :file PATH        Send the content of a file as one message
+  :call NAME JSON   Call a tool, for example :call move {"to": "north"}
+  :evaluate         Show the current score
+  :describe         Show the description of the environment
+  :tools            Show the tools of the environment
+  :quit             Quit (or Ctrl-D)
+  ::…               Send a message that starts with a colon"""
 
 Action = Mapping[str, Any]
 Ending = Literal["terminated", "truncated", "quit", "input ended"]
 
 
 Show = Callable[..., None]
-"""Where events go: what happened (a text), and its data by name."""
+"""Receives the name of an event and its data as keyword arguments."""
 
 
 class Lines:
-    """What a person types, or a pipe brings on standard input, line by line."""
+    """Reader of standard input, line by line."""
 
     def __init__(self, prompt: str = "") -> None:
-        """:param prompt: shown before each line, with editing and history; empty when nobody looks."""
+        """Create a reader.
+
+        :param prompt: Shown before each line, with editing and history. Empty: not interactive.
+        """
         self._prompt = prompt
         if prompt:
-            with contextlib.suppress(ImportError):  # a Python without it reads lines all the same
+            with contextlib.suppress(ImportError):  # reading works without it
                 import readline  # noqa: F401
 
     def next(self, prompt: str | None = None) -> str | None:
-        """A line without its end; None when there are no more.
+        """Return the next line without its line break, or None at the end of the input.
 
-        :param prompt: instead of the usual one, within a block.
-        :raises ConfigError: what comes is no text.
+        :param prompt: Prompt to show instead of the default, inside a block.
+        :raises ConfigError: The input cannot be decoded.
         """
         try:
             return input((prompt or self._prompt) if self._prompt else "")
         except EOFError:
             return None
         except UnicodeDecodeError as e:
-            raise ConfigError(f"what came on standard input is not {e.encoding}: {e.reason}") from None
+            raise ConfigError(f"Standard input is not valid {e.encoding}: {e.reason}") from None
 
     def block(self, ends: Callable[[str], bool]) -> list[str]:
-        """The lines up to one that ends it, that one included; or to the end of the input."""
+        """Return all lines up to and including the one that ends the block, or up to the end of the input."""
         lines: list[str] = []
         while (line := self.next("… ")) is not None:
             lines.append(line)
@@ -71,16 +73,16 @@ class Lines:
 
 
 class Command(str):
-    """Something that is no action: ``evaluate``, ``describe``, ``tools``, ``quit``, ``help``."""
+    """Command instead of an action: ``evaluate``, ``describe``, ``tools``, ``quit`` or ``help``."""
 
 
 def read(lines: Lines) -> Action | Command | None:
-    """The next thing to do; None at the end of the input.
+    """Return the next action or command, or None at the end of the input.
 
-    :raises ValueError: a command that there is not, or one that lacks something; says which.
+    :raises ValueError: The command is unknown or incomplete.
     """
     while (line := lines.next()) is not None and not line.strip():
-        pass  # nothing was said; :block and an empty line say exactly that
+        pass  # skip empty lines; :block followed by an empty line sends an empty message
     if line is None:
         return None
     if line.lstrip().startswith("```"):
@@ -102,7 +104,9 @@ def read(lines: Lines) -> Action | Command | None:
             raise ValueError(f":file {rest.strip()}: {e}") from None
     if name == "call":
         return _called(rest)
-    raise ValueError(f"there is no :{name}; :help shows what there is, and :: begins a message with a colon")
+    raise ValueError(
+        f"Unknown command :{name}. Enter :help for a list, or :: to send a message that starts with a colon."
+    )
 
 
 def _said(text: str) -> Action:
@@ -114,9 +118,9 @@ def _called(text: str) -> Action:
     try:
         data = json.loads(arguments or "{}")
     except ValueError as e:
-        raise ValueError(f":call {name}: the arguments are no JSON: {e}") from None
+        raise ValueError(f":call {name}: the arguments are not valid JSON: {e}") from None
     if not name or not isinstance(data, dict):
-        raise ValueError(':call wants a name and a JSON object, e.g. :call move {"to": "north"}')
+        raise ValueError(':call requires a name and a JSON object, for example :call move {"to": "north"}')
     function = {"name": name, "arguments": json.dumps(data, ensure_ascii=False)}
     return {
         "role": "assistant",
@@ -126,11 +130,11 @@ def _called(text: str) -> Action:
 
 
 def play(world: Environment, task: Task, lines: Lines, show: Show, *, strict: bool) -> Ending:
-    """Reset ``world`` to ``task`` and play until it is over, or the input is.
+    """Reset ``world`` to ``task`` and play until the episode or the input ends.
 
-    :param strict: a line that makes no sense ends it, rather than being asked for again.
-    :raises ConfigError: ``strict``, and there was such a line.
-    :raises EnvironmentFailed: the world failed.
+    :param strict: Whether an invalid line is an error instead of a note.
+    :raises ConfigError: An invalid line, if ``strict``.
+    :raises EnvironmentFailed: The environment failed.
     """
     result = world.reset(task)
     show("start", task_id=task.task_id, **_seen(result))
@@ -182,15 +186,18 @@ def _over(result: StepResult) -> Ending | None:
 
 
 def json_line(event: str, **data: Any) -> None:
-    """An event as one line of JSON, for programs."""
+    """Print an event as one line of JSON."""
     print(json.dumps({"event": event, **data}, ensure_ascii=False, default=str), flush=True)
 
 
 class Screen:
-    """Events for a person."""
+    """Printer of events for people."""
 
     def __init__(self, *, echo: bool = False) -> None:
-        """:param echo: show the actions too: nobody has typed them here."""
+        """Create a printer.
+
+        :param echo: Whether to show the actions too, because they were not typed in this terminal.
+        """
         self._echo = echo
 
     def __call__(self, event: str, **data: Any) -> None:

@@ -1,9 +1,9 @@
-"""Tasks from environments, and the environment's own verdict as the reward.
+"""Read tasks from environments, and use the environment's score as the reward.
 
-The readers `env_service` and `environment` yield what an environment says its tasks are; the one asks the service, the
-other runs the environment inside this process, for light ones and for breakpoints.  A task of the service is its id;
-everything else comes when the environment is opened.  A plugin whose environment has a reader of its own inherits from
-`ServiceTasks`.
+The readers `env_service` and `environment` yield the tasks that an environment lists. The first calls the service; the
+second runs the environment in this process, for light environments and for debugging. A task from the service consists
+of its ID; the prompt comes when the environment is reset. A plugin with its own task reader for an environment inherits
+from `ServiceTasks`.
 """
 
 from __future__ import annotations
@@ -31,32 +31,35 @@ if TYPE_CHECKING:
 
 
 class NoSuchSplit(DataError):
-    """The environment was asked, and has no split of this name."""
+    """Raised if the environment does not have the split."""
 
 
 class SplitsConfig(Section):
+    """Splits of an environment."""
+
     training_split: str = Field("train", min_length=1)
-    """The environment's split to train on."""
+    """Split to train on."""
     validation_split: str | list[str] | None = Field(["dev", "validation"])
-    """The environment's split to validate on, of several the first that it has; null for no validation."""
+    """Split to validate on, or several to use the first that exists; `null` disables validation."""
 
 
 class EnvironmentTasks(TaskReader):
-    """The tasks of one environment."""
+    """Tasks of one environment."""
 
     of_environments = True
     config: SplitsConfig
     environment_begins = True
-    """The first messages of a task are what its environment says when it starts, and not the data's."""
+    """The first messages of a task come from its environment, not from the data."""
 
     @classmethod
     def from_config(cls, section: Any, context: BuildContext) -> EnvironmentTasks:
         return cls(section, context.config)
 
     def __init__(self, config: SplitsConfig, experiment: Config, env_type: str = "") -> None:
-        """
-        :param experiment: the whole config, for ``astuner.env_service``.
-        :param env_type: the environment; empty: the section says it, as `EnvironmentTasksConfig` does.
+        """Create a reader.
+
+        :param experiment: Complete configuration, for ``astuner.env_service``.
+        :param env_type: Name of the environment. Empty: taken from the section, as in `EnvironmentTasksConfig`.
         """
         super().__init__(config)
         self.experiment = experiment
@@ -65,7 +68,7 @@ class EnvironmentTasks(TaskReader):
     def read(self, split: Split) -> Iterator[Task]:
         """Yield the tasks of ``split`` in the environment's order.
 
-        :raises DataError: the environment has no such split, or no tasks in it; or it cannot be asked. Names the keys.
+        :raises DataError: The split is missing or empty, or the environment failed; the message names the keys.
         """
         key = "training_split" if split is Split.TRAIN else "validation_split"
         wanted = getattr(self.config, key)
@@ -80,22 +83,22 @@ class EnvironmentTasks(TaskReader):
                     which = " or ".join(map(repr, names))
                     raise DataError(f"{self._asked_for(which, key)}: {e}") from e
         if names and not tasks:
-            raise DataError(f"{self._asked_for(repr(name), key)}: there are none")
+            raise DataError(f"{self._asked_for(repr(name), key)}: the split is empty")
         yield from tasks
 
     @abstractmethod
     def tasks(self, split: str) -> Iterable[Task]:
-        """The tasks of the environment's split of this name.
+        """Return the tasks of a split.
 
-        :raises NoSuchSplit: there is none.
-        :raises DataError: they are not known; why.
+        :raises NoSuchSplit: The split does not exist.
+        :raises DataError: The tasks could not be read.
         """
 
     def _asked_for(self, split: str, key: str) -> str:
         return f"the tasks of {self.env_type!r}{self._written('env_type')}, split {split}{self._written(key)}"
 
     def _written(self, key: str) -> str:
-        """`` (the key's full name, file:line:column)`` for messages; empty where the reader has no such key."""
+        """Return `` (full key, file:line:column)`` for messages, or an empty string if the reader lacks the key."""
         if key not in type(self.config).model_fields:
             return ""
         name = f"astuner.task_reader.{self.experiment.astuner.task_reader.type}.{key}"
@@ -104,7 +107,7 @@ class EnvironmentTasks(TaskReader):
 
 
 class ServiceTasks(EnvironmentTasks):
-    """Asks the environment service for the ids of a split's tasks, once per split."""
+    """Task reader that gets task IDs from the environment service, once per split."""
 
     @property
     def elsewhere(self) -> str:
@@ -115,7 +118,10 @@ class ServiceTasks(EnvironmentTasks):
         return find_client(self.experiment)
 
     def tasks(self, split: str) -> Iterator[Task]:
-        """:raises ConfigError: it is not known where the service is."""
+        """Yield the tasks of a split.
+
+        :raises ConfigError: No environment service is configured.
+        """
         try:
             ids = self._client.task_ids(self.env_type, split, self.experiment.astuner.env_service.params)
         except EnvironmentFailed as e:
@@ -126,16 +132,18 @@ class ServiceTasks(EnvironmentTasks):
 
 
 class EnvironmentTasksConfig(SplitsConfig):
+    """Environment and splits to read tasks from."""
+
     env_type: str = Field(min_length=1)
-    """The environment: a registered name; for the reader `environment` also `path/to/file.py->Class`."""
+    """Registered name of the environment; for the reader `environment` also `path/to/file.py->Class`."""
 
 
 class EnvServiceTaskReader(ServiceTasks):
-    """Asks the environment service."""
+    """Task reader for environments in the environment service."""
 
 
 class EnvironmentTaskReader(EnvironmentTasks):
-    """Asks the environment's class, in this process."""
+    """Task reader for environments in this process."""
 
     def tasks(self, split: str) -> Iterator[Task]:
         name = self.env_type
@@ -151,16 +159,16 @@ class EnvironmentTaskReader(EnvironmentTasks):
 
 
 class EnvServiceJudge(Judge):
-    """The environment's own score is the reward."""
+    """Judge that uses the environment's score as the reward."""
 
     wants_evaluation: ClassVar[bool] = True
 
     def judge(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> JudgeOutput:
-        """What the environment said when the workflow had ended; it says what the scale is."""
+        """Return the environment's evaluation after the workflow; the environment defines the scale."""
         evaluation = output.evaluation
         if evaluation is None:
             raise JudgeFailed(
-                f"task {workflow_task.task.task_id!r} has no environment (env_type), so the judge env_service has "
-                "nothing to ask; use a task reader that sets it, such as env_service"
+                f"The judge env_service needs an environment, but task {workflow_task.task.task_id!r} has no env_type. "
+                "Use a task reader that sets it, such as env_service."
             )
         return JudgeOutput(reward=evaluation.score, is_success=evaluation.is_success)

@@ -1,22 +1,23 @@
-"""The service over HTTP: who may ask, what was asked, how it is answered; and its life, until it is told to stop.
+"""Serve environments over HTTP, from startup to shutdown.
 
-The older routes are those that clients of the older environment services speak, unchanged, with a few additions.  All
-share one body: ``env_type``, ``task_id``, ``instance_id``, ``messages`` (on ``/step`` the action) and ``params``.
-Added: ``params.request_id`` makes a step happen at most once; ``params.task`` brings a task's text along; a create with
-the id of a living instance replaces it; ``params.details`` asks ``/evaluate`` for everything.  The typed routes, below
-``/v1``, answer with the fields of `StepResult` and `Evaluation`.
+The older routes are compatible with clients of the older environment services and add a few parameters. They share one
+body: ``env_type``, ``task_id``, ``instance_id``, ``messages`` (on ``/step`` the action) and ``params``. Additions:
+``params.request_id`` executes a step at most once; ``params.task`` contains the text of a task; a create with the ID of
+an existing instance replaces it; ``params.details`` returns the complete evaluation from ``/evaluate``. The typed
+routes below ``/v1`` return the fields of `StepResult` and `Evaluation`.
 
-Who may ask: whoever has the token, or, on loopback, the programs of this machine; a browser never.  A page from
-anywhere can have its reader's browser send requests to this machine: plainly, which the ``Origin`` and
-``Sec-Fetch-Site`` headers tell, or under a name of its own that it lets point here (DNS rebinding), which the ``Host``
-header tells.
+Access: clients with the token or, on loopback, programs on this machine; never browsers. A web page can make its
+visitor's browser send requests to this machine: directly (detected by the ``Origin`` and ``Sec-Fetch-Site`` headers) or
+through a domain that resolves to this machine (DNS rebinding, detected by the ``Host`` header).
 
-Invariant: ``Starting server on HOST:PORT`` is printed when requests are answered, and not before; whatever happens
-after that, no process outlives the service, not even when it is killed (the zygotes see to that).
-Invariant: the service cannot be reached from another machine without a token.
-Invariant: what a client sees of an error of ours is that there was one; the log has the rest.
-Invariant: whatever is in a body, reading it ends in data or in a refusal that names the field; every request passes the
-guard, and ends in one answer, with one log line and an id.
+Invariants:
+
+- ``Starting server on HOST:PORT`` is printed once requests are accepted, not before.
+- No process outlives the service, even if the service is killed (the zygotes ensure this).
+- The service is not reachable from other machines without a token.
+- Clients get no details of internal errors; the log contains them.
+- Parsing a body results in data or in a refusal that names the field.
+- Every request passes the guard and results in one answer with an ID and one log line.
 """
 
 from __future__ import annotations
@@ -58,15 +59,15 @@ from astuner_sandbox.isolation.scratch import Root
 log = logging.getLogger("astuner_env")
 
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-"""What every log record has; the rest are fields of ours."""
+"""Standard attributes of a log record; all other attributes are fields of the log line."""
 MEASURE_EVERY = 1.0
-"""Seconds between two looks at what instances take."""
+"""Seconds between two measurements of the instances."""
 _STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
 class Service:
-    """A service that listens."""
+    """Running service."""
 
     host: str
     port: int
@@ -79,26 +80,26 @@ class Service:
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceSettings:
-    """Where a service listens, for whom, and how much it takes on.
+    """Address, access and limits of a service.
 
-    :raises ConfigError: a number makes no sense.
+    :raises ConfigError: A number is out of range.
     """
 
     host: str = "127.0.0.1"
     port: int = 0
-    """0 takes a free one."""
+    """0 selects a free port."""
     token: str = field(default="", repr=False)
-    """What every request must bring; required unless `host` is loopback."""
+    """Token that every request must contain; required unless `host` is loopback."""
     max_instances: int | None = None
-    """None: as many as the machine can hold."""
+    """None: computed from memory and cores."""
     idle_ttl: float = IDLE_TTL
-    """Seconds after which an instance that nobody asks is ended."""
+    """Seconds after which an idle instance is ended."""
     patience: float = 30.0
-    """Seconds a request for a new instance waits for a slot."""
+    """Seconds that a request for a new instance waits for a slot."""
     debug: bool = False
-    """Log every request, and send environments' tracebacks to clients."""
+    """Whether to log every request and send tracebacks of environments to clients."""
     parent: Path | None = None
-    """Where its folder is made; None: where temporary files go."""
+    """Folder in which its private folder is created; None: the folder for temporary files."""
 
     def __post_init__(self) -> None:
         if self.idle_ttl <= 0 or (self.max_instances is not None and self.max_instances < 1):
@@ -112,11 +113,11 @@ async def serve(
     log_json: bool = False,
     stop_with_stdin: bool = False,
 ) -> None:
-    """Serve until a signal asks to stop.
+    """Serve until a signal arrives.
 
-    :param stop_with_stdin: stop as well when standard input closes, because whoever started this is gone.
-    :raises ConfigError: the address cannot be bound or is open to others, or there is nothing to serve.
-    :raises RunError: an environment cannot be imported.
+    :param stop_with_stdin: Whether to stop when standard input closes, because the parent process has ended.
+    :raises ConfigError: The address cannot be bound or requires a token, or there is no environment to serve.
+    :raises RunError: An environment cannot be imported.
     """
     log_to_stderr(as_json=log_json, debug=settings.debug, secrets=_secrets(environments, settings.token))
     task = asyncio.current_task()
@@ -125,7 +126,7 @@ async def serve(
 
     def stop(why: str) -> None:
         nonlocal stopping
-        if not stopping:  # a second one must not interrupt the tidying up
+        if not stopping:  # a second signal must not interrupt the cleanup
             stopping = True
             log.info("stopping", extra={"because": why})
             task.cancel()
@@ -149,14 +150,14 @@ async def serve(
 
 @contextlib.asynccontextmanager
 async def running(environments: Sequence[ServedEnvironment], settings: ServiceSettings) -> AsyncIterator[Service]:
-    """A service for as long as the block runs; errors as `serve`."""
+    """Run a service inside the block; raise like `serve`."""
     if not environments:
-        raise ConfigError("name an environment to serve; `astuner env list` says which there are")
+        raise ConfigError("No environment to serve. List environments: astuner env list")
     host, idle_ttl = settings.host, settings.idle_ttl
     guard = Guard(host, settings.token)
     room, why = capacity(e.provider.memory_mb for e in environments)
     if settings.max_instances is not None:
-        room, why = settings.max_instances, "as it was asked for"
+        room, why = settings.max_instances, "set by --max-instances"
     bound = bind(host, settings.port)
     with contextlib.closing(bound), contextlib.closing(Root(FOLDERS, settings.parent)) as root:
         manager = Manager(
@@ -204,11 +205,11 @@ async def _repeat(work: Callable[[], Awaitable[None]], every: float) -> None:
         try:
             await work()
         except Exception:
-            log.exception("the %s failed, and goes on", work.__name__)
+            log.exception("background task %s failed and continues", work.__name__)
 
 
 def _secrets(environments: Sequence[ServedEnvironment], token: str) -> list[str]:
-    """What must not be logged: the token, and what an environment was given under a name that says so."""
+    """Return texts that must not be logged: the token, and variables of environments whose name suggests a secret."""
     words = ("KEY", "TOKEN", "SECRET", "PASSWORD")
     given = [
         value
@@ -220,7 +221,7 @@ def _secrets(environments: Sequence[ServedEnvironment], token: str) -> list[str]
 
 
 def log_to_stderr(*, as_json: bool, debug: bool, secrets: Iterable[str]) -> None:
-    """Send what the service logs to the standard error."""
+    """Write the log of the service to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Lines(as_json=as_json, secrets=secrets))
     for name in ("astuner_env", "astuner_sandbox"):
@@ -231,9 +232,9 @@ def log_to_stderr(*, as_json: bool, debug: bool, secrets: Iterable[str]) -> None
 
 
 class Lines(logging.Formatter):
-    """One record as one line.
+    """Formatter that writes one line per record.
 
-    :param secrets: texts that are never written.
+    :param secrets: Texts that are replaced by ``***``.
     """
 
     def __init__(self, *, as_json: bool, secrets: Iterable[str] = ()) -> None:
@@ -274,58 +275,58 @@ _http_log = logging.getLogger("astuner_env.http")
 
 HEALTH = "/healthz"
 MAX_BYTES = 16 << 20
-_parse = partial(parse_json, halves=True)  # what is answered is ASCII, where a half is an escape
+_parse = partial(parse_json, halves=True)  # answers are ASCII, where half a surrogate pair is an escape
 _LONGEST_TASK_ID = 1024
 _LARGEST_PAGE = 1000
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Guard:
-    """Looks at a request's headers.
+    """Access control by request headers.
 
-    :param host: where the service listens.
-    :raises ConfigError: it would be open to others, or the token cannot be one.
+    :param host: Address that the service listens on.
+    :raises ConfigError: The address requires a token, or the token is invalid.
     """
 
     def __init__(self, host: str, token: str = "") -> None:
         self._host = host
         self._token = token
         self.is_local = is_loopback(host)
-        """Whether only this machine reaches it."""
+        """Whether the service is reachable only from this machine."""
         if not self.is_local and not token:
             raise ConfigError(
-                f"{host} can be reached from other machines: give the service a token first, for example: "
+                f"{host} is reachable from other machines, so the service requires a token. For example: "
                 f"export {TOKEN_VARIABLE}=$(openssl rand -hex 16)"
             )
         check_open(host, token, host_at="--host", key_at=TOKEN_VARIABLE)
 
     def check(self, headers: Mapping[str, str], *, public: bool = False) -> None:
-        """Let a request pass.
+        """Check whether a request is allowed.
 
-        :param public: it needs no token.
+        :param public: Whether the route requires no token.
         :raises Refusal: forbidden or unauthorized.
         """
         if "Origin" in headers or headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-            raise Refusal("forbidden", "this service is for programs, and takes no requests from web pages")
-        # A rebound name is of use only where no token is asked for; elsewhere the service may have any name.
+            raise Refusal("forbidden", "Requests from web pages are not accepted.")
+        # DNS rebinding matters only without a token; with a token, the service may have any name.
         if self.is_local and not is_own_name(headers.get("Host", ""), self._host):
             raise Refusal(
                 "forbidden",
-                "this service is for this machine, under the name localhost or an address such as 127.0.0.1",
+                "The Host header must be localhost or a loopback address such as 127.0.0.1.",
             )
         if self._token and not public and not has_key(headers, self._token):
             raise Refusal(
                 "unauthorized",
-                f"this service wants its token: send the header 'Authorization: Bearer …'; clients take it from the "
-                f"variable {TOKEN_VARIABLE}",
+                f"The token is missing or wrong. Send the header 'Authorization: Bearer …' (clients read the "
+                f"token from {TOKEN_VARIABLE}).",
             )
 
 
 def make_app(manager: Manager, guard: Guard, capacity: str = "", *, debug: bool = False) -> web.Application:
-    """All routes.
+    """Return the application with all routes.
 
-    :param capacity: how the number of instances came about, for ``/v1/info``.
-    :param debug: send an environment's traceback to the client.
+    :param capacity: Explanation of the number of instances, for ``/v1/info``.
+    :param debug: Whether to send tracebacks of environments to clients.
     """
 
     @web.middleware
@@ -336,15 +337,15 @@ def make_app(manager: Manager, guard: Guard, capacity: str = "", *, debug: bool 
             response = await handler(request)
         except Refusal as e:
             if e.code == "unknown_instance" and not request.path.startswith("/v1/"):
-                e.status = 400  # as it has always been on the older routes
+                e.status = 400  # clients of the older routes expect 400
             manager.metrics.refused.labels(e.code).inc()
             response = refused(e, is_local=guard.is_local, debug=debug)
         except web.HTTPException as e:  # aiohttp's own
             code = {404: "not_found", 405: "method_not_allowed"}.get(e.status, "bad_request")
             response = refused(Refusal(code, f"{request.method[:20]} {request.path[:200]}: {e.reason}"))
         except Exception:
-            _http_log.exception("the service itself failed", extra={"request": request_id, "path": _path(request)})
-            response = refused(Refusal("internal", f"the service failed; its log says more under {request_id}"))
+            _http_log.exception("internal error", extra={"request": request_id, "path": _path(request)})
+            response = refused(Refusal("internal", f"Internal error. See the service's log for request {request_id}."))
         response.headers["X-Request-Id"] = request_id
         if _http_log.isEnabledFor(logging.DEBUG):
             took = round(1000 * (time.monotonic() - began), 1)
@@ -356,7 +357,7 @@ def make_app(manager: Manager, guard: Guard, capacity: str = "", *, debug: bool 
         return web.Response(text="OK")
 
     async def metrics(request: web.Request) -> web.Response:
-        # what is looked at only when somebody asks
+        # measured only on request
         told, sizes = manager.metrics, await in_daemon_thread(tree_bytes, manager.zygotes())
         active = Counter(instance.environment.name for instance in manager.instances.values())
         for name in manager.environments:
@@ -376,7 +377,7 @@ def make_app(manager: Manager, guard: Guard, capacity: str = "", *, debug: bool 
 
 
 def refused(refusal: Refusal, *, is_local: bool = False, debug: bool = False) -> web.Response:
-    """A refusal with its status and what else a client should know."""
+    """Return a refusal as a response with its status and headers."""
     response = json_answer({"detail": refusal.detail(is_local=is_local, debug=debug)}, refusal.status)
     if refusal.retry_after is not None:
         response.headers["Retry-After"] = str(refusal.retry_after)
@@ -386,28 +387,28 @@ def refused(refusal: Refusal, *, is_local: bool = False, debug: bool = False) ->
 
 
 async def _expected(request: web.Request) -> web.Response | None:
-    """Answer an ``Expect`` header; aiohttp's own way to do it fails on one that is no text."""
+    """Answer an ``Expect`` header; aiohttp's default fails if the value is not text."""
     if request.version == HttpVersion11 and request.headers["Expect"].lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0  # the answer itself has not begun
+        request.writer.output_size = 0  # the response itself has not started
         return None
-    return refused(Refusal("unexpected", "the only Expect header that is known is 100-continue"))
+    return refused(Refusal("unexpected", "The only supported Expect header is 100-continue."))
 
 
 async def _nothing(request: web.Request) -> web.Response:
-    """There is no such route, or not with this method."""
+    """Refuse an unknown route or method."""
     for resource in request.app.router.resources():
         info = resource.get_info()
         pattern = info.get("pattern")
         is_other = resource is not request.match_info.route.resource
         if is_other and (info.get("path") == request.path or (pattern and pattern.fullmatch(request.rel_url.raw_path))):
-            raise Refusal("method_not_allowed", f"{request.method[:20]} is not for {request.path[:200]}")
-    what = f"there is no {request.method[:20]} {request.path[:200]}"
-    raise Refusal("not_found", f"{what}; GET /v1/info says who this is")
+            raise Refusal("method_not_allowed", f"{request.path[:200]} does not support {request.method[:20]}.")
+    what = f"Unknown route: {request.method[:20]} {request.path[:200]}."
+    raise Refusal("not_found", f"{what} GET /v1/info describes this service.")
 
 
 def _path(request: web.Request) -> str:
-    """The route, without the id of an instance."""
+    """Return the route without an instance ID."""
     resource = request.match_info.route.resource
     return resource.canonical if resource is not None else request.path[:200]
 
@@ -416,9 +417,11 @@ def _path(request: web.Request) -> str:
 
 
 class Routes:
-    """The older routes and, below ``/v1``, the typed ones; an unknown instance is a 400 there, and here a 404.
+    """The older routes and the typed ones below ``/v1``.
 
-    :param capacity: how the number of instances came about.
+    For an unknown instance, the older routes return 400 and the typed routes 404.
+
+    :param capacity: Explanation of the number of instances.
     """
 
     def __init__(self, manager: Manager, capacity: str) -> None:
@@ -567,7 +570,7 @@ class Routes:
 
     async def v1_release(self, request: web.Request) -> web.Response:
         if not await self._manager.release(_id(request)):
-            self._manager.instance(_id(request))  # says why there is none
+            self._manager.instance(_id(request))  # raises with the reason
         return json_answer({"released": True})
 
 
@@ -581,7 +584,7 @@ def _shown(environment: ServedEnvironment) -> dict[str, Any]:
 
 
 async def read_fields(request: web.Request, *, may_be_empty: bool = False) -> dict[str, Any]:
-    """The JSON object in the body.
+    """Return the JSON object in the body.
 
     :raises Refusal: not_json, too_large, unsupported_encoding or bad_request.
     """
@@ -595,11 +598,11 @@ async def read_fields(request: web.Request, *, may_be_empty: bool = False) -> di
     try:
         return await worked_on(raw, _parse)
     except ValueError as e:
-        raise Refusal("not_json", f"the body cannot be read as JSON: {str(e)[:200]}") from None
+        raise Refusal("not_json", f"The body is not valid JSON: {str(e)[:200]}") from None
 
 
 def mapping(body: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """An object; missing or null is an empty one."""
+    """Return an object; a missing or null value is an empty object."""
     value = body.get(key)
     if value is None:
         return {}
@@ -609,7 +612,7 @@ def mapping(body: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def text(body: Mapping[str, Any], key: str, default: str = "") -> str:
-    """A string; missing or null is the default."""
+    """Return a string; a missing or null value is the default."""
     value = body.get(key)
     if value is None:
         return default
@@ -619,36 +622,38 @@ def text(body: Mapping[str, Any], key: str, default: str = "") -> str:
 
 
 def read_task_id(body: Mapping[str, Any]) -> str:
-    """Required; a whole number stands for its digits, as clients send them."""
+    """Return the required task ID; an integer is converted to a string."""
     value = body.get("task_id")
     value = str(value) if isinstance(value, int) and not isinstance(value, bool) else text(body, "task_id")
     if not value or len(value) > _LONGEST_TASK_ID:
-        raise Refusal("bad_request", f"task_id is required, with at most {_LONGEST_TASK_ID} characters")
+        raise Refusal("bad_request", f"task_id is required and has at most {_LONGEST_TASK_ID} characters")
     return value
 
 
 def read_instance_id(value: Any) -> str:
-    """An instance's id, which is never anything but a name."""
+    """Return a valid instance ID."""
     if value in (None, ""):
         raise Refusal("bad_request", "instance_id is required")
     if not is_name(value):
-        raise Refusal("bad_request", "an instance_id has 1 to 128 letters, digits, '.', '_' or '-', and is not . or ..")
+        raise Refusal(
+            "bad_request", "instance_id must have 1 to 128 letters, digits, '.', '_' or '-' and must not be . or .."
+        )
     return str(value)
 
 
 def read_request_id(body: Mapping[str, Any]) -> str | None:
-    """What makes a step happen at most once."""
+    """Return the request ID of a step, which guarantees at most one execution."""
     value = text(body, "request_id")
     if len(value) > 128:
-        raise Refusal("bad_request", "a request_id has at most 128 characters")
+        raise Refusal("bad_request", "request_id must have at most 128 characters")
     return value or None
 
 
 def number(query: Mapping[str, str], key: str, default: int, most: int) -> int:
-    """A whole number from the query string, from 0 to ``most``."""
+    """Return an integer from the query string, from 0 to ``most``."""
     value = query.get(key, str(default))
     if not (value.isascii() and value.isdecimal() and len(value) < 10 and int(value) <= most):
-        raise Refusal("bad_request", f"{key} is {value[:20]!r}; it must be a whole number from 0 to {most}")
+        raise Refusal("bad_request", f"{key} is {value[:20]!r}; it must be an integer from 0 to {most}")
     return int(value)
 
 
@@ -659,17 +664,17 @@ def _kind(value: Any) -> str:
 
 
 def json_answer(data: Any, status: int = 200) -> web.Response:
-    """JSON in ASCII, so that half a surrogate pair, which a model can write, is an escape and no failure."""
+    """Return a response with ASCII JSON; half a surrogate pair, which models can write, becomes an escape."""
     return web.Response(
         body=json.dumps(data, separators=(",", ":")).encode("ascii"), status=status, content_type="application/json"
     )
 
 
 def success(data: Any, *, ok: bool = True) -> web.Response:
-    """The envelope of the older routes."""
+    """Return data in the format of the older routes."""
     return json_answer({"success": ok, "data": data})
 
 
 def is_waiting(request: web.Request) -> bool:
-    """Whether the client is still there for the answer."""
+    """Return whether the client is still connected."""
     return request.transport is not None and not request.transport.is_closing()

@@ -1,11 +1,13 @@
-"""``astuner env setup`` and ``doctor``: what an environment needs on this machine, done, or looked at.
+"""Implement ``astuner env setup`` and ``astuner env doctor``.
 
-That is an interpreter of its own, its packages, and what its plugin does besides.
-Everything lives under ``$ASTUNER_HOME/environments/NAME``.  Invariant: every step looks at what is there and does what
-is missing, and the settings are written last; so a setup that failed or was interrupted is mended by the same command.
-The interpreter that ASTuner itself runs on is never changed.  Looking changes nothing, and starts nothing but
-interpreters that say what they have; one is believed only after it has run, for a name on the PATH may be a stub that
-fails (pyenv's shims are such).
+Setup creates an environment's virtual environment, installs its packages and runs the setup class of its plugin.
+Everything is stored in ``$ASTUNER_HOME/environments/NAME``.
+
+Invariant: every step checks what exists and does only what is missing, and the settings are written last. The same
+command therefore completes a setup that failed or was interrupted. ASTuner's own interpreter is never changed.
+
+The doctor changes nothing and starts only interpreters. An interpreter counts only if it has run, because a name on the
+PATH may be a stub that fails (such as pyenv's shims).
 """
 
 from __future__ import annotations
@@ -34,12 +36,12 @@ Say = Callable[[str], None]
 T = TypeVar("T")
 
 ANSWER_WITHIN = 60.0
-"""Seconds; a cold interpreter on a slow disk takes some."""
+"""Timeout in seconds for starting an interpreter from a slow disk."""
 NEWEST_MINOR = 15
-"""python3.N is looked for up to this N."""
+"""Largest N of the python3.N names to search for."""
 
 NEEDED_TO_BUILD_PIP = "ensurepip"
-"""The module whose absence makes `python -m venv` fail on Debian; then our own pip installs."""
+"""Module that is missing on Debian if `python -m venv` fails; ASTuner's own pip is used then."""
 
 _ASK = """
 import importlib.metadata, importlib.util, json, sys
@@ -61,30 +63,30 @@ def set_up(
     python: Path | None = None,
     say: Say,
 ) -> EnvironmentSettings:
-    """Do what is missing, and keep how to run the environment.
+    """Do all missing steps of a setup and save the environment's settings.
 
-    :param options: for the provider's `EnvironmentSetup`.
-    :param python: the interpreter to make the environment's own from; None finds one.
-    :param say: prints a line of progress.
-    :raises ConfigError: an option that there is not, or a ``python`` that does not fit.
-    :raises MissingDependency: it runs on ASTuner's interpreter, and a package is missing there.
-    :raises RunError: a step failed; giving the command again goes on there.
+    :param options: Options of the provider's `EnvironmentSetup`.
+    :param python: Interpreter to create the virtual environment from; None finds one.
+    :param say: Prints a progress line.
+    :raises ConfigError: An option is unknown, or ``python`` has an unsuitable version.
+    :raises MissingDependency: The environment uses ASTuner's interpreter, and a package is missing there.
+    :raises RunError: A step failed; repeating the command continues there.
     """
     own_steps = setup_of(name, provider)
     known = options_of(name, provider)
-    there = "; ".join(f"{key}: {text}" for key, text in known.items()) or "there are none"
+    there = "; ".join(f"{key}: {text}" for key, text in known.items()) or "it has no options"
     if unknown := [option for option in options if option not in known]:
         raise ConfigError([f"{name} has no option {it!r}{did_you_mean(it, known, f'; {there}')}" for it in unknown])
     if own_steps is not None:
         _call_own(name, own_steps.check, options)
     if python is not None and not has_interpreter(provider):
-        raise ConfigError(f"the environment {name!r} runs on ASTuner's own interpreter; leave out --python")
+        raise ConfigError(f"The environment {name!r} uses ASTuner's own interpreter. Omit --python.")
     folder = settings.folder_of(name)
     data = folder / "data"
     try:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as e:
-        raise RunError(f"cannot make {data}: {e.strerror}; set ASTUNER_HOME to a folder of your own") from None
+        raise RunError(f"Could not create {data}: {e.strerror}. Set ASTUNER_HOME to a writable folder.") from None
     try:
         with lock_file(folder / "setup.lock"):
             kept = _kept(name, say)
@@ -98,98 +100,98 @@ def set_up(
             settings.save(name, kept)
             return kept
     except LockTaken as e:
-        raise RunError(f"another `astuner env setup {name}` is at work ({e}); wait for it") from None
+        raise RunError(f"Another `astuner env setup {name}` is running ({e}). Wait until it has finished.") from None
 
 
 def _call_own(name: str, step: Callable[..., T], *arguments: Any) -> T:
-    """Call a method of the provider's own `EnvironmentSetup`."""
+    """Call a method of the provider's `EnvironmentSetup`."""
     try:
         return step(*arguments)
     except AstunerError:
         raise
     except Exception as e:
         where = f"{step.__module__}.{step.__qualname__}"
-        raise RunError(f"setting up {name} failed in {where}: {type(e).__name__}: {e}") from e
+        raise RunError(f"The setup of {name} failed in {where}: {type(e).__name__}: {e}") from e
 
 
 def _kept(name: str, say: Say) -> EnvironmentSettings:
-    """What an earlier setup found; settings that cannot be used are made anew."""
+    """Return the settings of an earlier setup, or the defaults if they cannot be used."""
     try:
         return settings.load(name)
     except RunError as e:
-        say(f"beginning anew: {e}")
+        say(f"Starting from scratch: {e}")
         return EnvironmentSettings()
 
 
 def has_interpreter(provider: EnvironmentProvider) -> bool:
-    """Whether the environment runs on an interpreter of its own."""
+    """Return whether the environment has a separate interpreter."""
     return bool(provider.python or provider.packages)
 
 
 def setup_of(name: str, provider: EnvironmentProvider) -> EnvironmentSetup | None:
-    """The provider's own setup, if it has one.
+    """Return the provider's setup, or None.
 
-    :raises PluginError: it cannot be imported, or is no `EnvironmentSetup`.
+    :raises PluginError: It cannot be imported or is not an `EnvironmentSetup`.
     """
     if not provider.setup:
         return None
     found = import_target(provider.setup)
     if not (isinstance(found, type) and issubclass(found, EnvironmentSetup)):
-        raise PluginError(f"the setup of the environment {name!r}, {provider.setup}, is no EnvironmentSetup")
+        raise PluginError(f"The setup {provider.setup} of the environment {name!r} is not an EnvironmentSetup.")
     made: EnvironmentSetup = found()
     return made
 
 
 def options_of(name: str, provider: EnvironmentProvider) -> dict[str, str]:
-    """Option -> what it is; raises as `setup_of`."""
+    """Return the options and their descriptions; raise like `setup_of`."""
     own_steps = setup_of(name, provider)
     return dict(own_steps.options) if own_steps else {}
 
 
 def _interpreter(name: str, provider: EnvironmentProvider, folder: Path, python: Path | None, say: Say) -> str:
-    """Make it and install into it what is missing; gives its path."""
+    """Create the interpreter, install missing packages, and return its path."""
     venv = folder / "venv"
     done = folder / "installed.json"
     there = _usable(venv, provider.python)
     if there is not None and python is not None:
         wanted = find_interpreter(provider.python, python)
         if wanted.version != there.version:
-            say(f"{venv} has Python {there.version}; making it again with {wanted.version}")
+            say(f"Replacing {venv} (Python {there.version}) with Python {wanted.version}")
             there = None
     if there is None:
         done.unlink(missing_ok=True)
         base = find_interpreter(provider.python, python)
-        say(f"making an interpreter of its own in {venv} (Python {base.version}, from {base.path})")
+        say(f"Creating a virtual environment in {venv} (Python {base.version}, from {base.path})")
         _make(venv, base.path)
         there = ask_interpreter(_python_of(venv))
     else:
-        say(f"interpreter: {venv} (Python {there.version}) is there")
+        say(f"Virtual environment: {venv} (Python {there.version}), up to date")
     wanted_packages = json.dumps(list(provider.packages))
     if (done.exists() and done.read_text()) != wanted_packages or there.lacks(provider.packages):
-        say(f"installing {', '.join(provider.packages)}")
+        say(f"Installing {', '.join(provider.packages)}")
         _install(name, venv, provider.packages, say)
         there = ask_interpreter(there.path, provider.requires)
         if wrong := there.lacks(provider.packages):
             raise RunError(
-                f"pip says it is done, but in {venv}: {'; '.join(f'{what}: {how}' for what, how in wrong)}; "
-                "look at pip's own settings with: pip config list"
+                f"pip reported success, but in {venv}: {'; '.join(f'{what}: {how}' for what, how in wrong)}. "
+                "Check pip's configuration: pip config list"
             )
         done.write_text(wanted_packages)
     else:
         there = ask_interpreter(there.path, provider.requires)
-        say("packages: all there")
+        say("Packages: up to date")
     _check_requires(name, provider, there)
     return str(_python_of(venv))
 
 
 def _usable(venv: Path, wanted: str) -> Interpreter | None:
-    """The interpreter that is there, if it runs and fits."""
+    """Return the existing interpreter if it works and has a suitable version."""
     if not _python_of(venv).exists():
         return None
     try:
         there = ask_interpreter(_python_of(venv))
     except RunError:
-        return None  # half made, or what it was made from is gone
+        return None  # incomplete, or its base interpreter was removed
     return there if SpecifierSet(wanted).contains(there.version) else None
 
 
@@ -198,20 +200,20 @@ def _python_of(venv: Path) -> Path:
 
 
 def _make(venv: Path, base: str) -> None:
-    shutil.rmtree(venv, ignore_errors=True)  # half of one is of no use; what cannot be removed stops the next line
+    shutil.rmtree(venv, ignore_errors=True)  # if this fails, the next command reports it
     made = _run([base, "-m", "venv", str(venv)])
     if made.returncode and NEEDED_TO_BUILD_PIP in made.stdout + made.stderr:
         shutil.rmtree(venv, ignore_errors=True)
         made = _run([base, "-m", "venv", "--without-pip", str(venv)])
     if made.returncode:
         raise RunError(
-            f"{base} cannot make {venv}: {_last_lines(made.stdout + made.stderr)}; "
-            "install its venv module (Debian: python3-venv), or name another Python with --python PATH"
+            f"{base} could not create {venv}: {_last_lines(made.stdout + made.stderr)}. "
+            "Install its venv module (Debian: python3-venv), or select another Python with --python PATH."
         )
 
 
 def _install(name: str, venv: Path, packages: Sequence[str], say: Say) -> None:
-    """With pip, which reads its own configuration; every line it prints is progress."""
+    """Install packages with pip, which uses its own configuration, and show its output as progress."""
     inside = _run([str(_python_of(venv)), "-m", "pip", "--version"]).returncode == 0
     pip = [str(_python_of(venv)), "-m", "pip"] if inside else [sys.executable, "-m", "pip", "--python", str(venv)]
     command = [*pip, "install", "--no-input", "--disable-pip-version-check", "--progress-bar", "off", *packages]
@@ -230,13 +232,13 @@ def _install(name: str, venv: Path, packages: Sequence[str], say: Say) -> None:
             for line in process.stdout:
                 said.append(line)
                 say(f"  {line.rstrip()}")
-        except BaseException:  # Ctrl-C: what pip has begun is finished by the next setup
+        except BaseException:  # Ctrl-C: the next setup completes the installation
             process.terminate()
             raise
     if process.returncode:
         raise RunError(
-            f"installing {' '.join(packages)} for {name} failed: {_last_lines(''.join(said))}; "
-            f"when that is mended, give the same command again: astuner env setup {name}"
+            f"Could not install {' '.join(packages)} for {name}: {_last_lines(''.join(said))}. "
+            f"Fix the problem and repeat: astuner env setup {name}"
         )
 
 
@@ -245,7 +247,7 @@ def _check_requires(name: str, provider: EnvironmentProvider, there: Interpreter
     if missing:
         how = provider.install if not has_interpreter(provider) and provider.install else f"astuner env doctor {name}"
         raise MissingDependency(
-            f"the environment {name!r} needs {', '.join(missing)}, which {there.path} has not; type: {how}"
+            f"The environment {name!r} requires {', '.join(missing)}, not installed in {there.path}. Run: {how}"
         )
 
 
@@ -264,28 +266,28 @@ def _run(command: Sequence[str], timeout: float | None = None) -> subprocess.Com
 
 def _last_lines(text: str, count: int = 3) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return " / ".join(lines[-count:]) or "it said nothing"
+    return " / ".join(lines[-count:]) or "no output"
 
 
-# ---- interpreters other than our own ---------------------------------------------------------------------------------
+# ---- interpreters ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interpreter:
-    """What an interpreter said about itself."""
+    """Properties of an interpreter."""
 
     path: str
-    """As it calls itself; absolute."""
+    """Absolute path, from ``sys.executable``."""
     version: str
     packages: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Normalised distribution name -> version."""
+    """Normalized distribution name -> version."""
     modules: tuple[str, ...] = ()
-    """Which of the modules that were asked for it can find."""
+    """Requested modules that it can find."""
 
     def lacks(self, requirements: Sequence[str]) -> list[tuple[str, str]]:
-        """The requirements it does not meet, each with what it has instead.
+        """Return the unmet requirements, each with the installed version.
 
-        What is no requirement of a name (a path, a URL) cannot be looked up, and is left out.
+        Requirements without a name (paths, URLs) cannot be checked and are skipped.
         """
         missing = []
         for text in requirements:
@@ -295,24 +297,24 @@ class Interpreter:
                 continue
             have = self.packages.get(canonicalize_name(requirement.name))
             if have is None:
-                missing.append((text, "it is not installed"))
+                missing.append((text, "not installed"))
             elif not requirement.specifier.contains(have, prereleases=True):
                 missing.append((text, f"{have} is installed"))
         return missing
 
 
 def ask_interpreter(python: str | Path, modules: Sequence[str] = ()) -> Interpreter:
-    """Run an interpreter and let it say what it is.
+    """Run an interpreter and return its properties.
 
-    :param modules: which modules to look for; they are not imported.
-    :raises RunError: it cannot be run, or does not answer.
+    :param modules: Modules to search for; they are not imported.
+    :raises RunError: It cannot be run or does not answer.
     """
     try:
         shown = _run([str(python), "-I", "-c", _ASK, json.dumps(list(modules))], ANSWER_WITHIN)
     except OSError as e:
-        raise RunError(f"{python} cannot be run: {e.strerror}") from None
+        raise RunError(f"Could not run {python}: {e.strerror}") from None
     except subprocess.TimeoutExpired:
-        raise RunError(f"{python} does not answer within {ANSWER_WITHIN:g} s") from None
+        raise RunError(f"{python} did not answer within {ANSWER_WITHIN:g} s") from None
     try:
         said: dict[str, Any] = json.loads(shown.stdout.splitlines()[-1])
         packages: dict[str, str] = {canonicalize_name(name): version for name, version in said["packages"].items()}
@@ -321,15 +323,16 @@ def ask_interpreter(python: str | Path, modules: Sequence[str] = ()) -> Interpre
         )
     except (IndexError, ValueError, KeyError, TypeError):
         last = (shown.stderr.strip() or shown.stdout.strip() or f"exit code {shown.returncode}").splitlines()[-1]
-        raise RunError(f"{python} is no Python that works: {last}") from None
+        raise RunError(f"{python} is not a working Python: {last}") from None
 
 
 def find_interpreter(wanted: str, chosen: Path | None = None) -> Interpreter:
-    """An interpreter whose version is in ``wanted`` (as in ``>=3.11,<3.14``; empty: any).
+    """Return an interpreter with a version in ``wanted`` (for example ``>=3.11,<3.14``; empty: any).
 
-    :param chosen: take this one; else our own if it fits, then python3.N on the PATH, the newest first, then what uv
-        knows of.
-    :raises ConfigError: there is none, or ``chosen`` does not fit; says what to type.
+    The search order is ASTuner's own interpreter, python3.N on the PATH (newest first), and uv.
+
+    :param chosen: Interpreter to use instead of a search.
+    :raises ConfigError: None was found, or ``chosen`` is unsuitable; the message contains a command.
     """
     fits = SpecifierSet(wanted)
     if chosen is not None:
@@ -339,21 +342,25 @@ def find_interpreter(wanted: str, chosen: Path | None = None) -> Interpreter:
         except RunError as e:
             raise ConfigError(f"--python {chosen}: {e}") from None
         if not fits.contains(found.version):
-            raise ConfigError(f"--python {chosen} is Python {found.version}, and {wanted} is needed")
+            raise ConfigError(f"--python {chosen} is Python {found.version}, but {wanted} is required")
         return found
     seen: list[str] = []
     for candidate in _candidates(wanted):
         try:
             found = ask_interpreter(candidate)
         except RunError:
-            continue  # a stub, or half an installation; nobody asked for it
+            continue  # a stub or an incomplete installation
         if fits.contains(found.version):
             return found
         seen.append(f"{found.version} ({candidate})")
-    advice = "uv python install 3.12" if shutil.which("uv") else "install one, e.g. with uv or your system's packages"
+    advice = (
+        "uv python install 3.12"
+        if shutil.which("uv")
+        else "install one, for example with uv or your system's package manager"
+    )
     raise ConfigError(
-        f"no Python {wanted} was found, only {', '.join(dict.fromkeys(seen)) or 'none'}; "
-        f"name one with --python PATH, or: {advice}"
+        f"No Python {wanted} was found (found: {', '.join(dict.fromkeys(seen)) or 'none'}). "
+        f"Select one with --python PATH, or: {advice}"
     )
 
 
@@ -372,7 +379,7 @@ def _candidates(wanted: str) -> Iterator[str]:
 
 
 def _clean_environ() -> dict[str, str]:
-    """Our variables for a program of another interpreter: without those that would make it load our packages."""
+    """Return the environment variables for another interpreter, except variables that would load ASTuner's packages."""
     return {k: v for k, v in os.environ.items() if not k.startswith("PYTHON") and k != "__PYVENV_LAUNCHER__"}
 
 
@@ -381,12 +388,12 @@ def _clean_environ() -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What was found about one environment, or about the machine."""
+    """Findings about one environment or about the machine."""
 
     name: str
     findings: Sequence[Finding]
     wanted: bool
-    """Whether somebody has begun to set it up; of others it is no fault that something is missing."""
+    """Whether its setup was started; only then are missing parts failures."""
 
     @property
     def is_ready(self) -> bool:
@@ -394,7 +401,7 @@ class Diagnosis:
 
 
 def diagnose(name: str, provider: EnvironmentProvider) -> Diagnosis:
-    """Look at everything that ``provider`` needs, in the order in which it would be missed."""
+    """Check everything that ``provider`` requires, in the order of installation."""
     try:
         settings.file_of(name)
     except ConfigError as e:
@@ -404,24 +411,24 @@ def diagnose(name: str, provider: EnvironmentProvider) -> Diagnosis:
 
 
 def machine() -> Diagnosis:
-    """What holds for every environment here."""
+    """Return findings that apply to all environments on this machine."""
     from astuner_sandbox.isolation import confine, linux
 
-    level = Finding(what=f"what models write is {confine.available()}")
+    level = Finding(what=f"code written by models is {confine.available()}")
     try:
         linux.apart_abi()
-        apart = "environments cannot see into your other processes"
+        apart = "environments cannot access your other processes"
     except OSError as e:
-        apart = f"environments can read the variables of your other processes: {e}"
+        apart = f"environments can read the environment variables of your other processes: {e}"
     return Diagnosis(name="this machine", findings=[level, Finding(what=apart)], wanted=True)
 
 
 def missing_for(name: str, provider: EnvironmentProvider) -> str:
-    """What one has to type first, found without starting an interpreter; empty when it looks ready."""
+    """Return the command to run first, or an empty string; starts no interpreter."""
     try:
         python = settings.load(name).python
     except AstunerError:
-        return f"astuner env doctor {name}"  # which says what is wrong with its settings
+        return f"astuner env doctor {name}"  # reports the problem with the settings
     if has_interpreter(provider):
         return "" if python and shutil.which(python) else f"astuner env setup {name}"
     if missing_modules(provider):
@@ -445,7 +452,7 @@ def _findings(name: str, provider: EnvironmentProvider) -> Iterator[Finding]:
     from astuner_env.manager.capacity import capacity
 
     instances, why = capacity([provider.memory_mb])
-    yield Finding(what=f"room for {instances} instances at once: {why}")
+    yield Finding(what=f"capacity: {instances} instances, {why}")
 
 
 def _found_interpreter(
@@ -454,7 +461,7 @@ def _found_interpreter(
     own_one = has_interpreter(provider)
     if own_one and not kept.python:
         wanted = f", Python {provider.python}" if provider.python else ""
-        yield Finding(what=f"the interpreter of its own{wanted} is not there yet", ok=False, hint=setup)
+        yield Finding(what=f"its interpreter{wanted} is not installed", ok=False, hint=setup)
         return None
     python = kept.python or sys.executable
     try:
@@ -462,9 +469,9 @@ def _found_interpreter(
     except RunError as e:
         yield Finding(what=str(e), ok=False, hint=setup)
         return None
-    whose = "of its own" if own_one else "the service's"
+    whose = "separate interpreter" if own_one else "interpreter of the service"
     fits = SpecifierSet(provider.python).contains(there.version)
-    wanted = "" if fits else f", but {provider.python} is needed"
+    wanted = "" if fits else f" ({provider.python} is required)"
     yield Finding(what=f"Python {there.version}{wanted}, {whose}: {there.path}", ok=fits, hint="" if fits else setup)
     return there
 
@@ -473,7 +480,7 @@ def _found_packages(provider: EnvironmentProvider, there: Interpreter, setup: st
     lacking = dict(there.lacks(provider.packages))
     for text in provider.packages:
         if text in lacking:
-            yield Finding(what=f"needs {text}, but {lacking[text]}", ok=False, hint=setup)
+            yield Finding(what=f"requires {text}: {lacking[text]}", ok=False, hint=setup)
         else:
             yield Finding(what=f"has {text}")
     for module in provider.requires:
@@ -481,11 +488,11 @@ def _found_packages(provider: EnvironmentProvider, there: Interpreter, setup: st
             yield Finding(what=f"has the module {module}")
         else:
             how = setup if has_interpreter(provider) else provider.install or f"{there.path} -m pip install {module}"
-            yield Finding(what=f"needs the module {module}, which is not installed", ok=False, hint=how)
+            yield Finding(what=f"requires the module {module}: not installed", ok=False, hint=how)
 
 
 def _found_by_its_plugin(name: str, provider: EnvironmentProvider, kept: EnvironmentSettings) -> Iterator[Finding]:
-    """What the provider's `EnvironmentSetup` says."""
+    """Yield the findings of the provider's `EnvironmentSetup`."""
     try:
         own_steps = setup_of(name, provider)
         if own_steps is not None:
@@ -493,4 +500,4 @@ def _found_by_its_plugin(name: str, provider: EnvironmentProvider, kept: Environ
     except AstunerError as e:
         yield Finding(what=str(e), ok=False)
     except Exception as e:
-        yield Finding(what=f"{provider.setup} raised while it looked: {type(e).__name__}: {e}", ok=False)
+        yield Finding(what=f"{provider.setup} failed: {type(e).__name__}: {e}", ok=False)

@@ -1,8 +1,8 @@
-"""What runs in an instance's process: one environment, asked over a socket.
+"""Run one environment in the process of an instance and answer questions over a socket.
 
-This module needs the standard library only: it runs in the environment's own interpreter, which may have nothing of
-ASTuner's installed.  Invariant: every question gets one answer, in order; whatever the environment raises is an
-answer, and only the process's end is none.
+This module uses only the standard library, because it runs in the environment's interpreter, which may not have
+ASTuner's packages. Invariant: every question gets one answer, in order. An error of the environment is also an answer;
+only the end of the process is not.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _LONGEST_MESSAGE = 4000
 
 
 def preload() -> None:
-    """Import the environment in the zygote, so that no instance has to; what is wrong with it is said in a line.
+    """Import the environment in the zygote, so that instances start with it; exit with a message if that fails.
 
-    Its code is a stranger's from here on: where the kernel can, it no longer sees into other processes.
+    The environment's code is untrusted: it loses access to other processes first, where the kernel supports it.
     """
     _keep_apart()
     try:
@@ -47,14 +47,14 @@ def preload() -> None:
 
 
 def load(entry: str) -> type[Environment]:
-    """The environment's class: ``package.module:Class`` or ``/absolute/file.py:Class``.
+    """Return the environment's class: ``package.module:Class`` or ``/absolute/file.py:Class``.
 
-    :raises PluginError: it cannot be imported, or is no environment, nor one written for the older service.
+    :raises PluginError: It cannot be imported, or is neither an environment nor a class for the older service.
     """
     stand_in()
     found = import_user_code(entry)
     if not isinstance(found, type):
-        raise PluginError(f"{entry} is {found!r}, which is no class")
+        raise PluginError(f"{entry} is {found!r}, not a class")
     try:
         return adapt(found)
     except TypeError as e:
@@ -62,9 +62,9 @@ def load(entry: str) -> type[Environment]:
 
 
 def main(channel: Channel, options: Mapping[str, Any]) -> None:
-    """Answer until ``close`` is asked or the service is gone.
+    """Answer questions until ``close`` or until the service is gone.
 
-    :param options: ``entry``, as `load` takes it, ``folder``, where it may write, and ``max_memory_mb``.
+    :param options: ``entry`` (see `load`), ``folder`` (working directory) and ``max_memory_mb``.
     """
     _settle(options["folder"], options["max_memory_mb"])
     world = World(load(options["entry"]), options["environment"])
@@ -83,31 +83,31 @@ def main(channel: Channel, options: Mapping[str, Any]) -> None:
 
 
 def _keep_apart() -> None:
-    with contextlib.suppress(OSError):  # no Landlock that can: `astuner env doctor` says so
+    with contextlib.suppress(OSError):  # Landlock is missing or too old; `astuner env doctor` reports it
         keep_apart()
 
 
 def _settle(folder: str, max_memory_mb: int) -> None:
-    """A folder of its own to work in, no look at other instances, no core dumps, and no leap in memory.
+    """Set up the process: private folder, no access to other instances, no core dumps, limited memory.
 
-    The service measures an instance's processes together, now and then.  What one of them allocates in between is
-    bounded here: beyond twice the limit it gets a `MemoryError`.
+    The service periodically measures the total memory of an instance. Between two measurements, each process is limited
+    to twice the memory limit and gets a `MemoryError` beyond it.
     """
     os.chdir(folder)
     _keep_apart()
     os.environ.update(HOME=folder, TMPDIR=folder)
-    tempfile.tempdir = None  # decided anew
+    tempfile.tempdir = None  # reset the cached folder
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         with open("/proc/self/statm") as file:
-            own = int(file.read().split()[5]) * resource.getpagesize()  # what came from the zygote
-    except OSError:  # macOS, which does not enforce it either
+            own = int(file.read().split()[5]) * resource.getpagesize()  # inherited from the zygote
+    except OSError:  # macOS, which does not enforce the limit either
         return
     resource.setrlimit(resource.RLIMIT_DATA, (own + (2 * max_memory_mb << 20),) * 2)
 
 
 class World:
-    """An environment behind plain data."""
+    """Environment with plain data as its interface."""
 
     def __init__(self, environment_class: type[Environment], name: str = "") -> None:
         self._class = environment_class
@@ -115,7 +115,7 @@ class World:
         self._environment: Environment | None = None
 
     def answer(self, question: Mapping[str, Any]) -> dict[str, Any]:
-        """``{"ok": data}`` or ``{"error": {"kind", "type", "message", "place", "traceback"}}``."""
+        """Return ``{"ok": data}`` or ``{"error": {"kind", "type", "message", "place", "traceback"}}``."""
         operation = getattr(self, f"_{question['op']}")
         try:
             return {"ok": operation(question)}
@@ -129,7 +129,7 @@ class World:
         try:
             tasks = list(islice(self._class.tasks(question["split"], question["params"]), _MOST_TASKS + 1))
         except ValueError as e:
-            self._made(question["params"])  # which refuses them where it was they
+            self._made(question["params"])  # raises bad_params if the parameters are the cause
             raise _Refused("unknown_split", e) from e
         if len(tasks) > _MOST_TASKS:
             raise RuntimeError(f"the split has more than {_MOST_TASKS} tasks")
@@ -183,14 +183,14 @@ class World:
     @property
     def _started(self) -> Environment:
         if self._environment is None:
-            raise RuntimeError("reset comes first")
+            raise RuntimeError("the environment was not reset")
         return self._environment
 
 
 class _Refused(Exception):
-    """A ValueError where the contract says what it means.
+    """A ValueError with a meaning defined by the contract.
 
-    :param kind: ``unknown_task``, ``unknown_split``; ``bad_params``: of the constructor.
+    :param kind: ``unknown_task``, ``unknown_split``, or ``bad_params`` (from the constructor).
     """
 
     def __init__(self, kind: str, cause: ValueError) -> None:
@@ -199,9 +199,9 @@ class _Refused(Exception):
 
 
 def plain(value: Any) -> Any:
-    """``value`` as JSON can hold it: numbers of numpy's as Python's, what is not finite as null.
+    """Convert ``value`` to JSON data: NumPy values become Python values, non-finite numbers become null.
 
-    :raises TypeError: something in it is no data.
+    :raises TypeError: A value cannot be represented.
     """
     if value is None or isinstance(value, (str, bool, int)):
         return value
@@ -211,9 +211,9 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [plain(item) for item in value]
-    if hasattr(value, "tolist"):  # numpy's numbers and arrays
+    if hasattr(value, "tolist"):  # NumPy numbers and arrays
         return plain(value.tolist())
-    raise TypeError(f"the environment returned a {type(value).__name__}, which does not fit into JSON: {value!r:.200}")
+    raise TypeError(f"the environment returned a {type(value).__name__}, which JSON cannot represent: {value!r:.200}")
 
 
 def _step_result(result: StepResult) -> dict[str, Any]:
@@ -231,12 +231,12 @@ def _step_result(result: StepResult) -> dict[str, Any]:
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        raise TypeError(f"the environment returned the message {message!r:.200}, which is no mapping")
+        raise TypeError(f"the environment returned the message {message!r:.200}, which is not a mapping")
     return {"role": "user", "content": "", **plain(message)}
 
 
 def _number(value: Any, what: str) -> float:
-    """A reward is never guessed: what is not a finite number is an error of the environment's."""
+    """Return a finite number; any other value is an error of the environment."""
     if (number := as_float(value)) is None:
         raise ValueError(f"the environment's {what} is {shown(value)}; it must be a finite number")
     return number
@@ -245,7 +245,7 @@ def _number(value: Any, what: str) -> float:
 def _failure(kind: str, error: BaseException) -> dict[str, Any]:
     message = safe_text(error)[:_LONGEST_MESSAGE]
     if isinstance(error, MemoryError):
-        message = f"{message} (one process may have twice max_memory_mb)".strip()
+        message = f"{message} (the limit per process is twice max_memory_mb)".strip()
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return {
         "error": {

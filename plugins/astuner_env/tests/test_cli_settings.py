@@ -42,7 +42,7 @@ def test_a_failed_write_leaves_the_old_settings(monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(RunError, match="No space left on device; set ASTUNER_HOME"):
+    with pytest.raises(RunError, match="No space left on device"):
         settings.save("maze", EnvironmentSettings(python="/new"))
     assert settings.load("maze").python == "/old"
 
@@ -55,7 +55,7 @@ def test_a_name_that_could_be_another_path_is_refused(name):
         settings.is_saved,
         lambda n: settings.save(n, EnvironmentSettings()),
     ):
-        with pytest.raises(ConfigError, match="cannot be the name of an environment"):
+        with pytest.raises(ConfigError, match="not a valid environment name"):
             use(name)
 
 
@@ -73,14 +73,14 @@ def test_a_name_is_refused_or_stays_inside(name):
 def test_settings_that_are_none_are_refused_with_what_to_type(text):
     file = settings.save("maze", EnvironmentSettings())
     file.write_text(text, encoding="latin-1")
-    with pytest.raises(RunError, match=r"type: astuner env setup maze"):
+    with pytest.raises(RunError, match=r"Run: astuner env setup maze"):
         settings.load("maze")
 
 
 def test_settings_that_others_could_have_written_are_not_used():
     file = settings.save("maze", EnvironmentSettings(python="/bin/true"))
     file.chmod(0o622)
-    with pytest.raises(RunError, match="others may write it"):
+    with pytest.raises(RunError, match="other users can write it"):
         settings.load("maze")
     file.chmod(0o644)
     assert settings.load("maze").python == "/bin/true"

@@ -198,7 +198,7 @@ def test_a_world_that_raises_in_every_episode_fails_the_run_and_names_its_line(h
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("toy.py->Tpy", "{here}/toy.py has no 'Tpy'; did you mean Toy?"), ("tyo->Toy", "no module tyo in {here}")],
+    [("toy.py->Tpy", "{here}/toy.py has no 'Tpy'; did you mean Toy?"), ("tyo->Toy", "tyo is neither in {here}")],
 )
 def test_a_mistake_in_the_name_of_a_world_is_one_line(here: Path, name: str, says: str) -> None:
     done = subprocess.run(command("--with", name), cwd=here, capture_output=True, text=True, check=False, timeout=200)

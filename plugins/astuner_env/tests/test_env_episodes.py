@@ -208,7 +208,7 @@ def test_a_task_without_an_environment_has_no_verdict(tmp_path: Path) -> None:
         tmp_path, "await model_tuner.chat([{'role': 'user', 'content': 'x'}])\nreturn WorkflowOutput()", env_type=""
     )
     assert (episode.stop_reason, episode.reward) == (StopReason.JUDGE_FAILED, None)
-    assert "has no environment" in episode.error
+    assert "needs an environment" in episode.error
 
 
 def test_a_step_after_the_end_is_the_workflows_mistake(tmp_path: Path) -> None:
@@ -338,7 +338,7 @@ def test_the_config_says_where_the_service_is(tmp_path: Path, server: StandIn, m
 @table(
     ("reply", "says"),
     [
-        (ok([]), "there are none"),
+        (ok([]), "the split is empty"),
         (refuse(400, "unknown_split"), "the environment service .* 400 unknown_split"),
     ],
 )

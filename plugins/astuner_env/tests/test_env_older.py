@@ -131,15 +131,15 @@ GOES_ON = {"reward": 0.0, "is_terminated": False}
 @table(
     ("changes", "says"),
     [
-        ({"get_init_state": lambda self: "text"}, "get_init_state of an older environment: .* no state: 'text'"),
-        ({"get_init_state": lambda self: {"state": []}}, "must be messages"),
-        ({"get_init_state": lambda self: {"state": ["x"]}}, "must have a role and a content"),
+        ({"get_init_state": lambda self: "text"}, "get_init_state of an older environment: .* state: 'text'"),
+        ({"get_init_state": lambda self: {"state": []}}, "must be a message"),
+        ({"get_init_state": lambda self: {"state": ["x"]}}, "must have a role and content"),
         ({"get_init_state": lambda self: {"state": "x", "is_terminated": None}}, "is_terminated is None"),
         ({"step": lambda self, action: {"state": "x", **GOES_ON, "reward": None}}, "reward is None; it must be a fin"),
         ({"step": lambda self, action: {"state": "x", **GOES_ON, "reward": "1"}}, "reward is '1'; it must be a finite"),
         ({"step": lambda self, action: {"state": "x", **GOES_ON, "reward": math.nan}}, "reward is nan"),
-        ({"step": lambda self, action: {"state": "x", "is_terminated": False}}, "has no reward"),
-        ({"step": lambda self, action: {"state": "x", "reward": 0.0}}, "has no is_terminated"),
+        ({"step": lambda self, action: {"state": "x", "is_terminated": False}}, "lacks reward"),
+        ({"step": lambda self, action: {"state": "x", "reward": 0.0}}, "lacks is_terminated"),
         ({"step": lambda self, action: {"state": "x", **GOES_ON, "is_terminated": "false"}}, "must be true or false"),
         ({"step": lambda self, action: {"state": "x", **GOES_ON, "info": ["x"]}}, "info is .*; it must be an object"),
         ({"evaluate": lambda self, messages, params: None}, "evaluate of an .* score is None; it must be a finite"),
@@ -175,7 +175,7 @@ def test_a_number_of_numpys_is_one() -> None:
 def test_what_is_neither_is_refused(tmp_path: Path) -> None:
     assert not is_older(Environment)
     assert not is_older(len)
-    with pytest.raises(TypeError, match="no get_init_state"):
+    with pytest.raises(TypeError, match="lacks get_init_state"):
         adapt(dict)
     (tmp_path / "x.py").write_text("class X:\n    pass\n")
     with pytest.raises(PluginError, match="must be a subclass of Environment"):

@@ -184,7 +184,7 @@ def test_half_of_what_is_needed(place: Path) -> None:
     with pytest.raises(ConfigError, match="LAKE_SCRIPT='python3 -m"):
         own_script("lake")
     Path(".env").write_text("LAKE_PATH=/no/such/folder\n")
-    with pytest.raises(ConfigError, match="no such folder"):
+    with pytest.raises(ConfigError, match="does not exist"):
         own_script("lake")
 
 
@@ -196,7 +196,7 @@ def test_an_address_where_something_answers_already_is_left_alone(place: Path) -
     by_hand(place)
     with stand_in() as other:
         config = fake_config(place, f"  env_service:\n    url: {other.url}\n")
-        with pytest.raises(RunError, match=r"something answers at .* already"), run_services(config, ["lake"]):
+        with pytest.raises(RunError, match=r"service already answers at"), run_services(config, ["lake"]):
             raise AssertionError("not ours")
     assert not (place / "pids").exists()
 
@@ -204,7 +204,7 @@ def test_an_address_where_something_answers_already_is_left_alone(place: Path) -
 @table("url", ["http://example.org:8080", "https://127.0.0.1:8080"])
 def test_it_cannot_be_started_elsewhere(place: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("astuner_env.env_service.client.EnvClient.is_up", lambda self: False)
-    with pytest.raises(ConfigError, match="which is not this machine's"):
+    with pytest.raises(ConfigError, match="which is not on this machine"):
         EnvServer(["frozen_lake"]).start(url=url)
 
 
@@ -263,7 +263,7 @@ def test_environments_share_one_server(place: Path, monkeypatch: pytest.MonkeyPa
 def test_a_script_of_ones_own_serves_one(place: Path) -> None:
     by_hand(place)
     with (
-        pytest.raises(ConfigError, match="so pond cannot be served beside it"),
+        pytest.raises(ConfigError, match="cannot also serve pond"),
         run_services(fake_config(place), ["lake", "pond"]),
     ):
         raise AssertionError("started")

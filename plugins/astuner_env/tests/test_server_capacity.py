@@ -160,7 +160,7 @@ def test_the_queue_has_an_end():
         await slots.take(1)
         waiters = [asyncio.ensure_future(slots.take(60)) for _ in range(LONGEST_QUEUE)]
         await asyncio.sleep(0)
-        with pytest.raises(Refusal, match="wait for one"):  # it does not queue: then it would say for how long
+        with pytest.raises(Refusal, match="waiting"):  # it does not queue: then it would say for how long
             await slots.take(60)
         for waiter in waiters:
             waiter.cancel()

@@ -79,7 +79,7 @@ def test_what_takes_more_memory_than_it_may_is_ended_and_the_others_go_on(toys, 
         if answer.status == 200:
             answer = eventually(lambda: (a := live.get("/v1/instances/a")).status != 200 and a)
         assert (answer.status, answer.code, answer.detail["reason"]) == (410, "instance_lost", "memory")
-        assert "MB of memory, and may take 150 (max_memory_mb)" in answer.detail["message"]
+        assert "MB of memory; the limit is 150 (max_memory_mb)" in answer.detail["message"]
         eventually(lambda: not is_alive(pid))
         assert live.step("b").data["info"]["count"] >= 1
         assert live.metric("astuner_env_lost_total", environment="counter", reason="memory") == 1
@@ -92,7 +92,7 @@ def test_what_is_far_too_much_is_refused_at_once(toys, tmp_path):
         live.create("a")
         answer = live.step("a", "eat 3000")
         assert (answer.status, answer.code) == (500, "env_error")
-        assert "MemoryError: (one process may have twice max_memory_mb)" in answer.detail["message"]
+        assert "MemoryError: (the limit per process is twice max_memory_mb)" in answer.detail["message"]
 
 
 def test_sixty_children_end_with_the_instance_that_started_them(toys, tmp_path):
@@ -105,7 +105,7 @@ def test_sixty_children_end_with_the_instance_that_started_them(toys, tmp_path):
         if answer.status == 200:
             answer = eventually(lambda: (a := live.get("/v1/instances/a")).status != 200 and a)
         assert (answer.status, answer.detail["reason"]) == (410, "processes")
-        assert "and may have 8 (max_processes)" in answer.detail["message"]
+        assert "the limit is 8 (max_processes)" in answer.detail["message"]
         children = [int(pid) for pid in marker.read_text().split()]
         assert len(children) > 8
         eventually(lambda: not any(map(is_alive, children)))
@@ -118,7 +118,7 @@ def test_an_episode_that_ends_at_a_limit_says_so(toys, tmp_path):
         world = RemoteEnvironment(client=EnvClient(live.service.url), env_type="counter")
         world.reset(Task(task_id="train-0"))
         with pytest.raises(
-            EnvironmentFailed, match=r"410 instance_lost: .* may have 8 \(max_processes\).*\(processes\)"
+            EnvironmentFailed, match=r"410 instance_lost: .* limit is 8 \(max_processes\).*\(processes\)"
         ):
             world.step({"role": "assistant", "content": f"fork 60 {tmp_path}/children and wait"})
 
@@ -146,14 +146,14 @@ def test_the_process_that_lists_the_tasks_has_limits_too(toys, tmp_path):
     with Live([served("counter", f"{world}:Counter", max_memory_mb=150)], parent=tmp_path) as live:
         answer = live.post("/get_env_profile", env_type="counter")
         assert (answer.status, answer.code) == (500, "env_error")
-        assert "the process that lists the tasks was ended: it took" in answer.detail["message"]
+        assert "lists the tasks was ended because it used" in answer.detail["message"]
 
 
 def test_what_is_shared_with_the_zygote_does_not_count():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         eventually(lambda: excesses({"it": Share(process.pid, None, 0, 9)}))
         ((kind, how),) = excesses({"it": Share(process.pid, None, 0, 9)}).values()
-        assert (kind, how.endswith("and may take 0 (max_memory_mb)")) == ("memory", True)
+        assert (kind, how.endswith("limit is 0 (max_memory_mb)")) == ("memory", True)
         assert excesses({"it": Share(process.pid, None, 4096, 9)}) == {}
         assert excesses({"it": Share(process.pid, process.pid, 1, 9)}) == {}, "all that it has, it shares with itself"
         assert [kind for kind, _ in excesses({"it": Share(process.pid, None, 4096, 0)}).values()] == ["processes"]

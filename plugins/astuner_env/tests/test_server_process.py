@@ -154,18 +154,18 @@ def test_a_port_that_is_taken_is_no_success(mine, tmp_path):
         done = run(f"{mine}->Counter", "--port", str(taken.getsockname()[1]), folder=tmp_path)
     assert done.returncode == 1
     assert done.stdout == ""
-    assert "port 0 for a free" in done.stderr
+    assert "port 0 selects a free port" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["no_such_thing"], "unknown environment 'no_such_thing'"),
-        (["no/such.py->World"], "no such file"),
+        (["no_such_thing"], "'no_such_thing'"),
+        (["no/such.py->World"], "file not found"),
         (["toys.py->World"], "has no 'World'"),
-        (["toys.py->Counter", "other=toys.py->Counter", "toys.py->Counter"], "two environments are called 'counter'"),
-        (["a/b=toys.py->Counter"], "cannot be called 'a/b'"),
+        (["toys.py->Counter", "other=toys.py->Counter", "toys.py->Counter"], "'counter' is used twice"),
+        (["a/b=toys.py->Counter"], "'a/b' is not a valid"),
         (["toys.py->Counter", "--host", "0.0.0.0"], "openssl rand -hex 16"),
         (["toys.py->Counter", "--max-instances", "0"], "Invalid value for '--max-instances'"),
         (["toys.py->Counter", "--port", "70000"], "Invalid value for '--port'"),
@@ -230,7 +230,7 @@ def test_an_instance_sees_none_of_the_servers_secrets(mine, tmp_path, monkeypatc
 @table(
     ("options", "says"),
     [
-        ({}, "name an environment"),
+        ({}, "No environment to serve"),
         ({"max_instances": 0}, "must be more than 0"),
         ({"idle_ttl": 0.0}, "must be more than 0"),
         ({"port": 70000}, "0 to 65535"),

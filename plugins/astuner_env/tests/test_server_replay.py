@@ -73,7 +73,7 @@ def test_an_id_from_long_ago_is_never_carried_out_again(service, id):
     answers = {n: service.step(id, "a", request_id=str(n)) for n in range(1, 12)}
     assert answers[11].data["info"]["count"] == 11
     assert answers[1].code == "bad_request"
-    assert "no longer kept" in answers[1].detail["message"]
+    assert "no longer stored" in answers[1].detail["message"]
     for n, answer in answers.items():
         assert answer.status == 400 or answer.data["info"]["count"] == n
     assert service.step(id).data["info"]["count"] == 12

@@ -18,7 +18,7 @@ def test_what_is_served(service):
     info = service.get("/v1/info").json
     assert info["environments"] == ["counter", "hasty"]
     assert info["max_instances"] == 8
-    assert info["capacity"] == "as it was asked for"
+    assert info["capacity"] == "set by --max-instances"
     shown = service.get("/v1/environments").json["environments"]
     assert [e["name"] for e in shown] == ["counter", "hasty"]
     one = service.get("/v1/environments/counter").json

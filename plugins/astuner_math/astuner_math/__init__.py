@@ -1,1 +1,1 @@
-"""Math tasks for ASTuner: a workflow, two judges, and the limited process that compares answers as mathematics."""
+"""Train agents on math tasks: a workflow, two judges, and a confined process for symbolic comparison."""

@@ -1,8 +1,7 @@
-r"""Find an answer in a text, and undo its typography.
+r"""Find an answer in a text and normalize its typography.
 
-What is in the last box, after GSM8K's ``####``, or the last number is the answer. `normalise` undoes what is only
-typography; `astuner_math.values` reads and compares the result. Everything here is linear in the length of the text,
-whatever a model writes.
+The answer is in the last box, follows GSM8K's ``####``, or is the last number. `normalise` removes typography;
+`astuner_math.values` parses and compares the result. All functions take time linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ _PLAIN_NUMBER = re.compile(r"(?<![\w.,])[-+]?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\
 
 
 def last_boxed(text: str) -> str | None:
-    r"""The content of the last complete ``\boxed{…}`` (or ``\fbox{…}``), nested braces included; None without one.
+    r"""Return the content of the last complete ``\boxed{…}`` or ``\fbox{…}`` with nested braces, or None.
 
-    A box that is never closed (the model was cut off) is no box.
+    A box without a closing brace (truncated output) does not count.
     """
     found: tuple[int, int] | None = None
     open_braces: list[int | None] = []  # where a box's content starts; None for any other brace
@@ -38,15 +37,15 @@ def last_boxed(text: str) -> str | None:
 
 
 def last_number(text: str) -> str | None:
-    """The last number in plain text, with its sign, thousands separators, fraction and percent sign."""
+    """Return the last number in plain text, with its sign, thousands separators, fraction and percent sign."""
     matches = _PLAIN_NUMBER.findall(text)
     return matches[-1] if matches else None
 
 
 def reference_answer(metadata: Mapping[str, Any], field: str) -> str | None:
-    """The reference in ``metadata[field]``: what follows GSM8K's last ``####``, else the last box, else all of it.
+    """Return the reference in ``metadata[field]``: text after GSM8K's last ``####``, else the last box, else all text.
 
-    None when the field is missing, empty, or neither text nor a number.
+    Return None if the field is missing, empty, or neither a string nor a number.
     """
     value = metadata.get(field)
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
@@ -91,7 +90,7 @@ _DOLLARS = re.compile(r"\$(?=\s*-?[\d.])")
 
 
 def normalise(text: str) -> str:
-    """The text without typography: one spelling for fractions, spaces, signs, delimiters, degrees."""
+    """Return the text in one spelling for fractions, spaces, signs, delimiters and degrees."""
     if not text.isascii():
         for symbol, latex in _SYMBOLS.items():
             text = text.replace(symbol, latex)

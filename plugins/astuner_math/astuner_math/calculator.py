@@ -1,8 +1,8 @@
-"""Arithmetic for an agent, without `eval`.
+"""Evaluate arithmetic expressions for an agent, without `eval`.
 
-An expression is cut into numbers, operators and parentheses, so nothing else can reach Python's parser; the
-syntax tree is then walked by hand.  The size of an input, of a power and of a result is bounded, so no
-expression takes longer than a few milliseconds.
+An expression is split into numbers, operators and parentheses, so nothing else can reach Python's parser; the syntax
+tree is then evaluated node by node. Inputs, powers and results are limited in size, so an expression takes at most a
+few milliseconds.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collections.abc import Callable
 Number = int | float
 
 MAX_EXPRESSION = 500
-"""Characters."""
+"""Maximum characters of an expression."""
 MAX_BITS = 8192
-"""Of an integer result: about 2,400 decimal digits, below the length at which Python refuses to print one."""
+"""Maximum bits of an integer result: about 2,400 decimal digits, below Python's limit for printing."""
 
 _THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:,\d{3})+(?![\d,])")
 _TOKEN = re.compile(r"\s*(?:(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<operator>\*\*|//|[-+*/%()]))")
@@ -35,17 +35,17 @@ _BINARY: dict[type[ast.operator], Callable[[Number, Number], Number]] = {
 
 
 class CalculatorError(ValueError):
-    """The expression is not arithmetic, or too large; the message is meant for the model."""
+    """Raised if an expression is not arithmetic or too large; the model receives the message."""
 
 
 def calculate(expression: str) -> Number:
-    """The value of ``expression``: + - * / // % ** (or ^), parentheses, integers and decimals.
+    """Return the value of ``expression``: + - * / // % ** (or ^), parentheses, integers and decimals.
 
     >>> calculate("(1,200 + 3) * 2")
     2406
 
-    :returns: an int where the result is a whole number below 2**53, else a float (or an exact large int).
-    :raises CalculatorError: not arithmetic, division by zero, or too large.
+    :returns: An int if the result is an integer below 2**53, else a float (or an exact large int).
+    :raises CalculatorError: The expression is not arithmetic, divides by zero, or is too large.
     """
     if len(expression) > MAX_EXPRESSION:
         raise CalculatorError(f"the expression is longer than {MAX_EXPRESSION} characters")
@@ -62,7 +62,7 @@ def calculate(expression: str) -> Number:
 
 
 def _tokens(expression: str) -> str:
-    """The expression's tokens, one space between them; anything that is no token raises."""
+    """Return the tokens of an expression separated by spaces; raise an error for other text."""
     text = _THOUSANDS.sub(lambda m: m[0].replace(",", ""), expression.translate(_SPELLINGS)).strip()
     out, at = [], 0
     while at < len(text):

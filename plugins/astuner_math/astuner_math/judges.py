@@ -1,8 +1,8 @@
-r"""The math judge: 1 for an answer that equals the reference as mathematics, else 0.
+r"""Judge math answers: reward 1 if the answer is mathematically equal to the reference, else 0.
 
-Numbers, quantities, dates, times and ranges are compared on the spot; algebra goes to a limited process.  A wrong,
-unreadable, missing or exhausting answer is the policy's doing and scores 0.  A missing or unreadable reference is not,
-and never scores.
+Numbers, quantities, dates, times and ranges are compared in this process, algebra in a limited process. An answer that
+is wrong, unreadable, missing or too expensive to compare gets 0. A missing or unreadable reference is an error of the
+data, so the episode gets no reward.
 """
 
 from __future__ import annotations
@@ -21,27 +21,29 @@ from astuner_math.limited import LimitedEquality
 from astuner_math.values import compare
 
 MAX_ANSWER = 2000
-"""Characters of an answer; a longer one is no answer to anything and is wrong without being read."""
+"""Maximum characters of an answer; longer answers are wrong and are not parsed."""
 
 
 class MathAnswerConfig(Section):
+    """Settings of the judge `math_answer`."""
+
     answer_field: str = "answer"
-    """Where the reference is in a task's metadata; GSM8K's text before `####` is left out."""
+    """Metadata field of a task with the reference; text before GSM8K's `####` is ignored."""
     require_boxed: bool = True
-    """Whether an answer without `\\boxed{}` is wrong; if not, its last number is taken."""
+    """Whether an answer without `\\boxed{}` is wrong. If false, its last number is used."""
     processes: int = Field(default=2, ge=1)
-    """Limited processes that compare what is not a plain number; started when first needed."""
+    """Number of limited processes for symbolic comparison; started on first use."""
     cpu_seconds: float = Field(default=5.0, gt=0)
-    """CPU time one comparison may use; an answer that needs more is wrong (metric `judge/timeout`)."""
+    """CPU time limit of one comparison; an answer that needs more is wrong (metric `judge/timeout`)."""
     memory_mb: int = Field(default=1024, ge=256)
-    """Memory of such a process (Linux)."""
+    """Memory limit of such a process (Linux)."""
 
 
 class MathAnswerAsJudge(Judge):
-    r"""Compares ``output.metadata["final_answer"]`` (or ``output.response``) with ``task.metadata[answer_field]``.
+    r"""Judge that compares ``output.metadata["final_answer"]`` (or ``output.response``) with the reference.
 
-    The candidate is the last complete ``\boxed{}``.  Metrics: ``boxed`` (it had one), ``timeout`` (comparing it used
-    up the CPU time, or took the process down).
+    The candidate is the last complete ``\boxed{}``. The reference is ``task.metadata[answer_field]``. Metrics:
+    ``boxed`` (the answer has a box), ``timeout`` (the comparison exceeded its CPU time or ended the process).
     """
 
     def __init__(self, config: MathAnswerConfig | None = None) -> None:
@@ -49,13 +51,13 @@ class MathAnswerAsJudge(Judge):
         self.equality = LimitedEquality(self.config.processes, self.config.cpu_seconds, self.config.memory_mb << 20)
 
     def close(self) -> None:
-        """End the limited processes; they also end with the judge or the interpreter."""
+        """End the limited processes; they also end together with the judge or the interpreter."""
         self.equality.close()
 
     async def judge(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> JudgeOutput:
         """Judge one attempt.
 
-        :raises JudgeFailed: the task has no readable reference, or no process to compare in can be started.
+        :raises JudgeFailed: The reference is missing or unreadable, or no process for the comparison can be started.
         """
         reference, candidate, metrics = self._read(workflow_task, output)
         if candidate is None:
@@ -65,7 +67,7 @@ class MathAnswerAsJudge(Judge):
     async def _compare(
         self, workflow_task: WorkflowTask, reference: str, candidate: str, metrics: Mapping[str, float]
     ) -> JudgeOutput:
-        """Compare two normalised answers, without leaving this process where that is possible."""
+        """Compare two normalized answers, in this process if possible."""
         question = compare(reference, candidate)
         if isinstance(question, bool):
             return _verdict(question, metrics)
@@ -76,16 +78,18 @@ class MathAnswerAsJudge(Judge):
         return _verdict(found.equal, {**metrics, "timeout": float(found.timeout)})
 
     def _read(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> tuple[str, str | None, dict[str, float]]:
-        """Reference and candidate, normalised; the candidate is None when there is no answer to compare."""
+        """Return reference and candidate, normalized; the candidate is None if the answer is missing or too long."""
         reference = reference_answer(workflow_task.task.metadata, self.config.answer_field)
         if reference is None or len(reference) > MAX_ANSWER:
             known = ", ".join(sorted(map(str, workflow_task.task.metadata))) or "nothing"
             problem = (
-                "has no reference answer" if reference is None else f"has a reference over {MAX_ANSWER} characters"
+                "has no reference answer"
+                if reference is None
+                else f"has a reference longer than {MAX_ANSWER} characters"
             )
             raise JudgeFailed(
-                f"{self._place(workflow_task)} {problem} (its metadata has {known}); "
-                "name its field with answer_field in the judge's section"
+                f"{self._place(workflow_task)} {problem} (metadata fields: {known}). "
+                "Set answer_field in the judge's section to the field of the reference."
             )
         said: Any = output.metadata.get("final_answer")
         said = output.response if said is None else said

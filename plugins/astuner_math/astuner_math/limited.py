@@ -1,12 +1,12 @@
-"""A few warm, limited child processes that compare two answers as mathematics.
+"""Compare two answers symbolically in a few warm, limited child processes.
 
-Each child has its own thread here, is started when first needed and then kept: a comparison costs its algebra,
-not a process.  What a model writes can exhaust a child but nothing else: CPU time and memory of a child are
-bounded by the kernel, it starts with an empty environment, and it is replaced when it dies.
+Each child has its own thread here, starts on first use and stays alive, so a comparison does not pay for a new process.
+Answers of a model can exhaust only a child: the kernel limits its CPU time and memory, its environment is empty, and it
+is replaced when it dies.
 
-Who is to blame decides what a death means.  The child says when it has read the reference; dying after that, out
-of CPU time or twice in a row, is the candidate's doing and a wrong answer.  Everything else (no child can be
-started, the reference kills it, the machine is too slow to give it its CPU time) is infrastructure: `JudgeFailed`.
+The cause decides the meaning of a death. A child reports when it has parsed the reference. If it dies after that, by
+CPU time or twice in a row, the candidate is the cause and the answer is wrong. All other failures (no child can be
+started, the reference kills it, the machine is too slow) are infrastructure failures: `JudgeFailed`.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from typing import Any
 from astuner.contracts.errors import JudgeFailed
 
 _SCRIPT = Path(__file__).with_name("worker.py")
-_KEPT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")  # what some Pythons need to start at all
+_KEPT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")  # required to start some Python builds
 _START_SECONDS = 60.0
 _WALL_PER_CPU_SECOND = 10.0
-_OUT_OF_CPU_TIME = "SIGPROF"  # what the worker's timer ends it with
+_OUT_OF_CPU_TIME = "SIGPROF"  # signal of the worker's CPU timer
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What the limited process found."""
+    """Result of the limited process."""
 
     equal: bool
     timeout: bool = False
-    """The candidate used up its CPU time, or took the process down with it."""
+    """Whether the candidate exceeded the CPU time or ended the process."""
     error: str = ""
-    """Why the candidate could not be compared, by the name of the exception; empty when it could."""
+    """Name of the exception if the candidate could not be compared, else empty."""
 
 
 class _Died(Exception):
-    """A child ended in the middle of a question."""
+    """Raised if a child ends during a comparison."""
 
     def __init__(self, status: str, reference_read: bool) -> None:
         super().__init__(status)
@@ -55,11 +55,11 @@ class _Died(Exception):
 
 
 class LimitedEquality:
-    """Compares answers in limited child processes; safe to call from any thread, and picklable.
+    """Pool of limited child processes that compare answers; thread-safe and picklable.
 
-    :param processes: how many children at most.
-    :param cpu_seconds: CPU time one comparison may use.
-    :param memory_bytes: address space of a child (enforced on Linux).
+    :param processes: Maximum number of children.
+    :param cpu_seconds: CPU time limit of one comparison.
+    :param memory_bytes: Address space limit of a child (enforced on Linux).
     """
 
     def __init__(self, processes: int = 2, cpu_seconds: float = 5.0, memory_bytes: int = 1 << 30) -> None:
@@ -76,19 +76,19 @@ class LimitedEquality:
 
     @property
     def children(self) -> tuple[int, ...]:
-        """The process ids of the children."""
+        """Process IDs of the children."""
         return tuple(child.pid for child in self._children)
 
     def submit(self, reference: str, candidate: str) -> Future[Comparison]:
-        """Compare two normalised answers; the future raises `JudgeFailed` when there is no verdict."""
+        """Compare two normalized answers; the future raises `JudgeFailed` without a verdict."""
         return self._threads.submit(self._compare, reference, candidate)
 
     def close(self) -> None:
-        """End the children; also done when this object goes away and at interpreter exit."""
+        """End the children; also called when this object is deleted and at interpreter exit."""
         self._close()
 
     def _compare(self, reference: str, candidate: str) -> Comparison:
-        for is_last in (False, True):  # twice: something else may have killed it, such as a system short of memory
+        for is_last in (False, True):  # twice: another cause may have killed the child, such as low memory
             try:
                 return self._attempt(reference, candidate)
             except _Died as death:
@@ -96,7 +96,7 @@ class LimitedEquality:
                     continue
                 if death.reference_read:
                     return Comparison(equal=False, timeout=True, error=death.status)
-                told = f"reading the reference {_short(reference)} ended its process ({death.status})"
+                told = f"parsing the reference {_short(reference)} ended the process ({death.status})"
                 raise JudgeFailed(told) from None
         raise AssertionError("the second attempt returns or raises")
 
@@ -115,8 +115,8 @@ class LimitedEquality:
         except TimeoutError:
             self._discard(child, kill=True)
             raise JudgeFailed(
-                f"comparing {_short(candidate)} with {_short(reference)} got less than {self._cpu_seconds:g} s of CPU "
-                f"time in {wall_seconds:g} s: the machine is overloaded; lower rollout.max_env_worker"
+                f"The machine is overloaded: comparing {_short(candidate)} with {_short(reference)} got less than "
+                f"{self._cpu_seconds:g} s of CPU time in {wall_seconds:g} s. Lower rollout.max_env_worker."
             ) from None
         except (EOFError, ConnectionError):
             raise _Died(self._discard(child), reference_read) from None
@@ -125,7 +125,7 @@ class LimitedEquality:
         child: _Child | None = getattr(self._own, "child", None)
         if child is None:
             if not self._close.alive:
-                raise JudgeFailed("the judge was closed while this comparison waited")
+                raise JudgeFailed("the judge was closed while this comparison was waiting")
             child = self._own.child = _Child(self._cpu_seconds, self._memory_bytes)
             self._children.add(child)
         return child
@@ -137,7 +137,7 @@ class LimitedEquality:
 
 
 class _Child:
-    """One worker process and the pipe to it."""
+    """Worker process and the pipe to it."""
 
     def __init__(self, cpu_seconds: float, memory_bytes: int) -> None:
         self._pipe, theirs = multiprocessing.Pipe()
@@ -151,11 +151,11 @@ class _Child:
                     pass_fds=(theirs.fileno(),),
                     env={name: os.environ[name] for name in _KEPT if name in os.environ},
                     cwd=os.sep,
-                    start_new_session=True,  # Ctrl-C is for the run, which ends its children itself
+                    start_new_session=True,  # Ctrl-C goes to the run, which ends its children
                 )
             except OSError as e:
                 self._pipe.close()
-                raise JudgeFailed(f"cannot start a process to compare answers in: {e}") from e
+                raise JudgeFailed(f"could not start a process for comparing answers: {e}") from e
         self.pid = self._process.pid
         setup = {
             "sys_path": [os.path.abspath(path) for path in sys.path],
@@ -170,26 +170,26 @@ class _Child:
         if reason := said.get("failed"):
             self.end()
             raise JudgeFailed(
-                f"the process that compares answers does not start ({reason}); "
-                "try: pip install --force-reinstall astuner-math"
+                f"The process for comparing answers did not start ({reason}). "
+                "Try: pip install --force-reinstall astuner-math"
             )
 
     def send(self, frame: Any) -> None:
         self._pipe.send_bytes(json.dumps(frame).encode())
 
     def receive(self, deadline: float) -> Any:
-        """The next frame.
+        """Return the next message.
 
-        :param deadline: on the clock of `time.monotonic`.
-        :raises TimeoutError: nothing came by then.
-        :raises EOFError, ConnectionError: the child is gone.
+        :param deadline: Time on the clock of `time.monotonic`.
+        :raises TimeoutError: No message before the deadline.
+        :raises EOFError, ConnectionError: The child is gone.
         """
         if not self._pipe.poll(max(0.0, deadline - time.monotonic())):
             raise TimeoutError
         return json.loads(self._pipe.recv_bytes())
 
     def end(self, *, kill: bool = False) -> str:
-        """Its exit status or the name of the signal that ended it; ``kill`` ends it if it still runs."""
+        """Wait for the process and return its exit status or signal name; ``kill`` ends it first."""
         if kill:
             self._process.kill()
         code = self._process.wait()

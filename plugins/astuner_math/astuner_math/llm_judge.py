@@ -1,9 +1,9 @@
-"""The math judge with a second opinion: what is not equal as mathematics is shown to a helper model.
+"""Ask a helper model for a second opinion on answers that are not mathematically equal to the reference.
 
-The candidate is text made by a model that is rewarded for convincing the helper.  So it is fenced by markers it
-cannot know, nothing in it can look like a verdict, and the helper's own answer counts only if it holds exactly one
-of the two tags, spelled exactly.  No such answer means no reward (`JudgeFailed`), never 0.  How the helper is asked is
-`astuner.helper_models`' business.
+The candidate is written by a model that is rewarded for convincing the helper. It is therefore enclosed in markers that
+it cannot know, nothing in it can look like a verdict, and the helper's answer counts only if it contains exactly one of
+the two tags in the exact spelling. Without a verdict there is no reward (`JudgeFailed`), never 0. The settings of
+helper models are in `astuner.helper_models`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CORRECT, INCORRECT = "<Correct>", "<Incorrect>"
 _TAG_LIKE = re.compile(r"<\s*/?\s*((?:in)?correct)\s*/?\s*>", re.IGNORECASE)
 _VERDICT = re.compile(f"{CORRECT}|{INCORRECT}")
 _REASONING = re.compile(r"<think>.*?</think>|^.*</think>|<think>.*\Z", re.DOTALL)
-"""Reasoning, also where it was cut off: a tag in it is a draft, not a verdict."""
+"""Reasoning, even if truncated: a tag inside it is a draft, not a verdict."""
 _OWN = ("base_url", "model", "api_key_env", "timeout", "max_parallel")
 _SECTION = "math_answer_llm"
 
@@ -39,42 +39,44 @@ Think briefly, then end with exactly one of these two tags and nothing after it:
 
 
 class MathAnswerLlmConfig(MathAnswerConfig):
+    """Settings of the judge `math_answer_llm`."""
+
     model_config = ConfigDict(populate_by_name=True)
 
     helper_model: str | None = None
-    """The helper, by its name in `astuner.helper_models`; or name its server here, by `base_url` and `model`."""
+    """Name of the helper in `astuner.helper_models`. Alternatively, set its server with `base_url` and `model`."""
     base_url: str | None = Field(None, pattern=r"^https?://")
-    """The helper's OpenAI-compatible server, up to and including `/v1`, for one without a name."""
+    """URL of the helper's OpenAI-compatible server, including `/v1`, for a helper without a name."""
     model: str | None = Field(None, min_length=1, validation_alias=AliasChoices("model", "alien_llm_model"))
-    """The helper model's name on that server (older spelling: `alien_llm_model`)."""
+    """Name of the helper model on that server (older spelling: `alien_llm_model`)."""
     api_key_env: str | None = None
-    """The environment variable that holds the server's key; none for a server without one."""
+    """Environment variable with the server's API key; leave unset for a server without a key."""
     timeout: float = Field(15.0, gt=0)
     """Seconds for one answer of that server. Keep timeout x (retries + 1) below `task_judge.judge_timeout`."""
     max_tokens: int = Field(512, ge=16, validation_alias=AliasChoices("max_tokens", "alien_llm_response_length"))
-    """Longest answer of the helper in tokens (older spelling: `alien_llm_response_length`)."""
+    """Maximum tokens of the helper's answer (older spelling: `alien_llm_response_length`)."""
     retries: int = Field(2, ge=0)
-    """How often to ask again after an answer without a verdict, or a failure of that server that may pass."""
+    """Number of retries after an answer without a verdict or a temporary failure of the server."""
     max_parallel: int = Field(16, ge=1)
-    """Questions on their way to that server at once."""
+    """Maximum number of concurrent requests to that server."""
 
     @model_validator(mode="after")
     def _names_one_helper(self) -> MathAnswerLlmConfig:
         if self.helper_model is not None and (own := [key for key in _OWN if key in self.model_fields_set]):
-            raise ValueError(f"{', '.join(own)}: the helper model has its own in astuner.helper_models; leave them out")
+            raise ValueError(f"remove {', '.join(own)}: with helper_model, these are set in astuner.helper_models")
         return self
 
     def helpers(self, helper_models: HelperModels | None) -> HelperModels:
-        """Where the helper is: the experiment's, or the one whose server is named here.
+        """Return the experiment's helper models, or one for the server in this section.
 
-        :raises ConfigError: none is named.
+        :raises ConfigError: No helper is configured.
         """
         if self.helper_model is not None:
             return helper_models or HelperModels({}, scope=_SECTION)
         if self.base_url is None or self.model is None:
             raise ConfigError(
-                f"task_judge.{_SECTION} names no helper: write helper_model: NAME, and the model below "
-                "astuner.helper_models.NAME (or base_url and model)"
+                f"task_judge.{_SECTION} has no helper model. Set helper_model: NAME and define "
+                "astuner.helper_models.NAME, or set base_url and model."
             )
         section = HelperModel(
             base_url=self.base_url,
@@ -93,13 +95,16 @@ def _spelled(name: str, key: str) -> str:
 
 
 class MathAnswerAndLlmAsJudge(MathAnswerAsJudge):
-    """Equality first; then the helper model. Metric ``asked_llm`` besides those of `MathAnswerAsJudge`."""
+    """Judge that asks a helper model if the answers differ. Adds the metric ``asked_llm`` to `MathAnswerAsJudge`."""
 
     config: MathAnswerLlmConfig
 
     def __init__(self, config: MathAnswerLlmConfig, helper_models: HelperModels | None = None) -> None:
-        """:raises astuner.contracts.errors.ConfigError: there is no such helper model, or its key is not in the
-        environment."""
+        """Create the judge.
+
+        :raises astuner.contracts.errors.ConfigError: The helper model is not defined, or its key is not in the
+            environment.
+        """
         super().__init__(config)
         self._name = config.helper_model or _SECTION
         self._helpers = config.helpers(helper_models)
@@ -119,10 +124,10 @@ class MathAnswerAndLlmAsJudge(MathAnswerAsJudge):
         return JudgeOutput(reward=float(is_correct), is_success=is_correct, metrics=found)
 
     async def _ask(self, workflow_task: WorkflowTask, reference: str, candidate: str) -> bool:
-        """The helper's verdict, after as many tries as the config allows.
+        """Return the helper's verdict, with retries.
 
-        :raises JudgeFailed: it gave none; the message has the last reason.
-        :raises astuner_helpers.BudgetSpent: it may not be asked any more.
+        :raises JudgeFailed: No verdict; the message contains the last reason.
+        :raises astuner_helpers.BudgetSpent: The helper's budget is used up.
         """
         helper = self._helpers.get(self._name, where=f"task_judge.{_SECTION}.helper_model")
         messages = question(workflow_task.task.main_query, reference, candidate)
@@ -136,7 +141,7 @@ class MathAnswerAndLlmAsJudge(MathAnswerAsJudge):
             except HelperFailed as e:
                 raise JudgeFailed(f"{self._place(workflow_task)}: no verdict from {helper.model}: {e}") from e
             except NoVerdict as e:
-                tries, sample = tries + (not answer.cached), sample + 1  # one that was kept is not a try
+                tries, sample = tries + (not answer.cached), sample + 1  # a cached answer does not count
                 if tries > self.config.retries:
                     raise JudgeFailed(
                         f"{self._place(workflow_task)}: no verdict from {helper.model} after {tries} "
@@ -145,13 +150,13 @@ class MathAnswerAndLlmAsJudge(MathAnswerAsJudge):
 
 
 class NoVerdict(Exception):
-    """The helper's answer has none; says why."""
+    """Raised if the helper's answer contains no verdict; the message gives the reason."""
 
 
 def question(problem: str, reference: str, candidate: str) -> list[dict[str, str]]:
-    """The helper's messages. The candidate stands between markers with a number that it cannot hold.
+    """Return the messages for the helper. Markers with an unpredictable number enclose the candidate.
 
-    The number is a hash of all three, so that the same question is the same request and a cache may answer it.
+    The number is a hash of all three texts, so the same question is the same request and can be answered by a cache.
     """
     fence = hashlib.sha256(repr((problem, reference, candidate)).encode("utf-8", "surrogatepass")).hexdigest()[:24]
     content = (
@@ -164,9 +169,9 @@ def question(problem: str, reference: str, candidate: str) -> list[dict[str, str
 
 
 def neutralise(text: str) -> str:
-    """The text with nothing in it that reads like a verdict or a chat template's own marker.
+    """Remove everything that looks like a verdict or a marker of a chat template.
 
-    Not `astuner_helpers.untrusted`'s, which breaks ``| >`` too: here that is mathematics.
+    `astuner_helpers.untrusted` is not used because it also changes ``| >``, which is mathematics here.
     """
     visible = "".join(c for c in text if c in "\n\t" or unicodedata.category(c) not in ("Cf", "Cc"))
     folded = "".join(n if (n := unicodedata.normalize("NFKC", c)) in "<>" else c for c in visible)
@@ -174,13 +179,13 @@ def neutralise(text: str) -> str:
 
 
 def read_verdict(answer: HelperAnswer) -> bool:
-    """What the helper decided.
+    """Return the helper's decision.
 
-    :raises NoVerdict: neither tag is there, or both are.
+    :raises NoVerdict: The answer contains neither or both tags.
     """
     found = set(_VERDICT.findall(_REASONING.sub("", answer.text)))
     if len(found) == 1:
         return found == {CORRECT}
-    hint = "; raise max_tokens" if answer.finish_reason == "length" else ""
+    hint = " (raise max_tokens)" if answer.finish_reason == "length" else ""
     what = "both tags" if found else f"neither {CORRECT} nor {INCORRECT}"
-    raise NoVerdict(f"its answer has {what}{hint}: {answer.text[-200:]!r}")
+    raise NoVerdict(f"its answer contains {what}{hint}: {answer.text[-200:]!r}")

@@ -1,7 +1,7 @@
-r"""Read one number with an optional per cent sign, currency or unit, and compare two of them.
+r"""Parse one number with an optional percent sign, currency or unit, and compare two of them.
 
-Regular expressions have no nested repetition and numbers are exact fractions, so that reading is linear in the length
-of the text. The number formats are listed in the package's README.
+The regular expressions have no nested repetition and numbers are exact fractions, so parsing takes time linear in the
+length of the text. The package's README lists the number formats.
 """
 
 from __future__ import annotations
@@ -13,20 +13,22 @@ from fractions import Fraction
 from astuner_math.units import Unit, convert, parse_unit
 
 CURRENCY = "¤"
-"""Stands for a dollar sign that means money in normalised text."""
+"""Replacement for a dollar sign that means money, in normalized text."""
 SCALES = {"dozen": 12, "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _MONEY_SCALES = {"k": 10**3, "m": 10**6, "mn": 10**6, "bn": 10**9, "b": 10**9, "tn": 10**12}
 
 
 @dataclass(frozen=True)
 class Quantity:
+    """Number with an optional percent sign or unit."""
+
     value: Fraction
     percent: bool = False
     unit: Unit | None = None
 
     @property
     def is_bare(self) -> bool:
-        """Whether it is a number alone, or one with a noun that is not a unit."""
+        """Whether it has neither a percent sign nor a unit (a noun is allowed)."""
         return not self.percent and self.unit is None
 
     def equals(self, other: Quantity) -> bool:
@@ -68,13 +70,13 @@ _LETTERS = frozenset("mglsh")
 _SHORT_UNITS = frozenset(
     ("mm", "cm", "km", "mg", "kg", "ml", "ft", "yd", "oz", "lb", "hr", "yr", "in", "mi", "gb", "mb", "kb", "tb")
 )
-"""Two small letters that are a unit directly behind a number; any others are a product of variables."""
+"""Two lowercase letters that are a unit directly after a number; other pairs are a product of variables."""
 
 
 def quantity(text: str, *, letters_are_units: bool = False) -> Quantity | None:
-    """Read normalised text as one number, or return None if it is something else.
+    """Parse normalized text as one number, or return None.
 
-    :param letters_are_units: Read ``N`` in ``5 N`` as a unit, as where the other answer has one, and not as a variable.
+    :param letters_are_units: Whether ``N`` in ``5 N`` is a unit (the other answer has one) and not a variable.
     """
     match = _NUMBER.match(text)
     if match is None:
@@ -95,7 +97,7 @@ def quantity(text: str, *, letters_are_units: bool = False) -> Quantity | None:
 def ungrouped(text: str) -> str:
     """Return a text without thousands separators in its numbers.
 
-    A comma or a space inside of a longer text stays, since it may separate the numbers of a list.
+    A comma or a space inside a longer text is kept, because it may separate the numbers of a list.
     """
     if _GROUPED.fullmatch(text, text.startswith(("-", "+"))):
         return _plain(text)
@@ -109,7 +111,7 @@ def _is_decimal_comma(decimal: str) -> bool:
 
 
 def _plain(number: str) -> str:
-    """Return digits and at most one point: of two kinds of separators the last is the decimal one."""
+    """Return digits and at most one point. Of two kinds of separators, the last one is the decimal separator."""
     digits = re.sub("[ '_]", "", number)
     comma, point = digits.rfind(","), digits.rfind(".")
     is_alone = digits == number
@@ -128,7 +130,7 @@ _CLOCK_UNITS = {"h", "hr", "hrs", "hour", "hours", "min", "mins", "s", "sec", "s
 
 
 def _compound(text: str) -> Quantity | None:
-    """Read several numbers with ever smaller units of one kind (`1 hour 30 minutes`), in the smallest of them."""
+    """Parse numbers with decreasing units of one kind (`1 hour 30 minutes`), converted to the smallest unit."""
     parts: list[tuple[Fraction, str]] = []
     text, position = untext(text), 0
     while position < len(text):
@@ -145,7 +147,7 @@ def _compound(text: str) -> Quantity | None:
 
 
 def _in_context(name: str, names: list[str]) -> str:
-    """Return what a short name means among others: `'` after degrees is a minute of arc, `m` among times a minute."""
+    """Resolve a short name by its context: `'` after degrees is an arcminute, `m` among times is a minute."""
     if name in _MARKS:
         return (_ARC_MARKS if r"^\circ" in names or "degrees" in names else {}).get(name, _MARKS[name])
     return "minute" if name == "m" and _CLOCK_UNITS.intersection(names) else name
@@ -166,7 +168,7 @@ def _total(parts: list[tuple[Fraction, Unit | None]]) -> Quantity | None:
 
 
 def _with_suffix(value: Fraction, money: str, rest: str, letters_are_units: bool) -> Quantity | None:
-    """Return what the text behind a number makes of it, or None if that text is algebra."""
+    """Return the quantity for a number and the text after it, or None if the text is algebra."""
     is_text = r"\text" in rest or r"\circ" in rest
     phrase = untext(rest).strip()
     if money:
@@ -194,7 +196,7 @@ def _with_suffix(value: Fraction, money: str, rest: str, letters_are_units: bool
 
 
 def _leading_unit(phrase: str) -> tuple[Unit | None, str]:
-    """Return the unit that a phrase begins with, and its words: `feet` of `feet tall`. All but nouns is part of it."""
+    """Return the unit at the start of a phrase and its words (`feet` in `feet tall`); only nouns may follow."""
     words = phrase.split(" ")
     for count in range(min(len(words), MAX_UNIT_WORDS), 0, -1):
         name, noun = " ".join(words[:count]), " ".join(words[count:])
@@ -205,7 +207,7 @@ def _leading_unit(phrase: str) -> tuple[Unit | None, str]:
 
 
 def _is_unit_without_text(phrase: str, *, has_space: bool) -> bool:
-    """Whether bare letters are a unit and not a product of variables."""
+    r"""Return whether letters without ``\text`` are a unit and not a product of variables."""
     if len(phrase) == 1:
         return phrase.lower() in _LETTERS or not phrase.isalpha() or not phrase.isascii()
     if len(phrase) == 2 and phrase.isalpha() and phrase.islower():
@@ -227,7 +229,7 @@ _TEXT = re.compile(r"\\text\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
 
 
 def untext(text: str) -> str:
-    r"""Return the text without ``\text{}``, its words set off by spaces."""
+    r"""Return the text without ``\text{}``, with spaces around its words."""
     if r"\text" not in text:
         return text
     return " ".join(_TEXT.sub(r" \1 ", text).split())
@@ -251,11 +253,11 @@ def _value(match: re.Match[str]) -> Fraction:
 
 
 def equal_quantities(a: Quantity, b: Quantity) -> bool:
-    """Return whether two plain numbers are the same answer.
+    """Return whether two quantities are the same answer.
 
-    They agree to six decimal places (math-verify's rounding), or for numbers below 0.01 to as many digits as
-    0.01 has then.  50% equals 0.5 and, since references often drop the sign, 50.  Units are converted when both
-    are known; a missing or unknown one is ignored.
+    They must agree to six decimal places (math-verify's rounding). Below 0.01, the tolerance shrinks in proportion to
+    the value. 50% equals 0.5 and also 50, because references often omit the sign. Units are converted if both are
+    known; a missing or unknown unit is ignored.
     """
     if a.percent != b.percent:
         if a.unit or b.unit:

@@ -1,4 +1,4 @@
-"""Read dates and times of day, and compare them."""
+"""Parse and compare dates and times of day."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Moment:
-    """A date, with a time of day if there is one; a missing part is missing, not any."""
+    """Date with an optional time of day. A missing part equals only a missing part."""
 
     year: int | None
     month: int
@@ -23,15 +23,17 @@ class Moment:
 
 @dataclass(frozen=True)
 class TimeOfDay:
+    """Time of day with an optional zone."""
+
     seconds: int
     is_half_known: bool
-    """Whether it cannot be 12 hours later: AM or PM is written, or the hour is one that only a 24-hour clock has."""
+    """Whether the half of the day is certain: from AM or PM, or from an hour of the 24-hour clock."""
     has_half: bool
-    """Whether AM or PM is written."""
+    """Whether AM or PM is present."""
     zone: str = ""
 
     def equals(self, other: TimeOfDay) -> bool:
-        """Compare two times; a missing zone is ignored, and a missing AM or PM where the other time has one."""
+        """Compare two times; ignore a missing zone, and a missing AM or PM if the other time has one."""
         if self.zone and other.zone and self.zone != other.zone:
             return False
         is_half_ignored = (self.has_half or other.has_half) and not (self.is_half_known and other.is_half_known)
@@ -47,7 +49,7 @@ _NAMED_TIMES = (("noon", "12 pm"), ("midnight", "12 am"))
 
 
 def time_of_day(text: str) -> TimeOfDay | None:
-    """Read `2:30 pm`, `14:30`, `noon`; return None for other text, and for a number alone."""
+    """Parse `2:30 pm`, `14:30` or `noon`; return None for other text and for a single number."""
     low, zone = text.lower(), ""
     for word, clock in _NAMED_TIMES:
         if low in (word, f"12 {word}", f"12:00 {word}"):
@@ -64,7 +66,7 @@ def time_of_day(text: str) -> TimeOfDay | None:
 
 
 def _is_clock(match: re.Match[str]) -> bool:
-    """Whether a text of that form is a time: 14 is a number, 14.30 too, and 2:10:15 a ratio."""
+    """Return whether a text of this form is a time: 14 and 14.30 are numbers, and 2:10:15 is a ratio."""
     half, suffix = match["half"], match["suffix"] or ""
     if match["second"] and not half:
         return re.search(r"(?<!\d)0\d", match[0]) is not None
@@ -106,7 +108,7 @@ _WITH_TIME = re.compile(r",? at |, ?| |t")
 
 
 def date(text: str) -> Moment | None:
-    """Read a date, with or without a year, a day or a time of day; return None for other text.
+    """Parse a date, with or without a year, a day or a time of day; return None for other text.
 
     `05.03.2024` has the day first, `3/5/2024` and `3-5-2024` the month, unless one of them is above 12.
     """

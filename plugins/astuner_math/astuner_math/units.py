@@ -1,7 +1,7 @@
-"""Units of measurement: read a unit phrase, and convert a number from one unit to another.
+"""Parse units of measurement and convert numbers between them.
 
-`units.txt` lists the units; pint resolves their names, prefixes and plurals, and converts in exact fractions. Phrases
-are cut into names and small powers here, so that pint never evaluates text that a model wrote.
+`units.txt` lists the units. pint resolves names, prefixes and plurals and converts in exact fractions. This module
+splits phrases into names and small powers, so pint never evaluates text from a model.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 MAX_PHRASE = 80
-"""Characters of a unit phrase; a longer one is not a unit."""
+"""Maximum characters of a unit phrase."""
 MAX_FACTORS = 6
-"""Units in one product."""
+"""Maximum number of units in one product."""
 
-_LOCK = threading.Lock()  # a pint registry fills its caches without one
+_LOCK = threading.Lock()  # a pint registry is not thread-safe
 _LATEX = (
     (re.compile(r"\\frac ?\{([^{}]*)\} ?\{([^{}]*)\}"), r" \1 / \2 "),
     (re.compile(r"\\(?:cdot|times)(?![A-Za-z])"), "*"),
@@ -41,12 +41,12 @@ _ALSO = {
     "pound": {"pound_sterling"},
     "degree": {"degree_Celsius", "degree_Fahrenheit"},
 }
-"""Names of two meanings: the other unit is meant where the other answer is in it."""
+"""Ambiguous names: the second meaning applies if the other answer uses it."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A product of powers of units, with names that pint knows."""
+    """Product of powers of units, with pint's names."""
 
     factors: tuple[tuple[str, int], ...]
 
@@ -84,7 +84,7 @@ def convert(value: Fraction, source: Unit, target: Unit) -> Fraction | None:
 
 
 def is_temperature(unit: Unit) -> bool:
-    """Whether conversion adds an offset, so that no factor exists."""
+    """Return whether the conversion adds an offset, so that no factor exists."""
     return any(name.startswith("degree_") for name, _ in unit.factors)
 
 
@@ -114,7 +114,7 @@ def _tokens(phrase: str) -> list[tuple[str, str]]:
 
 
 def _product(tokens: list[tuple[str, str]]) -> Unit | None:
-    """Multiply the units of a phrase; all that follows the first ``/`` or ``per`` is below the line."""
+    """Multiply the units of a phrase; units after the first ``/`` or ``per`` are in the denominator."""
     factors: Counter[str] = Counter()
     side, next_power, last = 1, 1, ""
     for kind, text in tokens:
@@ -175,6 +175,6 @@ def _load() -> Any:
 
 
 def _registry() -> Any:
-    """Return the registry, which is loaded when a unit is first seen."""
+    """Return the registry, loaded on first use."""
     with _LOCK:
         return _load()

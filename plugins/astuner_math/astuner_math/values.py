@@ -1,10 +1,10 @@
-r"""Classify a normalised answer into typed values, and compare values of the same kind.
+r"""Classify a normalized answer into typed values, and compare values of the same kind.
 
-A text has one or more readings: ``14:30`` is a time of day, and next to another ratio a ratio; ``18`` is a number, and
-next to ``x=18`` algebra. Two answers are compared by the first kind of `KINDS` that both have. Answers without a
-common kind differ: a date never equals a number, whatever its digits add up to.
+A text has one or more readings: ``14:30`` is a time of day, or a ratio if the other answer is a ratio; ``18`` is a
+number, or algebra if the other answer is ``x=18``. Two answers are compared by the first kind of `KINDS` that both
+have. Answers without a common kind differ: a date never equals a number.
 
-Algebra is the last kind, and the only one that needs the limited process (`astuner_math.limited`).
+Algebra is the last kind and the only one that needs the limited process (`astuner_math.limited`).
 """
 
 from __future__ import annotations
@@ -21,25 +21,27 @@ from astuner_math.times import Moment, TimeOfDay, date, time_of_day
 from astuner_math.units import Unit, convert, is_temperature, parse_unit
 
 MAX_TYPED = 200
-"""Characters of a date, a time, a range or a list; a longer text is a number or algebra."""
+"""Maximum characters of a date, time, range or list; a longer text is a number or algebra."""
 MAX_PARTS = 20
-"""Parts of a list."""
+"""Maximum number of parts of a list."""
 
 
 @dataclass(frozen=True)
 class AlgebraQuestion:
-    """Two texts that only algebra can compare."""
+    """Pair of texts that require a symbolic comparison."""
 
     reference: str
     candidate: str
 
 
 Verdict = bool | AlgebraQuestion | None
-"""Whether two values are equal; None leaves the decision to the next kind that both answers have."""
+"""Whether two values are equal; None defers to the next kind that both answers have."""
 
 
 @dataclass(frozen=True)
 class Range:
+    """Range of dates, times or quantities."""
+
     low: Reading
     high: Reading
 
@@ -49,6 +51,8 @@ class Range:
 
 @dataclass(frozen=True)
 class Ratio:
+    """Ratio as shares of the total."""
+
     shares: tuple[Fraction, ...]
 
     def equals(self, other: Ratio) -> bool:
@@ -57,7 +61,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Listing:
-    """Several dates, times, ranges or quantities; their order does not matter."""
+    """Unordered list of dates, times, ranges or quantities."""
 
     parts: tuple[Reading, ...]
 
@@ -75,6 +79,8 @@ class Listing:
 
 @dataclass(frozen=True)
 class Word:
+    """Answer in words; case is ignored."""
+
     text: str
 
     def equals(self, other: Word) -> Verdict:
@@ -93,11 +99,13 @@ class Verbatim:
 
 @dataclass(frozen=True)
 class Algebra:
+    """Expression for symbolic comparison, with an optional unit."""
+
     body: str
     unit: Unit | None = None
 
     def equals(self, other: Algebra) -> bool | AlgebraQuestion:
-        """Ask about the bodies, the other one converted to this unit if both have one."""
+        """Return a question about the two bodies, with the other one converted to this unit if both have one."""
         if self.unit == other.unit:
             return AlgebraQuestion(self.body, other.body)
         if any(_is_degrees(a) and _is_radians(b) for a, b in ((self, other), (other, self))):
@@ -110,6 +118,7 @@ class Algebra:
         return AlgebraQuestion(self.body, rf"\frac{{{factor.numerator}}}{{{factor.denominator}}} \cdot ({other.body})")
 
     def in_radians(self) -> str:
+        """Return the body as an angle in radians."""
         return rf"\frac{{\pi}}{{180}} \cdot ({self.body})" if _is_degrees(self) else self.body
 
 
@@ -118,7 +127,7 @@ def _is_degrees(angle: Algebra) -> bool:
 
 
 def _is_radians(angle: Algebra) -> bool:
-    """Whether an answer is in radians: it has the unit, or a multiple of pi and no unit."""
+    """Return whether an angle is in radians: by its unit, or by a multiple of pi without a unit."""
     return angle.unit.factors == (("radian", 1),) if angle.unit else r"\pi" in angle.body
 
 
@@ -128,7 +137,7 @@ KINDS = (Moment, TimeOfDay, Range, Ratio, Listing, Quantity, Word, Verbatim, Alg
 
 
 def compare(reference: str, candidate: str) -> bool | AlgebraQuestion:
-    """Return whether two normalised answers are equal, or what only algebra can decide."""
+    """Return whether two normalized answers are equal, or the question that requires algebra."""
     if reference == candidate:
         return True
     mine, other = readings(reference), readings(candidate)
@@ -143,21 +152,21 @@ def compare(reference: str, candidate: str) -> bool | AlgebraQuestion:
 def _compare(mine: Reading, other: Reading) -> Verdict:
     for kind in KINDS:
         if kind in mine and kind in other:
-            verdict: Verdict = mine[kind].equals(other[kind])  # type: ignore[arg-type]  # both are of this kind
+            verdict: Verdict = mine[kind].equals(other[kind])  # type: ignore[arg-type]  # both have this kind
             if verdict is not None:
                 return verdict
     return None
 
 
 def _decided(mine: Reading, other: Reading) -> bool:
-    """Whether two parts of larger values are equal; algebra does not decide there."""
+    """Return whether two parts of larger values are equal, without algebra."""
     return _compare(mine, other) is True
 
 
 def readings(text: str, *, letters_are_units: bool = False) -> Reading:
-    """Return the values that a normalised answer may be, by kind.
+    """Return the possible values of a normalized answer, by kind.
 
-    :param letters_are_units: Read single letters behind a number as units.
+    :param letters_are_units: Whether single letters after a number are units.
     """
     number = quantity(text, letters_are_units=letters_are_units)
     if number is not None and _PLAIN_NUMBER.fullmatch(text):
@@ -190,7 +199,7 @@ def _is_number(reading: Reading) -> bool:
 
 
 def _typed(text: str, number: Quantity | None) -> Reading | None:
-    """Return the readings of a text that is more than a number, or None."""
+    """Return the readings of a text that is not just a number, or None."""
     plain = untext(text)
     if moment := date(plain):
         return {Moment: moment}
@@ -198,7 +207,7 @@ def _typed(text: str, number: Quantity | None) -> Reading | None:
     time = time_of_day(plain)
     if time is not None:
         found[TimeOfDay] = time
-        if _ZERO_FIRST.search(plain):  # 7:05 is no ratio
+        if _ZERO_FIRST.search(plain):  # 7:05 is not a ratio
             return found
     if shares := ratio(plain):
         found.update(_ratio_readings(plain, shares, is_time=time is not None))
@@ -242,7 +251,7 @@ _RATIO = re.compile(r"\d+(?:\.\d+)?(?:(?: ?: ?| to )\d+(?:\.\d+)?)+")
 
 
 def ratio(text: str) -> tuple[Fraction, ...] | None:
-    """Return the parts of `2:3:5` or `1 to 2` as shares of the total; None for other text, and for zeros alone."""
+    """Return the parts of `2:3:5` or `1 to 2` as shares of the total; None for other text and for only zeros."""
     if not _RATIO.fullmatch(text):
         return None
     parts = [Fraction(part) for part in re.findall(r"\d+(?:\.\d+)?", text)]
@@ -250,7 +259,7 @@ def ratio(text: str) -> tuple[Fraction, ...] | None:
 
 
 def _ratio_readings(text: str, shares: tuple[Fraction, ...], *, is_time: bool) -> dict[type, Value]:
-    """Return the readings of a ratio: `3:4` is 3/4, too. What may be a time is a fraction only in lowest terms."""
+    """Return the readings of a ratio: `3:4` is also 3/4. A possible time is a fraction only in lowest terms."""
     found: dict[type, Value] = {Ratio: Ratio(shares)}
     if len(shares) == 2 and shares[1]:
         numbers = [Fraction(part) for part in re.findall(r"\d+(?:\.\d+)?", text)]
@@ -265,13 +274,13 @@ def _ratio_readings(text: str, shares: tuple[Fraction, ...], *, is_time: bool) -
 _SEPARATORS = re.compile(r" (?:to|through|thru|until|till) | ?-{1,3} ?|\.{2,3}| ?\\[lc]?dots ?| and ")
 _FROM = re.compile(r"(?P<from>from |between )", re.IGNORECASE)
 _DASHABLE = re.compile(r"[¤€£¥]?\d[\d.,:]*(?:(?: ?[A-Za-z%¤€£'\"]| ?\^\\circ).*)?", re.DOTALL)
-"""What a dash may connect: numbers without sign, fraction or power."""
+"""Operands of a dash: numbers without sign, fraction or power."""
 
 
 def number_range(text: str) -> Range | None:
-    """Read `3-5`, `from 3 to 5`, `9 am to 5 pm`; return None for other text.
+    """Parse `3-5`, `from 3 to 5` or `9 am to 5 pm`; return None for other text.
 
-    A dash is a range where the second number is larger, and else a minus sign.
+    A dash is a range if the second number is larger, otherwise a minus sign.
     """
     lead = _FROM.match(text)
     body = text[lead.end() :] if lead else text
@@ -287,7 +296,7 @@ def number_range(text: str) -> Range | None:
 
 
 def _bounds(low: str, high: str) -> Range | None:
-    """Return both ends; a unit, currency or per cent sign that one of them lacks is the other's."""
+    """Return both ends; a missing unit, currency or percent sign is copied from the other end."""
     first, second = _simple(low), _simple(high)
     if first is None or second is None or first.keys() != second.keys():
         return None
@@ -301,7 +310,7 @@ def _bounds(low: str, high: str) -> Range | None:
 
 
 def _is_dashed(low: str, high: str, bounds: Range) -> bool:
-    """Whether a dash between two texts makes a range, and not a difference."""
+    """Return whether a dash between two texts is a range and not a difference."""
     a, b = bounds.low.get(Quantity), bounds.high.get(Quantity)
     if not (isinstance(a, Quantity) and isinstance(b, Quantity)):
         return True
@@ -315,7 +324,7 @@ _COMMAS = re.compile(r"(?<!\d),|,(?!\d)|;| and | or ")
 
 
 def _listing(text: str) -> Listing | None:
-    """Read several dates, times, ranges or quantities with commas, `and` or `or` between them."""
+    """Parse dates, times, ranges or quantities separated by commas, `and` or `or`."""
     if any(bracket in text for bracket in "()[]"):
         return None
     parts = [part for part in (part.strip() for part in _COMMAS.split(text)) if part]
@@ -338,11 +347,11 @@ def is_word(text: str) -> bool:
 
 _UNIT_STARTS = re.compile(r" ?\\text\s*\{| ?\^\\circ| (?=[A-Za-zµΩ]{2})")
 _UNIT_TAIL = 60
-"""Characters at the end of a text in which a unit may be."""
+"""Number of characters at the end of a text to search for a unit."""
 
 
 def _algebra(text: str) -> Algebra:
-    """Return the text as the limited process reads it, its unit apart."""
+    """Return the text in the form for the limited process, with its unit separated."""
     body, unit = _split_unit(text)
     return Algebra(one_notation(ungrouped(body)), unit)
 

@@ -1,13 +1,12 @@
-"""The limited process: reads a question, answers whether two texts are equal as mathematics.
+"""Compare answers symbolically in a limited process.
 
-Run as a script, in isolated mode (``python -I worker.py FD``), by `astuner_math.limited` only.  It talks over the pipe
-whose file descriptor it is given, in JSON; never pickle.  Before the first question it
-gives up what it will not need: memory, files of any size, core dumps, child processes, and, by an audit hook,
-every call that would start a process, open a connection or write a file.
+`astuner_math.limited` runs this script in isolated mode (``python -I worker.py FD``). It exchanges JSON (never pickle)
+over the pipe with the given file descriptor. Before the first question, the process gives up memory, file writes, core
+dumps and child processes. An audit hook blocks calls that start a process, open a connection or write a file.
 
-Equality as mathematics is math-verify's and sympy's, which are imported nowhere else.  math-verify reads LaTeX with a
-grammar of its own (no `eval` of names) and compares exactly where it can, else to six decimal places.  Its own timeouts
-use signals and are off: the limits around this process do that job.
+Symbolic equality comes from math-verify and SymPy, which no other module imports. math-verify parses LaTeX with its own
+grammar (without `eval`) and compares exactly where possible, else to six decimal places. Its timeouts use signals and
+are off: the limits of this process replace them.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 _FORBIDDEN = ("os.", "subprocess.", "socket.", "shutil.", "ctypes.", "pty.", "signal.", "webbrowser.")
-_HARMLESS = frozenset({"os.listdir", "os.scandir"})  # how Python looks for a module to import
+_HARMLESS = frozenset({"os.listdir", "os.scandir"})  # used by Python's import system
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 _SPELLED = re.compile(r"(?<![A-Za-z\\])(pi|sqrt|sin|cos|tan|log|ln|infty)(?![A-Za-z])")
 _SQRT_CALL = re.compile(r"(?<!\\)\bsqrt ?\(([^()]*)\)")
-_AROUND_OPERATOR = re.compile(r" ?([-+*/=<>]) ?")  # math-verify takes ` c` behind `b +` for a unit
+_AROUND_OPERATOR = re.compile(r" ?([-+*/=<>]) ?")  # math-verify treats ` c` after `b +` as a unit
 _ENUMERATION = re.compile(r" (?:\\text ?\{ ?)?(?:or|and)(?: ?\})? ")
 
 
@@ -37,19 +36,19 @@ _ENUMERATION = re.compile(r" (?:\\text ?\{ ?)?(?:or|and)(?: ?\})? ")
 def _parser() -> Any:
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 
-    logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns that its timeouts are off, every time
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # suppress its warning about disabled timeouts
     targets = (LatexExtractionConfig(boxed_match_priority=-1), ExprExtractionConfig())
     return functools.partial(parse, extraction_config=targets)
 
 
 class Unreadable(ValueError):
-    """math-verify cannot read this as mathematics."""
+    """Raised if math-verify cannot parse a text."""
 
 
 def read(text: str) -> list[Any]:
-    """Parse a normalised answer (`astuner_math.answers.normalise`).
+    """Parse a normalized answer (`astuner_math.answers.normalise`).
 
-    :raises Unreadable: nothing in it parses.
+    :raises Unreadable: Nothing in it can be parsed.
     """
     latex = _ENUMERATION.sub(", ", text.replace("¤", "").replace("€", ""))
     latex = _SQRT_CALL.sub(r"\\sqrt{\1}", latex)
@@ -62,9 +61,9 @@ def read(text: str) -> list[Any]:
 
 
 def equal(reference: list[Any], candidate: list[Any]) -> bool:
-    """Whether two parsed answers are the same mathematics; a relation may name the set of its solutions.
+    """Return whether two parsed answers are equal; a relation may equal the set of its solutions.
 
-    What is not equal as it was written may be once it is worked out.
+    Answers that differ as written are evaluated and compared again.
     """
     from math_verify import verify
 
@@ -77,7 +76,7 @@ def equal(reference: list[Any], candidate: list[Any]) -> bool:
 
 
 def _worked_out(found: Any) -> Any:
-    """With i as the imaginary unit, operations carried out, and the unknown of `18=x` on the left."""
+    """Evaluate an answer: use i as the imaginary unit, and move the unknown of `18=x` to the left."""
     import sympy
 
     if isinstance(found, sympy.Eq) and isinstance(found.rhs, sympy.Symbol) and not isinstance(found.lhs, sympy.Symbol):
@@ -101,10 +100,11 @@ def _give_up_rights(memory_bytes: int) -> None:
 def _refuse(event: str, args: tuple[Any, ...]) -> None:
     writes = event == "open" and isinstance(args[2], int) and args[2] & _WRITING
     if writes or (event.startswith(_FORBIDDEN) and event not in _HARMLESS):
-        raise PermissionError(f"{event} is refused in the limited process")
+        raise PermissionError(f"{event} is not allowed in the limited process")
 
 
 def main() -> None:
+    """Answer questions until the pipe is closed."""
     pipe: Connection = Connection(int(sys.argv[1]))
 
     def answer(**said: Any) -> None:
@@ -113,7 +113,7 @@ def main() -> None:
     setup = json.loads(pipe.recv_bytes())
     try:
         sys.path[:] = setup["sys_path"]
-        equal(read("1"), read(r"\frac{2}{2}"))  # imports everything and builds the grammar's tables, once
+        equal(read("1"), read(r"\frac{2}{2}"))  # warm up imports and grammar tables
         _give_up_rights(setup["memory_bytes"])
     except Exception as e:
         answer(failed=f"{type(e).__name__}: {e}")
@@ -123,19 +123,19 @@ def main() -> None:
     while True:
         try:
             question = json.loads(pipe.recv_bytes())
-        except EOFError:  # nobody asks any more
+        except EOFError:  # the pipe was closed
             return
-        # the kernel ends this process (SIGPROF) when it has used this much more; a busy machine does not count
+        # the kernel ends this process (SIGPROF) after this much more CPU time; wall-clock time does not count
         signal.setitimer(signal.ITIMER_PROF, setup["cpu_seconds"])
         try:
             reference = read(question["reference"])
         except (Unreadable, RecursionError, MemoryError) as e:
             answer(reference=type(e).__name__)
             continue
-        answer(reference=None)  # from here on, whatever goes wrong is the candidate's doing
+        answer(reference=None)  # the candidate is the cause of later errors
         try:
             answer(equal=equal(reference, read(question["candidate"])))
-        except Exception as e:  # sympy raises anything, on input made by a model
+        except Exception as e:  # SymPy may raise any exception on model output
             answer(equal=False, error=type(e).__name__)
 
 

@@ -1,6 +1,6 @@
-"""The Quick Start's math agent: one AgentScope agent, at most one tool, an answer in a box.
+"""Run an AgentScope agent (1.x or 2.x) on math problems, with at most one tool and a boxed answer.
 
-The agent is AgentScope's own, 1.x or 2.x. To train it, the workflow passes ``model_tuner`` as its model.
+To train the agent, the workflow passes ``model_tuner`` as its model.
 """
 
 from __future__ import annotations
@@ -32,17 +32,19 @@ _PROMPTS = {
 
 
 class MathAgentConfig(Section):
+    """Settings of the workflow `math_agent`."""
+
     tool: Literal["python", "calculator", "none"] = "python"
-    """`python` runs the code that the model writes in a sandbox: a process of its own without network, without your
-    files, and with little it may use up. `calculator` is plain arithmetic."""
+    """`python` runs code from the model in a sandbox: a separate process without network or access to your files, and
+    with limited resources. `calculator` evaluates plain arithmetic."""
     max_iters: int = Field(default=2, ge=1)
-    """Rounds of reasoning and tool calls; after the last one the agent is asked to answer without tools."""
+    """Maximum rounds of reasoning and tool calls; after the last one, the agent must answer without tools."""
     system_prompt: str | None = None
-    """Replaces the prompt that goes with the tool; ask for `\\boxed{}` in it, the judge reads nothing else."""
+    """Replacement for the default prompt of the tool. It must ask for `\\boxed{}`: the judge reads only that."""
 
 
 class MathAgentWorkflow(Workflow):
-    """Ask the agent, hand its reply to the judge as ``metadata["final_answer"]``."""
+    """Workflow that passes the agent's reply to the judge as ``metadata["final_answer"]``."""
 
     name = "math_agent"
 
@@ -61,7 +63,7 @@ class MathAgentWorkflow(Workflow):
             max_iters=self.config.max_iters,
         )
         answer = await agent.reply(workflow_task.task.main_query)
-        if broken:  # AgentScope turned it into an observation, which no sandbox gave
+        if broken:  # AgentScope has turned the failure into an observation
             raise broken[0]
         return WorkflowOutput(response=answer, metadata={"final_answer": answer})
 
@@ -81,6 +83,6 @@ def calculator(expression: str) -> str:
         expression (str): The expression, e.g. (12 + 3) * 4.
     """
     try:
-        return str(calculate(str(expression)))  # a model may send anything as an argument
+        return str(calculate(str(expression)))  # models may send arguments of any type
     except CalculatorError as e:
         return f"Error: {e}"

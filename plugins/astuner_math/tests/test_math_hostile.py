@@ -105,14 +105,14 @@ def test_a_child_killed_from_outside_costs_one_more_try():
 
 
 def test_a_reference_that_kills_the_child_is_not_the_candidates_fault(judge):
-    with pytest.raises(JudgeFailed, match=r"task 't'.*reading the reference.*SIGPROF"):
+    with pytest.raises(JudgeFailed, match=r"task 't'.*parsing the reference.*SIGPROF"):
         ask(judge, HOSTILE["parentheses"], "5")
 
 
 def test_a_child_that_cannot_start_is_not_the_candidates_fault(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     equality = LimitedEquality(processes=1)
-    with pytest.raises(JudgeFailed, match="cannot start"):
+    with pytest.raises(JudgeFailed, match="could not start"):
         equality.submit("x+1", "1+x").result()
     equality.close()
 
@@ -120,7 +120,7 @@ def test_a_child_that_cannot_start_is_not_the_candidates_fault(monkeypatch):
 def test_a_child_without_math_verify_says_so(monkeypatch):
     monkeypatch.setattr(sys, "path", [])
     equality = LimitedEquality(processes=1)
-    with pytest.raises(JudgeFailed, match=r"does not start \(ModuleNotFoundError.*pip install"):
+    with pytest.raises(JudgeFailed, match=r"did not start \(ModuleNotFoundError.*pip install"):
         equality.submit("x+1", "1+x").result()
     assert equality.children == ()
     equality.close()

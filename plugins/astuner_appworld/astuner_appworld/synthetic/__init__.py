@@ -1,1 +1,1 @@
-"""A data root of invented people, for tests and for trying things out without AppWorld's own data."""
+"""Build a data root with invented people, for tests and for trials without AppWorld's data."""

@@ -1,12 +1,12 @@
-"""Build a small AppWorld root out of invented people: ``python PATH/astuner_appworld/synthetic ROOT``.
+"""Build a small AppWorld root with invented people: ``python PATH/astuner_appworld/synthetic ROOT``.
 
-It runs in the interpreter that has the `appworld` package and calls that package's own models for every database, so
-a synthetic world behaves as a real one does.  The result holds parts derived from AppWorld (the API documents), whose
-licence forbids publishing them unencrypted: keep it on this machine.
+The script runs in the interpreter of the `appworld` package and creates every database with the package's own models,
+so a synthetic world behaves like a real one. The result contains parts derived from AppWorld (the API documents), and
+their license forbids publishing them unencrypted. Keep it on this machine.
 
-The people and the four families of tasks are made up; nothing comes from AppWorld's tasks.  Each family has tests that
-an untouched world fails (``no_op_fail``) and one that it passes (``no_op_pass``), so that doing nothing is worth
-something to `pass_fraction` and nothing to the other reward modes.
+The people and the four families of tasks are invented; nothing comes from AppWorld's tasks. Each family has tests that
+fail in an untouched world (``no_op_fail``) and one that passes there (``no_op_pass``). An agent that does nothing
+therefore gets a reward with `pass_fraction` and none with the other modes.
 """
 
 # mypy: disable-error-code="import-not-found,import-untyped"
@@ -29,7 +29,7 @@ EVALUATIONS = Path(__file__).with_name("evaluations")
 
 @dataclass(frozen=True, kw_only=True)
 class Person:
-    """Somebody with notes in Simple Note and contacts in the phone."""
+    """Person with notes in Simple Note and contacts in the phone."""
 
     number: int
     first_name: str
@@ -74,24 +74,25 @@ PEOPLE = tuple(
 
 
 def contacts_of(person: Person) -> list[Person]:
+    """Return everyone except ``person``."""
     return [other for other in PEOPLE if other != person]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One kind of task; texts are formats of ``me``, the person it is for, and ``other``, the first contact."""
+    """Kind of task. Texts are templates with ``me`` (the person it is for) and ``other`` (the first contact)."""
 
     code: str
-    """The part of a task's id before the underscore."""
+    """Part of the task ID before the underscore."""
     asks: str
     answered_by: str = ""
-    """A property of `Person`; empty: nothing is to be answered."""
+    """Property of `Person` with the answer. Empty: the task has no answer."""
     title: str = ""
-    """Of the note that the task is about."""
+    """Title of the note that the task is about."""
     evaluation: str
-    """The name of the file in `EVALUATIONS`, which becomes the ``evaluation.py`` of its tasks."""
+    """Name of the file in `EVALUATIONS` that becomes ``evaluation.py`` of its tasks."""
     labels: list[str]
-    """Of the tests, in the order in which the evaluation runs them."""
+    """Labels of the tests, in the order of the evaluation."""
 
     def instruction(self, person: Person) -> str:
         return self.asks.format(me=person, other=contacts_of(person)[0])
@@ -108,15 +109,16 @@ FAMILIES = tuple(
 )
 
 SPLITS = {"train": PEOPLE[:4], "dev": PEOPLE[4:5], "test_normal": PEOPLE[5:]}
-"""Split -> whose tasks are in it."""
+"""Split -> people whose tasks are in it."""
 
 
 def task_id(family: Family, person: Person) -> str:
+    """Return the ID of a person's task of a family."""
     return f"{family.code}_{person.number + 1}"
 
 
 def build(root: Path) -> None:
-    """Replace ``root``/data; whoever asks for that has made sure that nothing precious is there."""
+    """Replace ``root``/data without asking; callers check that it contains nothing valuable."""
     os.environ["APPWORLD_ROOT"] = str(root)
     os.environ["PYTHON_DOTENV_DISABLED"] = "1"
     from appworld import update_root

@@ -1,1 +1,1 @@
-"""AppWorld itself, for its own interpreter: it has the standard library, what is lent, and `appworld`."""
+"""Run AppWorld in its own interpreter, which has the standard library, lent packages and `appworld`."""

@@ -1,8 +1,8 @@
-"""The process that holds a world: the real `AppWorld`, its databases and its apps. No model-written code runs in it.
+"""Run the real `AppWorld` with its databases and apps in a process without model-written code.
 
-It answers one message at a time: start, call one API, end the step.  Invariant: the outside can do to the world what
-the public APIs do, with JSON for arguments, and nothing else.  The state of every step is written to a folder of its
-own, so that one that fails half-way leaves the state before it as it was.
+The process answers one message at a time: start, call one API, end the step. Invariant: other processes can do to the
+world only what the public APIs do, with JSON arguments. The state of every step is written to a separate folder, so a
+failed write leaves the previous state intact.
 """
 
 # mypy: disable-error-code="import-not-found,import-untyped"
@@ -21,15 +21,15 @@ from astuner_appworld.world import package
 from astuner_appworld.world.roots import EXPERIMENT
 
 _LONGEST_ARGUMENTS = 1 << 20
-"""Characters of one call's arguments, as JSON. What a call carries is held several times on its way to a database."""
+"""Maximum characters of a call's arguments as JSON. Several copies exist on the way to a database."""
 _LONGEST_ANSWER = 4 << 20
-"""Characters of what one call returns, as JSON; the shell's wire carries no more than twice that."""
+"""Maximum characters of a call's result as JSON; the limit of the shell's channel is twice that."""
 _NOT_FOR_AGENTS = frozenset(("client", "track", "show", "_app_name", "_api_name", "_system_datetime"))
-"""Parameters of the package's requester that would get around its limits, its log or its clock."""
+"""Parameters of the package's requester that would bypass its limits, log or clock."""
 
 
 def main(channel: Any, root: str, task_id: str, options: Mapping[str, Any]) -> None:
-    """Serve ``channel`` until its other end is gone."""
+    """Serve ``channel`` until the other end closes it."""
     package.use_root(Path(root))
     os.environ["HOME"] = root
     world: Any = None
@@ -42,7 +42,7 @@ def main(channel: Any, root: str, task_id: str, options: Mapping[str, Any]) -> N
             if message["ask"] == "start":
                 world = _make(task_id, options)
             answer = _answer(world, message)
-        except Exception as e:  # the referee says so in the service's log; this process has no log of its own
+        except Exception as e:  # the parent logs the failure; this process has no log
             answer = {"failed": told(e)}
         channel.send(answer)
 
@@ -54,17 +54,17 @@ def _answer(world: Any, message: Mapping[str, Any]) -> dict[str, Any]:
     if asked == "start":
         return _facts(world)
     if asked == "end":
-        # the state, where an evaluation of the experiment reads it, as the package writes it after every execution
+        # the location that an evaluation of the experiment reads; the package writes it after every execution
         outputs = Path(world.output_directory).parents[2]
         world._save_state(str(outputs / message["experiment"] / "tasks" / world.task_id / "dbs"))
         return {"completed": bool(world.task_completed())}
-    raise ValueError(f"no such message: {asked!r}")
+    raise ValueError(f"unknown message: {asked!r}")
 
 
 def unfit(arguments: Mapping[str, Any]) -> str | None:
-    """Why a call's arguments cannot be passed on, or None.
+    """Return why a call's arguments cannot be passed on, or None.
 
-    NaN and the infinities are no JSON: the package takes them, and fails later, when nobody can be told any more.
+    NaN and infinities are not valid JSON. The package accepts them and fails later, too late for an error message.
     """
     try:
         length = len(json.dumps(arguments, allow_nan=False))
@@ -76,7 +76,7 @@ def unfit(arguments: Mapping[str, Any]) -> str | None:
 
 
 def told(error: Exception) -> str:
-    """An error and the places it came through, on one line, for another process to repeat."""
+    """Return an error and its last three source locations on one line, for another process."""
     frames = traceback.extract_tb(error.__traceback__)[-3:]
     places = ", ".join(f"{os.path.basename(frame.filename)}:{frame.lineno}" for frame in frames)
     return f"{type(error).__name__}: {error} ({places})"
@@ -88,7 +88,7 @@ def _make(task_id: str, options: Mapping[str, Any]) -> Any:
     from appworld.common.utils import import_apis_module
     from fastapi_login.secrets import to_secret
 
-    # The apps sign their access tokens with a word that everybody can read in the package; not in this world.
+    # The package contains the secret that signs the apps' access tokens. Use a random secret instead.
     for name in get_all_apps():
         manager = getattr(import_apis_module(name), "logging_manager", None)
         if manager is not None:
@@ -108,17 +108,17 @@ def _facts(world: Any) -> dict[str, Any]:
         "instruction": task.instruction,
         "supervisor": dict(task.supervisor),
         "datetime": task.datetime.isoformat(),
-        "apis": {app: sorted(world.apis[app].keys()) for app in world.apis.keys()},  # noqa: SIM118  (it hides some)
+        "apis": {app: sorted(world.apis[app].keys()) for app in world.apis.keys()},  # noqa: SIM118  (iteration hides some)
     }
 
 
 def _call(world: Any, message: Mapping[str, Any]) -> dict[str, Any]:
-    """One public API: its value, or what went wrong as text."""
+    """Call a public API and return its value or an error message."""
     from fastapi.encoders import jsonable_encoder
 
     app, api, arguments = message["app"], message["api"], message["arguments"]
     if message.get("first"):
-        world.requester.reset_requests()  # the count is of one step, and nobody reads the log
+        world.requester.reset_requests()  # the limit applies per step, and the log is not used
     why = unfit(arguments)
     if why is not None:
         return {"error": f"apis.{app}.{api} was not called: {why}."}

@@ -1,9 +1,9 @@
-"""AppWorld as an `Environment`: one instance process, which is trusted and holds no world.
+"""Implement AppWorld as an `Environment`, in one trusted instance process without a world.
 
-It forks a process with the world and the apps, one with the shell that model-written code runs in, and for every
-evaluation a fresh one that knows the answers (`session`).  Invariant: what an agent writes costs its own episode at
-most, and is always scored: only a failure of AppWorld itself raises.  Whatever is in its message, what is made of it is
-code, or one sentence that says what was missing; nothing is guessed.
+It forks a process with the world and the apps, a process with the shell for model-written code, and for every
+evaluation a new process that knows the answers (`session`). Invariant: an agent can harm only its own episode, which is
+always scored; only a failure of AppWorld itself raises an error. Every message of an agent results in code or in a
+sentence that describes what is missing; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from astuner_appworld.world import package, roots
 from astuner_appworld.world.session import Options, Session, StateBroken
 
 _SYSTEM_PROMPT = Path(__file__).with_name("system_prompt.txt").read_text(encoding="utf-8").rstrip("\n")
-"""ASTuner's own sentences; the task's text comes from AppWorld's data at run time."""
+"""Prompt written for ASTuner; the text of a task comes from AppWorld's data at run time."""
 TOOL_NAMES = ("appworld", "execute")
 
 _FENCE = re.compile(
@@ -44,7 +44,7 @@ def warm() -> None:
 
 
 class AppWorldEnvironment(Environment):
-    """A task for a person with nine everyday apps, carried out by writing Python."""
+    """Task for a person with nine everyday apps, solved by writing Python."""
 
     def __init__(self, params: Mapping[str, Any] | None = None) -> None:
         super().__init__(params)
@@ -62,7 +62,7 @@ class AppWorldEnvironment(Environment):
 
     def reset(self, task: Task) -> StepResult:
         if self._session is not None:
-            raise RuntimeError("an instance serves one episode; make another one")
+            raise RuntimeError("An instance serves one episode. Create a new instance.")
         root = roots.data_root()
         roots.task_folder(root, task.task_id)
         package.load()
@@ -110,8 +110,8 @@ class AppWorldEnvironment(Environment):
     def describe(self) -> Mapping[str, Any]:
         return {
             "summary": "Carry out a person's task in AppWorld's apps by writing Python in ```python blocks.",
-            "score": "the share of the task's tests that pass; success is all of them. A world that nobody touched "
-            "passes some: see the judge's reward modes.",
+            "score": "Share of the task's tests that pass; a success passes all of them. An untouched world passes "
+            "some tests: see the reward modes of the judge.",
             "tools": list(TOOL_NAMES),
             "splits": list(roots.SPLITS),
             "options": asdict(self._options),
@@ -126,7 +126,7 @@ class AppWorldEnvironment(Environment):
             self._folder = None
 
     def _tests(self) -> dict[str, Any]:
-        """What the tests say; a state that the agent has made unfit for them has failed."""
+        """Run the tests; a state that the tests cannot read counts as a failure."""
         try:
             return self._running().evaluate()
         except StateBroken:
@@ -135,12 +135,12 @@ class AppWorldEnvironment(Environment):
 
     def _running(self) -> Session:
         if self._session is None or self._folder is None:
-            raise RuntimeError("reset() comes first" if self._session is None else "this instance is closed")
+            raise RuntimeError("The instance was not reset." if self._session is None else "The instance is closed.")
         return self._session
 
 
 def opening(instruction: str, supervisor: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The system's message and the user's."""
+    """Return the system message and the user message."""
     name = f"{supervisor.get('first_name', '')} {supervisor.get('last_name', '')}".strip()
     system = _SYSTEM_PROMPT.format(
         name=name, email=supervisor.get("email", ""), phone=supervisor.get("phone_number", "")
@@ -149,12 +149,12 @@ def opening(instruction: str, supervisor: Mapping[str, Any]) -> list[dict[str, s
 
 
 def observation(text: str) -> str:
-    """What the code printed, as the agent reads it."""
+    """Return the output of the code in the format for the agent."""
     return f"Output:\n```\n{text}\n```"
 
 
 def shortened(text: str, limit: int) -> str:
-    """At most ``limit`` characters of output, and how many were left out."""
+    """Return at most ``limit`` characters of output plus the number of omitted characters."""
     text = text.rstrip()
     if len(text) <= limit:
         return text
@@ -164,15 +164,15 @@ def shortened(text: str, limit: int) -> str:
 
 
 class NoCode(Exception):
-    """The message holds nothing to run; the text tells the agent why."""
+    """Raised for a message without code; the agent receives the text."""
 
 
 def code_of(action: Mapping[str, Any], code_format: str = "first_block") -> str:
-    """The code to run; that of several tool calls as one piece.
+    """Return the code to run; the code of several tool calls is joined.
 
-    :param code_format: ``first_block`` runs the first fenced block of Python, ``all_blocks`` all of them as one piece,
-        ``raw`` takes a text without any fence as code too.
-    :raises NoCode: there is none.
+    :param code_format: ``first_block`` runs the first fenced Python block, ``all_blocks`` joins all of them, ``raw``
+        also accepts text without a fence as code.
+    :raises NoCode: The message contains no code.
     """
     calls = action.get("tool_calls")
     if calls:

@@ -1,7 +1,7 @@
-"""A fresh process that has the ground truth and compares it with the state that a world left on disk.
+"""Compare the state that a world left on disk with the ground truth, in a new process.
 
-It answers with the tests' requirements and labels, and never with their traces, which quote the answers: what a process
-does not hold cannot leak from it.
+The process returns the tests' requirements and labels, but never their traces, because these quote the answers: other
+processes cannot leak data that they do not have.
 """
 
 # mypy: disable-error-code="import-not-found,import-untyped"
@@ -19,31 +19,31 @@ from astuner_appworld.world.apps import told
 
 
 def main(channel: Any, root: str, task_id: str, experiment: str) -> None:
-    """Answer one message with the evaluation of the state that was kept as ``experiment``."""
+    """Answer one message with the evaluation of the state saved as ``experiment``."""
     sys.dont_write_bytecode = True
     os.environ["HOME"] = root
     package.use_root(Path(root))
     channel.recv()
     try:
         channel.send(evaluate(task_id, experiment))
-    except Exception as e:  # not the tests' verdict: the data are broken, or there is no state
+    except Exception as e:  # not a verdict: the data is damaged or the state is missing
         channel.send({"failed": told(e)})
 
 
 def evaluate(task_id: str, experiment: str) -> dict[str, Any]:
-    """Run the task's own tests.
+    """Run the task's tests.
 
-    When the evaluation code itself stumbles over the state, the tests that did not run count as failed: the state is
-    the agent's doing.
+    If the evaluation code itself fails on the state, tests that did not run count as failed, because the agent produced
+    the state.
 
-    :returns: passes and failures, each ``{"requirement", "label"}``, and how many tests there are.
+    :returns: Passes and failures, each ``{"requirement", "label"}``, and the number of tests.
     """
     from appworld import evaluator
 
     made: list[Any] = []
 
     class Kept(evaluator.TestTracker):  # type: ignore[misc]
-        """The package's own; kept, since an error would take it away."""
+        """The package's tracker, stored because an error would discard it."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
@@ -70,7 +70,7 @@ def evaluate(task_id: str, experiment: str) -> dict[str, Any]:
 
 
 def _by_the_state(error: Exception) -> bool:
-    """Whether the task's evaluation code could not cope with the state; anything else is a failure of the package's."""
+    """Return whether the task's evaluation code failed on the state; other errors are failures of the package."""
     frames = traceback.extract_tb(error.__traceback__)
     inside = [at for at, frame in enumerate(frames) if os.path.basename(frame.filename) == "evaluation.py"]
     return bool(inside) and not any(frame.name == "__exit__" for frame in frames[inside[-1] :])

@@ -1,9 +1,9 @@
-"""One world and the shell beside it, as their referee sees them: passing on calls, keeping the time, ending both.
+"""Run one world and its shell: forward API calls, enforce time limits, and end both processes.
 
-`Options` is what ``astuner.env_service.params`` may say about AppWorld, checked.  The instance process runs this, in
-AppWorld's own interpreter, so it is plain Python.  It holds no world and no answers, so every process forked from it
-starts clean, and it parses nothing of what the shell sends beyond JSON.  Invariant: what the code does ends in an
-observation, within `Options.longest_step`.  Only a world that fails on its own raises `WorldFailed`.
+`Options` holds the validated ``astuner.env_service.params`` for AppWorld. This code runs in the instance process, in
+AppWorld's interpreter, so it is plain Python. The process contains neither a world nor answers, so every fork starts
+clean, and it parses only JSON from the shell. Invariant: the code of an agent always results in an observation, within
+`Options.longest_step`. Only a world that fails by itself raises `WorldFailed`.
 """
 
 from __future__ import annotations
@@ -24,107 +24,110 @@ from astuner_sandbox.isolation.proc import address_space_mb
 
 CODE_FORMATS = ("first_block", "all_blocks", "raw")
 REQUIRE_VARIABLE = "ASTUNER_APPWORLD_CONFINEMENT"
-"""``require`` refuses to run model-written code where the kernel cannot confine it; ``auto`` does what it can."""
+"""``require`` refuses to run model-written code if the kernel cannot confine it; ``auto`` confines if possible."""
 MAX_TIMEOUT = 120
-"""The service ends a step after 240 seconds, and `Options.longest_step` must fit in."""
+"""The service ends a step after 240 seconds, so `Options.longest_step` must be shorter."""
 GRACE = 5.0
-"""Seconds beyond its own limit after which a shell is killed: code can swallow the limit's exception."""
+"""Seconds after its own limit until a shell is killed, because code can swallow the exception of the limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """One instance's parameters and their defaults. Times in seconds."""
+    """Parameters of one instance. Times are in seconds."""
 
     max_interactions: int = 50
-    """Steps until the episode is truncated; a message without code counts."""
+    """Steps until the episode is truncated; messages without code count."""
     timeout: int = 60
-    """One piece of code."""
+    """Time limit of one piece of code."""
     max_api_calls: int = 1000
-    """API calls of one piece of code."""
+    """Maximum number of API calls of one piece of code."""
     max_output: int = 20_000
-    """Characters of output that the agent sees of one step; the middle of a longer one is left out."""
+    """Maximum characters of output per step for the agent; the middle of longer output is omitted."""
     code_format: str = "first_block"
-    """``first_block``, ``all_blocks`` or ``raw``, see `astuner_appworld.world.environment.code_of`."""
+    """``first_block``, ``all_blocks`` or ``raw``; see `astuner_appworld.world.environment.code_of`."""
     check_code: bool = True
-    """Refuse code that names what no solution needs (`shell`); the processes are separated with and without it."""
+    """Whether to refuse code with names that solutions do not need (`shell`). Processes are separated in any case."""
     seed: int = 100
-    """Of Python's random numbers, in the apps and in the shell; 100 is AppWorld's own."""
+    """Random seed of the apps and the shell; 100 is AppWorld's default."""
 
     api_timeout: ClassVar[float] = 30.0
-    """One API call."""
+    """Time limit of one API call."""
     keep_timeout: ClassVar[float] = 30.0
-    """Writing the state."""
+    """Time limit for writing the state."""
     start_timeout: ClassVar[float] = 50.0
-    """Making the world."""
+    """Time limit for creating the world."""
     shell_timeout: ClassVar[float] = 40.0
-    """Making a shell."""
+    """Time limit for creating a shell."""
     evaluate_timeout: ClassVar[float] = 50.0
-    """One evaluation; there may be a second, see `Session.evaluate`."""
+    """Time limit of one evaluation; a second one may follow, see `Session.evaluate`."""
 
     @classmethod
     def of(cls, params: Mapping[str, Any]) -> Options:
-        """:raises ValueError: an unknown name or a value out of range."""
+        """Return the validated parameters.
+
+        :raises ValueError: A name is unknown or a value is out of range.
+        """
         known = [field.name for field in fields(cls)]
         for name, value in params.items():
             if name not in known:
-                raise ValueError(f"AppWorld has no parameter {name!r}; there are {', '.join(known)}")
+                raise ValueError(f"unknown AppWorld parameter {name!r}; known parameters: {', '.join(known)}")
             if name == "code_format":
                 if value not in CODE_FORMATS:
-                    raise ValueError(f"code_format is one of {', '.join(CODE_FORMATS)}, not {value!r}")
+                    raise ValueError(f"code_format must be one of {', '.join(CODE_FORMATS)}, not {value!r}")
             elif name == "check_code":
                 if not isinstance(value, bool):
-                    raise ValueError(f"check_code is true or false, not {value!r}")
+                    raise ValueError(f"check_code must be true or false, not {value!r}")
             elif isinstance(value, bool) or not isinstance(value, int) or value < (0 if name == "seed" else 1):
-                raise ValueError(f"{name} must be a positive whole number, not {value!r}")
+                raise ValueError(f"{name} must be a positive integer, not {value!r}")
         options = cls(**params)
         if options.timeout > MAX_TIMEOUT:
-            raise ValueError(f"timeout must be at most {MAX_TIMEOUT}, or the service kills the instance first")
+            raise ValueError(f"timeout must be at most {MAX_TIMEOUT}; otherwise the service kills the instance first")
         return options
 
     @property
     def require(self) -> bool:
-        """Refuse to start where the kernel cannot confine the shell completely."""
+        """Whether to refuse to start if the kernel cannot fully confine the shell."""
         return os.environ.get(REQUIRE_VARIABLE, "auto") == "require"
 
     @property
     def longest_step(self) -> float:
-        """Seconds: code that runs on, a call in its last moment, a new shell, and keeping the state."""
+        """Maximum seconds of a step: code up to its limit, a last API call, a new shell, and writing the state."""
         return self.timeout + GRACE + self.api_timeout + self.shell_timeout + self.keep_timeout
 
 
 _LONGEST_FROM_SHELL = 8 << 20
-"""Bytes of one message; a hostile one costs the trusted process several times that."""
+"""Maximum bytes of one message; parsing it takes several times that in the trusted process."""
 _MB = 1 << 20
 _SHELL_MB, _APPS_MB, _EVALUATOR_MB = 768, 640, 768
-"""Address space of each process beyond what it shares when it is forked, and beyond what the root's databases take."""
+"""Address space of each process, in addition to the memory inherited from the fork and to the databases."""
 _APPS_DATABASES, _EVALUATOR_DATABASES = 4, 8
-"""How many times their size: we measured 2.1 in a world, and an evaluation holds them before and after."""
+"""Memory for databases as a multiple of their size: 2.1 in a world; evaluations hold two states."""
 _APPS_FILE_MB = 8
-"""One app's changes on disk, beyond twice what the task begins with."""
+"""Maximum size of an app's changes on disk, in addition to twice the initial size."""
 _BROKEN = (EOFError, TimeoutError, ValueError, OSError, RecursionError)
-"""What a channel raises when its other end is gone, slow, or talks nonsense."""
+"""Exceptions of a channel whose other end is gone, slow or sends invalid data."""
 
 
 class WorldFailed(RuntimeError):
-    """The world failed, and not by what the agent's code did."""
+    """Raised if the world fails and the agent's code is not the cause."""
 
 
 class StateBroken(RuntimeError):
-    """The agent left a state that cannot be evaluated; the one that it began with can."""
+    """Raised if the agent's final state cannot be evaluated but the initial state can."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ran:
-    """What came of one piece of code."""
+    """Result of one piece of code."""
 
     output: str
     completed: bool = False
     lost: bool = False
-    """The world is gone, by the code's own doing."""
+    """Whether the code destroyed the world."""
 
 
 class Session:
-    """The processes of one episode."""
+    """Processes of one episode."""
 
     def __init__(self, root: Path, task_id: str, folder: Path, options: Options) -> None:
         self._root, self._task_id, self._folder, self._options = root, task_id, folder, options
@@ -132,17 +135,17 @@ class Session:
         self._shell: ForkedChild | None = None
         self._api_calls = 0
         self._state = 0
-        """The number of the state on disk that counts; 0 is the one that the world began with."""
+        """Number of the current state on disk; 0 is the initial state."""
         self.facts: Mapping[str, Any] = {}
         self.confined = ""
-        """How far the shell is, in words."""
+        """Description of the shell's confinement."""
         self.restarts = 0
-        """How many times the code lost its shell."""
+        """Number of times the shell was replaced."""
 
     def start(self) -> Mapping[str, Any]:
-        """Make the world and the shell; the task's instruction and the person it is for.
+        """Create the world and the shell; return the task's instruction and its person.
 
-        :raises WorldFailed: it cannot be made.
+        :raises WorldFailed: The world cannot be created.
         """
         (self._folder / "shell").mkdir()
         own = roots.make_world_root(self._root, self._task_id, self._folder)
@@ -159,19 +162,19 @@ class Session:
         return self.facts
 
     def run(self, code: str) -> Ran:
-        """Run one piece of code and keep the state it leaves.
+        """Run one piece of code and save the resulting state.
 
-        :raises WorldFailed: the world had failed before the code touched it.
+        :raises WorldFailed: The world failed before the code used it.
         """
-        assert self._apps is not None, "start() comes first"
-        if not self._apps.alive:  # it was idle: nothing of the agent's ran
+        assert self._apps is not None, "call start() first"
+        if not self._apps.alive:  # no code of the agent was running
             raise WorldFailed(f"the world of {self._task_id} failed to begin a step: it {self._apps.ended}")
         self._api_calls = 0
         self._signal_shell(signal.SIGCONT)
         try:
             return self._run(code)
         finally:
-            self._signal_shell(signal.SIGSTOP)  # threads that the code started do not run on between two steps
+            self._signal_shell(signal.SIGSTOP)  # threads of the code do not run between two steps
 
     def _run(self, code: str) -> Ran:
         assert self._apps is not None
@@ -198,17 +201,17 @@ class Session:
             return Ran(output=output)
         try:
             return Ran(output=output, completed=self._keep())
-        except WorldFailed:  # it was well when the step began, and then the code called it
+        except WorldFailed:  # the world worked until the code called it
             self._apps.kill()
             return Ran(output=_LOST, lost=True)
 
     def evaluate(self) -> dict[str, Any]:
-        """What the task's tests say about the state that the last step left.
+        """Return the results of the task's tests for the current state.
 
-        One that fails is tried on the state that the world began with: if that works, it is the agent's doing.
+        A failed evaluation is repeated on the initial state: if that works, the agent's state is the cause.
 
-        :raises WorldFailed: the evaluation fails, whatever the state.
-        :raises StateBroken: it fails for the agent's state only.
+        :raises WorldFailed: The evaluation fails for any state.
+        :raises StateBroken: The evaluation fails only for the agent's state.
         """
         try:
             return self._evaluate(self._state)
@@ -232,20 +235,20 @@ class Session:
             child.kill()
 
     def close(self) -> None:
-        """End every process; a second call is harmless."""
+        """End all processes; idempotent."""
         for child in (self._shell, self._apps):
             if child is not None:
                 child.kill()
         self._shell = self._apps = None
 
     def _ask_apps(self, what: str, timeout: float, **more: str) -> dict[str, Any]:
-        assert self._apps is not None, "start() comes first"
+        assert self._apps is not None, "call start() first"
         return _answer(self._apps, {"ask": what, **more}, timeout, f"the world of {self._task_id} failed to {what}")
 
     def _keep(self) -> bool:
-        """Have the state written beside the last one, which counts until all of it is there; whether the task is over.
+        """Write a new state next to the last one, then delete the last one; return whether the task is over.
 
-        :raises WorldFailed: it cannot be written; the last state is untouched.
+        :raises WorldFailed: The state cannot be written; the last state remains.
         """
         last, now = self._state, self._state + 1
         completed = bool(self._ask_apps("end", self._options.keep_timeout, experiment=_experiment(now))["completed"])
@@ -255,7 +258,7 @@ class Session:
         return completed
 
     def _pass_on(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        """One API call of the shell; ``{"lost": True}`` when it was too much for the world."""
+        """Forward an API call of the shell; return ``{"lost": True}`` if the call destroyed the world."""
         assert self._apps is not None
         first = self._api_calls == 0
         self._api_calls += 1
@@ -276,7 +279,7 @@ class Session:
 
     def _shell_answers(self, message: Mapping[str, Any], seconds: float) -> Any:
         assert self._shell is not None
-        if seconds <= 0:  # an answer that is there already would be taken, and the next one, without end
+        if seconds <= 0:  # otherwise a shell that always answers could continue forever
             raise TimeoutError("its time is over")
         return self._shell.call(message, seconds)
 
@@ -299,7 +302,7 @@ class Session:
         self.confined = str(ready.get("ready", ""))
 
     def _another_shell(self, why: str) -> str:
-        """The code lost its shell, and nothing else: the apps are as it left them."""
+        """Replace the shell; the apps keep their state. Return the observation."""
         assert self._shell is not None
         self._shell.kill()
         self.restarts += 1
@@ -317,10 +320,10 @@ _LOST = (
 
 
 def _answer(child: ForkedChild, message: Mapping[str, Any], seconds: float, what: str) -> dict[str, Any]:
-    """What one of our own processes answers.
+    """Return the answer of a child process.
 
-    :param what: the beginning of the message, which the reason follows.
-    :raises WorldFailed: there is no answer in time, or it says that it failed.
+    :param what: Beginning of the error message.
+    :raises WorldFailed: No answer in time, or the process reports a failure.
     """
     try:
         answer = dict(child.call(message, seconds))
@@ -332,17 +335,20 @@ def _answer(child: ForkedChild, message: Mapping[str, Any], seconds: float, what
 
 
 def _experiment(state: int) -> str:
-    """AppWorld's name for the folder of a state."""
+    """Return AppWorld's folder name of a state."""
     return f"{roots.EXPERIMENT}{state}" if state else roots.EXPERIMENT
 
 
 def _size_mb(folder: Path) -> int:
-    """Rounded up."""
+    """Return the size of a folder in MB, rounded up."""
     return -(-sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) // _MB)
 
 
 def _call_in(answer: Any) -> dict[str, Any]:
-    """:raises ValueError: the shell talks nonsense; the code has got at its wire."""
+    """Return the API call in a message of the shell.
+
+    :raises ValueError: The message is invalid, because the code tampered with the channel.
+    """
     call = answer.get("call") if isinstance(answer, Mapping) else None
     if isinstance(call, Mapping):
         app, api, arguments = call.get("app"), call.get("api"), call.get("arguments")

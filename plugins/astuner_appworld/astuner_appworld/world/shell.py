@@ -1,12 +1,12 @@
-"""The process that runs model-written code: AppWorld's own execution, without a world.
+"""Run model-written code in a process with AppWorld's execution but without a world.
 
-`apis` is a stand-in that sends each call to the instance, which has the apps' process answer it.  There is no database,
-no data folder and no other open file in this process, and the kernel, where it can, lets it read Python's own files
-only.  Whatever the code does to this process, it does to itself: the worst it can achieve is to lose its variables.
+`apis` is a proxy that sends each call to the instance, which forwards it to the process of the apps. The shell's
+process has no database, no data folder and no other open file. Where the kernel supports it, the process can read only
+Python's own files. Code can harm only this process: at worst, its variables are lost.
 
-What no solution needs is refused before it runs, and the agent is told so.  That is not what keeps the answers safe: it
-gives a plain answer instead of a puzzling error, and it is what is left on a kernel that confines nothing.  Hostile
-text can exhaust a parser, so it is looked at where it runs.
+Code with names that no solution needs is refused before it runs, with a message to the agent. This check does not
+protect the answers. It replaces confusing errors with a clear message, and it is the only protection on kernels without
+confinement. Hostile text can exhaust a parser, so the check runs in this process.
 """
 
 # mypy: disable-error-code="import-not-found,import-untyped"
@@ -31,7 +31,7 @@ from astuner_sandbox.isolation.confine import Confinement, confine
 _MODULES = """array bisect calendar collections contextlib copy csv datetime difflib enum fractions functools heapq
 itertools json math numbers operator pendulum pprint random re string textwrap time typing uuid"""
 MODULES = frozenset(_MODULES.split())
-"""What may be imported: what computes, and nothing that reaches the machine."""
+"""Modules that may be imported: computation without access to the machine."""
 
 _REFUSED_NAMES = """__import__ __builtins__ __loader__ __spec__ __file__ builtins importlib requester get_ipython eval
 exec compile globals locals vars open breakpoint exit quit os sys gc ctypes socket subprocess inspect pathlib appworld
@@ -46,7 +46,7 @@ _DUNDER = re.compile(r"__[a-z]+(?:_[a-z]+)*__")
 
 
 def main(channel: Any, facts: Mapping[str, Any], confinement: Confinement, require: bool) -> None:
-    """Serve ``channel``: a first message starts the shell, every other one is code to run."""
+    """Serve ``channel``: the first message starts the shell, later messages contain code to run."""
     _forget_the_rest(facts["folder"])
     channel.recv()
     try:
@@ -60,12 +60,12 @@ def main(channel: Any, facts: Mapping[str, Any], confinement: Confinement, requi
     while True:
         message = channel.recv()
         code = message.get("code")
-        if isinstance(code, str):  # anything else is the late answer to a call that was given up
+        if isinstance(code, str):  # other messages are late answers to abandoned calls
             channel.send({"output": shell.run(code)})
 
 
 class _Wire:
-    """One API call at a time, from the thread that runs the code, while it runs."""
+    """Channel for API calls, one at a time, only from the thread that runs the code and only while it runs."""
 
     def __init__(self, channel: Any) -> None:
         self._channel = channel
@@ -78,10 +78,10 @@ class _Wire:
         from fastapi.encoders import jsonable_encoder
 
         plain = jsonable_encoder(arguments)
-        why = unfit(plain)  # the apps look again: code can get around this
+        why = unfit(plain)  # checked again by the apps, because code can bypass this check
         if why is not None:
             raise ValueError(f"apis.{app}.{api} was not called: {why}.")
-        with _alarm_waits():  # a timeout in the middle of a message would leave half of it
+        with _alarm_waits():  # a timeout inside a message would leave an incomplete message
             self._channel.send({"call": {"app": app, "api": api, "arguments": plain}})
             answer = self._channel.recv()
         if "error" in answer:
@@ -90,7 +90,7 @@ class _Wire:
 
 
 def _shell_world(channel: Any, facts: Mapping[str, Any]) -> Any:
-    """AppWorld's `execute` on a shell without a world."""
+    """Return an object with AppWorld's `execute` for a shell without a world."""
     from appworld import AppWorld
     from appworld.apps.api_lib import set_local_date_and_time
     from appworld.common import safety_guard
@@ -101,7 +101,7 @@ def _shell_world(channel: Any, facts: Mapping[str, Any]) -> Any:
     wire = _Wire(channel)
 
     class Requests:
-        """AppWorld resets the count of calls here; the apps' process counts them."""
+        """Replacement for AppWorld's call counter; the process of the apps counts the calls."""
 
         def reset_request_count(self) -> None:
             return None
@@ -128,7 +128,7 @@ def _shell_world(channel: Any, facts: Mapping[str, Any]) -> Any:
             random.seed(facts["seed"])
 
         def _save_state(self, directory: str) -> None:
-            """The apps' process does."""
+            """Do nothing: the process of the apps saves the state."""
 
         def save_logs(self) -> None:
             self.environment_io.clear()
@@ -147,7 +147,7 @@ def _shell_world(channel: Any, facts: Mapping[str, Any]) -> Any:
 
 
 def _preamble() -> str:
-    """What is imported for the code, without the package's own inner parts, and its `print` and `input`."""
+    """Return the code that imports modules for the agent's code and replaces `print` and `input`."""
     from appworld.environment import TRUE_AVAILABLE_IMPORTS
 
     lines = [line for line in TRUE_AVAILABLE_IMPORTS.splitlines() if "ApiCollection" not in line]
@@ -169,7 +169,7 @@ def input(*args, **kwargs):
 
 
 def _apis(wire: _Wire, names: Mapping[str, list[str]]) -> Any:
-    """The object that model-written code calls `apis`, with the package's own errors for what is not there."""
+    """Return the `apis` object for model-written code, with the package's errors for unknown names."""
     from appworld.common.utils import CustomErrorMessageMunch
 
     def one(app: str, api: str) -> Any:
@@ -187,7 +187,7 @@ def _apis(wire: _Wire, names: Mapping[str, list[str]]) -> Any:
 
 
 def _forget_the_rest(folder: str) -> None:
-    """No log to write to, no variables, an empty folder to stand in."""
+    """Detach the process from logs, environment variables and folders."""
     os.chdir(folder)
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
@@ -197,11 +197,11 @@ def _forget_the_rest(folder: str) -> None:
 
 
 def _be_alone() -> None:
-    """Confinement binds the thread that asks for it, so there must be no other yet."""
+    """Check that no other thread exists, because confinement applies only to the calling thread."""
     tasks = "/proc/self/task"
     others = len(os.listdir(tasks)) - 1 if os.path.isdir(tasks) else threading.active_count() - 1
     if others:
-        raise RuntimeError(f"{others} more threads run before the shell is confined")
+        raise RuntimeError(f"{others} other threads are running before the shell is confined")
 
 
 @contextlib.contextmanager
@@ -214,7 +214,7 @@ def _alarm_waits() -> Iterator[None]:
 
 
 def objection(code: str) -> str | None:
-    """Why ``code`` is not run, or None. Code that does not parse is nobody's danger: Python will say what is wrong."""
+    """Return why ``code`` is refused, or None. Code that does not parse is harmless; Python reports the error."""
     try:
         tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -251,7 +251,7 @@ def _is_walk(name: str) -> bool:
 
 
 def _names_a_walk(text: str) -> bool:
-    """Also inside a format string, which can read attributes."""
+    """Return whether a string contains a special name, which a format string could use to read attributes."""
     return any(name not in _HARMLESS for name in _DUNDER.findall(text))
 
 

@@ -1,7 +1,7 @@
-"""The environment service from the run's side: its client, the environment behind it, and how it is started.
+"""Connect a run to an environment service: client, remote environment and service process.
 
-The service itself is a plugin (``astuner-env``), or any other that speaks the same routes.  Invariant: what the service
-did not say is never made up; a call that has no answer raises `EnvironmentFailed`.
+The service is the plugin ``astuner-env`` or another program with the same routes. Invariant: missing answers are never
+filled in; a call without an answer raises `EnvironmentFailed`.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""The environment service over HTTP, where it is, and an environment in it as if it were in this process.
+"""Call an environment service over HTTP.
 
-The client has one method per route, each blocking until there is an answer or none can be had.
+`EnvClient` has one blocking method per route. `RemoteEnvironment` makes one instance of the service available as an
+`Environment`.
 
-A request is made again when that may help and does no harm.  Reading is harmless; an instance is created again only
-after the one that may have come of the first request was released; a step, which changes the world, is sent again only
-where the service promised to carry it out at most once, under the same ``request_id``.  A full service is waited for.
+A request is repeated only if that is safe and may help. Reads are safe. A failed create is repeated after the instance
+it may have left is released. A step changes the environment, so it is repeated with the same ``request_id``, and only
+if the service guarantees to execute it at most once. If the service is full, the client waits.
 
-Invariant: a method returns what the service said, or raises `EnvironmentFailed`.
+Invariant: a method returns the answer of the service or raises `EnvironmentFailed`.
 """
 
 from __future__ import annotations
@@ -36,21 +37,21 @@ T = TypeVar("T")
 logger = logging.getLogger("astuner.env_service")
 
 URL_VARIABLE = "ASTUNER_ENV_URL"
-"""Where a service that was started beside the run listens."""
+"""Variable with the URL of a service that was started with the run."""
 MAX_REPLY = 1 << 26
 TRIES = 5
-"""Times a request is made that gets no answer."""
+"""Attempts for a request that gets no answer."""
 FIRST_PAUSE = 0.5
-"""Seconds before it is made a second time; doubled every time, with jitter."""
+"""Seconds before the second attempt; doubled for each further attempt, with jitter."""
 _MAY_PASS = frozenset({None, 408, 425, 502})
-"""With which the same request may fare better: there was no answer at all, or one of something in between."""
+"""Status codes that may be temporary: no answer (None), or an answer of a proxy."""
 _FULL = frozenset({429, 503})
 _jitter = random.Random()
-"""Of our own: an agent that seeds ``random`` neither makes all clients wait alike nor finds its draws shifted by us."""
+"""Separate generator, so that an agent that seeds ``random`` does not affect the jitter, and vice versa."""
 
 
 class EnvClient:
-    """One environment service. Methods block and may be called from several threads."""
+    """Client of one environment service. Methods block and are thread-safe."""
 
     def __init__(
         self,
@@ -60,14 +61,15 @@ class EnvClient:
         token_name: str = "the token",
         timeout: float = 300.0,
         busy_timeout: float = 600.0,
-        start_it: str = "astuner run FILE --with NAME, or say where it is with astuner.env_service.url",
+        start_it: str = "astuner run FILE --with NAME, or set astuner.env_service.url",
     ) -> None:
-        """
-        :param token_name: what messages call the token, e.g. the variable it was read from.
-        :param timeout: seconds one request may take; more than the service's own limits, so that it says what happened.
-        :param busy_timeout: seconds to wait for room in a service that is full.
-        :param start_it: what to type when nothing answers.
-        :raises ConfigError: the URL or the token cannot be used.
+        """Create a client; no connection is opened yet.
+
+        :param token_name: Name of the token in messages, e.g. the variable it was read from.
+        :param timeout: Seconds per request. Choose more than the service's own limits, so that its error is received.
+        :param busy_timeout: Seconds to wait for a free slot in a full service.
+        :param start_it: Command to suggest if the service cannot be reached.
+        :raises ConfigError: The URL or the token is invalid.
         """
         try:
             self._http = JsonClient(url, api_key=token, key_name=token_name, timeout=timeout, max_reply=MAX_REPLY)
@@ -84,27 +86,27 @@ class EnvClient:
         return self._http.base_url
 
     def until(self, over: threading.Event) -> EnvClient:
-        """The same client, whose waiting ends when ``over`` is set."""
+        """Return a copy of the client that stops waiting when ``over`` is set."""
         other = copy.copy(self)
         other._over = over
         return other
 
     def is_up(self) -> bool:
-        """Whether it answers at all."""
+        """Return whether the service answers."""
         return self._http.is_up("/healthz")
 
     def task_ids(self, env_type: str, split: str, params: Mapping[str, Any]) -> list[str]:
-        """The ids of a split's tasks."""
+        """Return the task IDs of a split."""
         body = _body(env_type=env_type, params={**params, "split": split})
         return self._ask("/get_env_profile", body, wire.task_ids)
 
     def create(self, env_type: str, task: Task, instance_id: str, params: Mapping[str, Any]) -> StepResult:
-        """Make an instance and start it on ``task``.
+        """Create an instance and start it on ``task``.
 
-        ``at_most_once`` is in its ``info`` where the service carries out a step once, however often it is sent with the
-        same ``request_id``.
+        The returned ``info`` contains ``at_most_once: true`` if the service executes a step only once, even if it is
+        sent again with the same ``request_id``.
 
-        :param instance_id: of the caller's choosing, and hard to guess, since whoever knows it can act in it.
+        :param instance_id: Chosen by the caller. It must be hard to guess: anyone who knows it can use the instance.
         """
         given = wire.params_for(task, params)
         body = _body(env_type=env_type, task_id=task.task_id, instance_id=instance_id, params=given)
@@ -113,30 +115,30 @@ class EnvClient:
     def step(
         self, instance_id: str, action: Mapping[str, Any], *, request_id: str, at_most_once: bool = False
     ) -> StepResult:
-        """Act.
+        """Send an action to an instance.
 
-        :param request_id: one for each step of an instance.
-        :param at_most_once: what `create` says; otherwise a step whose answer is lost is lost.
+        :param request_id: Unique for each step of an instance.
+        :param at_most_once: The value from `create`. If false, a step without an answer is not repeated.
         """
         body = _body(instance_id=instance_id, messages=dict(action), params={"request_id": request_id})
         return self._ask("/step", body, wire.stepped, repeatable=at_most_once)
 
     def evaluate(self, instance_id: str) -> Evaluation:
-        """How good the episode is so far."""
+        """Return the evaluation of the episode so far."""
         found = self._ask("/evaluate", _body(instance_id=instance_id, params={"details": True}), wire.evaluated)
         if isinstance(found, Evaluation):
             return found
-        body = _body(instance_id=instance_id, params={"sparse": True})  # a report in words of its own: did it succeed?
+        body = _body(instance_id=instance_id, params={"sparse": True})  # a report without a score: ask for success
         score = self._ask("/evaluate", body, lambda data: wire.number("the sparse score", data))
         return Evaluation(score=score, details=found)
 
     def describe(self, instance_id: str) -> Mapping[str, Any]:
-        """What a person or an agent should know."""
+        """Return the description of an instance for people and agents."""
         found = self._ask("/get_info", _body(instance_id=instance_id), lambda data: data)
         return found if isinstance(found, Mapping) else {"info": found}
 
     def release(self, instance_id: str) -> bool:
-        """Give an instance back, whatever it is doing; False: there was none (any more)."""
+        """Release an instance, even if it is busy. Return False if it does not exist."""
         try:
             answer = self._http.post("/release", _body(instance_id=instance_id))
         except HttpError as e:
@@ -154,10 +156,10 @@ class EnvClient:
         repeatable: bool = True,
         before_again: Callable[[], object] = lambda: None,
     ) -> T:
-        """The answer of ``route`` as ``read`` understands it.
+        """Call ``route`` and return its answer, parsed by ``read``.
 
-        :param repeatable: whether the service may get the request twice.
-        :param before_again: called before a request is made again that the service may have carried out.
+        :param repeatable: Whether the request may be sent twice.
+        :param before_again: Called before a request is repeated that the service may already have executed.
         """
         began = time.monotonic()
         left = TRIES
@@ -182,15 +184,17 @@ class EnvClient:
                     before_again()
 
     def _forget(self, instance_id: str) -> None:
-        """Release what may have come of a request without an answer, so that it is not left behind."""
+        """Release an instance that an unanswered create may have left."""
         try:
             self.release(instance_id)
         except EnvironmentFailed as e:
-            logger.info("before asking again for the instance %s: %s", instance_id, e)
+            logger.info("releasing instance %s before the next attempt: %s", instance_id, e)
 
     def _wait(self, seconds: float) -> None:
         if self._over.wait(seconds):
-            raise EnvironmentFailed(f"the episode is over; the environment service at {self.url} was not asked again")
+            raise EnvironmentFailed(
+                f"The episode is over, so the environment service at {self.url} is not called again."
+            )
 
     def _failed(self, error: HttpError) -> EnvironmentFailed:
         code, message, reason = _refusal(error.refusal)
@@ -202,20 +206,20 @@ class EnvClient:
             return EnvironmentFailed(f"{start} at {self.url} answered {error.status} {said}")
         if error.status == 401:
             return EnvironmentFailed(
-                f"{start}: {error}; its token belongs in the variable astuner.env_service.token_env"
+                f"{start}: {error}. Put the token into the variable that astuner.env_service.token_env names."
             )
         if error.unsent:
-            return EnvironmentFailed(f"{start}: {error}; start it with: {self._start_it}")
+            return EnvironmentFailed(f"{start}: {error}. Start it: {self._start_it}")
         return EnvironmentFailed(f"{start}: {error}")
 
 
 def _body(**fields: Any) -> dict[str, Any]:
-    """A request; the reference wants every one of these to be there."""
+    """Return a request body; older services require all of these fields."""
     return {"env_type": "default", "task_id": None, "instance_id": None, "messages": {}, "params": {}, **fields}
 
 
 def _refusal(document: Any) -> tuple[str, str, str]:
-    """Code, message and reason of a refusal by our own service; empty where it is another's."""
+    """Return code, message and reason of a refusal of ASTuner's service; empty strings for other services."""
     detail = document.get("detail") if isinstance(document, Mapping) else None
     if not isinstance(detail, Mapping) or not isinstance(detail.get("code"), str):
         return "", "", ""
@@ -223,11 +227,12 @@ def _refusal(document: Any) -> tuple[str, str, str]:
 
 
 class RemoteEnvironment(Environment):
-    """One instance in the service. One call at a time, but for `interrupt`."""
+    """Instance in the service. Only `interrupt` may be called while another call is running."""
 
     def __init__(self, params: Mapping[str, Any] | None = None, *, client: EnvClient, env_type: str) -> None:
-        """
-        :param env_type: the environment's name in the service.
+        """Create an environment without an instance; `reset` creates the instance.
+
+        :param env_type: Name of the environment in the service.
         """
         super().__init__(params)
         self._over = threading.Event()
@@ -241,8 +246,8 @@ class RemoteEnvironment(Environment):
 
     @classmethod
     def tasks(cls, split: str, params: Mapping[str, Any]) -> Iterable[Task]:
-        """Not known to the class: the service is asked by `EnvClient.task_ids`."""
-        raise TypeError("ask EnvClient.task_ids(env_type, split, params); a RemoteEnvironment is one instance")
+        """Raise `TypeError`: use `EnvClient.task_ids` instead."""
+        raise TypeError("RemoteEnvironment cannot list tasks. Call EnvClient.task_ids(env_type, split, params).")
 
     def reset(self, task: Task) -> StepResult:
         self._release()
@@ -256,10 +261,10 @@ class RemoteEnvironment(Environment):
             raise
         finally:
             with self._lock:
-                self._instance = instance  # again: `interrupt` may have come before there was anything to release
+                self._instance = instance  # again: `interrupt` may have run before the instance existed
         if self._over.is_set():
             self._release()
-            raise EnvironmentFailed("the episode is over; its environment is given back")
+            raise EnvironmentFailed("The episode is over; its environment was released.")
         self._at_most_once = started.info.get("at_most_once") is True
         return started
 
@@ -279,19 +284,19 @@ class RemoteEnvironment(Environment):
         return self._client.describe(self._known())
 
     def close(self) -> None:
-        """Release the instance; a service that cannot be told is logged, since the instance ends by itself there."""
+        """Release the instance. A failure is only logged, because the service ends idle instances itself."""
         self._over.set()
         self._release()
 
     def interrupt(self) -> None:
-        """End the call that is under way in another thread, by taking its instance away; it then raises."""
+        """Release the instance, so that a running call in another thread raises an error."""
         self.close()
 
     def _known(self) -> str:
         if self._failure is not None:
-            raise EnvironmentFailed(f"its environment is lost: {self._failure}") from self._failure
+            raise EnvironmentFailed(f"The environment is lost: {self._failure}") from self._failure
         if not self._instance:
-            raise EnvironmentFailed("the environment was not reset, or is closed")
+            raise EnvironmentFailed("The environment is closed or was not reset.")
         return self._instance
 
     def _release(self) -> None:
@@ -302,18 +307,19 @@ class RemoteEnvironment(Environment):
         try:
             self._client.release(instance)
         except EnvironmentFailed as e:
-            logger.warning("the instance %s of %s could not be released: %s", instance, self._env_type, e)
+            logger.warning("could not release instance %s of %s: %s", instance, self._env_type, e)
 
 
 def service_url(config: Config) -> str:
-    """Where the environment service is; empty where there is none."""
+    """Return the URL of the environment service, or an empty string."""
     return config.astuner.env_service.url or variable(URL_VARIABLE)
 
 
 def is_remote(config: Config, env_type: str) -> bool:
-    """Whether an environment is the service's: where there is one, unless the experiment says otherwise.
+    """Return whether an environment runs in the service.
 
-    Code of the user's own and the tasks of the reader ``environment`` stay in this process.
+    It does if a service is configured, except for environments given as code and tasks of the reader ``environment``:
+    these run in this process.
     """
     reader = config.astuner.task_reader.type.rpartition("/")[2]
     if is_code(env_type) or reader == "environment":
@@ -322,16 +328,16 @@ def is_remote(config: Config, env_type: str) -> bool:
 
 
 def find_client(config: Config) -> EnvClient:
-    """A client of the experiment's service; connects to nothing yet.
+    """Return a client of the experiment's service; no connection is opened yet.
 
-    :raises ConfigError: nobody says where it is, or that is no address.
+    :raises ConfigError: No URL is configured, or it is invalid.
     """
     settings = config.astuner.env_service
     url = service_url(config)
     if not url:
         raise ConfigError(
-            "no environment service is known; start one beside the run with --with NAME, or say where it is with "
-            f"astuner.env_service.url (or the variable {URL_VARIABLE})"
+            "No environment service is configured. Start one with --with NAME, or set astuner.env_service.url "
+            f"(or the variable {URL_VARIABLE})."
         )
     return EnvClient(
         url,

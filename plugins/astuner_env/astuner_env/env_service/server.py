@@ -1,7 +1,7 @@
-"""The environment service as a companion of the run: started with it, and stopped with it, whatever happens.
+"""Start and stop the environment service of a run.
 
-It is ``python -m astuner_env serve``, or what the person's own variables say.  Invariant: what was started is in one
-process group, which is gone when `EnvServer.stop` returns; nothing else is ever signalled.
+The service is ``python -m astuner_env serve`` or the user's own script. Invariant: the started processes are in one
+process group, which is gone when `EnvServer.stop` returns; no other process receives a signal.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from astuner_gateway.beside import ProcessService
 from astuner_sandbox.isolation.scratch import remove_abandoned
 
 FOLDERS = "astuner-env-"
-"""How the names of services' folders begin, and no others."""
+"""Prefix of the services' temporary folders."""
 _ANNOUNCED = re.compile(r"Starting server on (\S+?):(\d+)(?!\d)")
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 _ANYWHERE = {"0.0.0.0", "::", "[::]", ""}
@@ -34,60 +34,61 @@ _PASSED_ON = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|TEMP|TMP|XDG_\w+_(HOME|DIR)|PYTHON\w+|VIRTUAL_ENV"
     rf"|CONDA_PREFIX|(DY)?LD_LIBRARY_PATH|ASTUNER_HOME|{DISABLE_PLUGINS}"
 )
-"""The variables of the run that our service gets: where things lie, and how to speak. No key is called so."""
+"""Environment variables passed to ASTuner's service: paths and locale. None of them contains a secret."""
 _MODULES = (("env", "env_service"), ("env_service", "env_service"))
-"""Where the known services have their program, below the folder: package and module."""
+"""Package and module of the main program of known services, relative to their folder."""
 
 
 class EnvServer(ProcessService):
-    """Serves one environment or several."""
+    """Service process for one or more environments."""
 
     grace = 10.0
 
     def __init__(self, names: Sequence[str], *, token_env: str = TOKEN_VARIABLE, run_dir: Path | str = "") -> None:
-        """
-        :param names: registered environments, or code as ``[NAME=]path/to/file.py->Class``.
-        :param token_env: the variable in which the run looks for the token (``astuner.env_service.token_env``).
-        :param run_dir: what `astuner kill --run-dir` knows it by.
+        """Prepare a service; `start` starts it.
+
+        :param names: Registered environments, or code as ``[NAME=]path/to/file.py->Class``.
+        :param token_env: Variable in which the run looks for the token (``astuner.env_service.token_env``).
+        :param run_dir: Run folder, by which ``astuner kill --run-dir`` finds the service.
         """
         super().__init__()
         self.names = tuple(names)
         self.what = f"environment service for {', '.join(self.names)}"
         self._token_env = token_env or TOKEN_VARIABLE
         self._run_dir = run_dir
-        self._listens = False  # it said so
+        self._listens = False  # the start line was printed
         self._url = ""
         self._token = ""
 
     def start(self, *, url: str = "", log: Path | None = None) -> None:
-        """Start it; ``url`` must be one of this machine.
+        """Start the service; ``url`` must be an address of this machine.
 
-        :raises ConfigError: the person's variables make no sense, or ``url`` is elsewhere.
-        :raises RunError: something answers at ``url`` already.
+        :raises ConfigError: The user's variables are invalid, or ``url`` is on another machine.
+        :raises RunError: A service already answers at ``url``.
         """
         if url:
             self._url = url
             if EnvClient(url, timeout=5.0).is_up():
                 raise RunError(
-                    f"something answers at {url} already; use it and leave out --with {self.names[0]}, or stop it "
-                    "(astuner kill ends what an earlier run left)"
+                    f"A service already answers at {url}. Omit --with {self.names[0]} to use it, or stop it "
+                    "(astuner kill ends processes of earlier runs)."
                 )
         command, folder, variables = self._command(url)
         options: dict[str, Any] = {"stdin": subprocess.DEVNULL}
-        if self._token:  # our own ends with the pipe
+        if self._token:  # ASTuner's service stops when the pipe closes
             options = {"told": f"{self._token}\n".encode()}
         environ = {**variables, "PYTHONUNBUFFERED": "1"}
         self.launch(command, log, run_dir=self._run_dir, cwd=folder, env=environ, **options)
 
     def stop(self) -> None:
-        """As `ProcessService.stop`; what it left in the folder for temporary files, if it was killed, goes too."""
+        """Stop the service and remove temporary files that a killed service left."""
         super().stop()
         remove_abandoned(FOLDERS, Path(tempfile.gettempdir()))
 
     def is_ready(self) -> bool:
-        """Whether it says where it listens, and answers there.
+        """Return whether the service has printed its address and answers there.
 
-        :raises RunError: it has ended.
+        :raises RunError: The service has ended.
         """
         self.check()
         if not self._listens:
@@ -108,17 +109,17 @@ class EnvServer(ProcessService):
     # ---------------------------------------------------------------- private
 
     def _command(self, url: str) -> tuple[list[str], Path | None, Mapping[str, str]]:
-        """What to run, where, and with which variables.
+        """Return command, working directory and environment variables.
 
-        Our own gets no key of the run's: whoever may read a process's variables finds none in it.  Its token comes
-        through its standard input.
+        ASTuner's service gets none of the run's secrets, because other processes can read a process's variables. It
+        receives its token through standard input.
         """
         own = {name: script for name in self.names if not is_code(name) and (script := own_script(name)) is not None}
         if own:
             name, script = next(iter(own.items()))
             if len(self.names) > 1:
                 others = ", ".join(other for other in self.names if other != name)
-                raise ConfigError(f"{name} is served by your own script, so {others} cannot be served beside it here")
+                raise ConfigError(f"{name} is served by your own script, so --with cannot also serve {others}.")
             return ["bash", "-c", script.command], script.folder, {**script.variables, **os.environ}
         host, port = _place(url)
         self._token = secrets.token_urlsafe(32)
@@ -128,38 +129,37 @@ class EnvServer(ProcessService):
 
 
 def _place(url: str) -> tuple[str, int]:
-    """Host and port to listen on; port 0 takes a free one."""
+    """Return host and port to listen on; port 0 selects a free port."""
     if not url:
         return "127.0.0.1", 0
     parts = urllib.parse.urlsplit(url)
     if parts.hostname not in _LOOPBACK or parts.scheme != "http":
         raise ConfigError(
-            f"astuner.env_service.url is {url}, which is not this machine's, so --with cannot start the service there; "
-            "leave out --with if it runs there already, or leave out the url"
+            f"astuner.env_service.url is {url}, which is not on this machine, so --with cannot start a service there. "
+            "Omit --with to use a service that runs there, or remove the URL."
         )
     return parts.hostname, parts.port or 80
 
 
 @dataclass(frozen=True)
 class OwnScript:
-    """What to run, and where."""
+    """The user's own command for a service."""
 
     folder: Path
     command: str
-    """For bash."""
+    """Command line for bash."""
     variables: Mapping[str, str]
-    """What ``.env`` has beside, for the command."""
+    """All variables of ``.env``, for the command."""
 
 
 def own_script(name: str, dotenv: Path | None = None) -> OwnScript | None:
-    """What the person's variables say for the environment ``name``; None: they say nothing.
+    """Return the user's own script for the environment ``name``, or None if the variables are not set.
 
-    For ``--with appworld`` the variables ``APPWORLD_PATH``, ``APPWORLD_SCRIPT`` and ``APPWORLD_ACTIVATION``, exported
-    or in ``./.env``, name the folder to start in, the command, and one to run before it, such as ``conda activate
-    appworld``.
+    For ``--with appworld`` these are ``APPWORLD_PATH`` (working directory), ``APPWORLD_SCRIPT`` (command) and
+    ``APPWORLD_ACTIVATION`` (command to run before it, such as ``conda activate appworld``), exported or in ``./.env``.
 
-    :param dotenv: the file to read; ``.env`` in the working directory by default. Exported variables win over it.
-    :raises ConfigError: a part is missing, or the folder is not there.
+    :param dotenv: File to read. Default: ``.env`` in the working directory. Exported variables take precedence.
+    :raises ConfigError: A variable is missing, or the folder does not exist.
     """
     from dotenv import dotenv_values
 
@@ -172,12 +172,12 @@ def own_script(name: str, dotenv: Path | None = None) -> OwnScript | None:
         return None
     folder = Path(path).expanduser() if path else Path()
     if not folder.is_dir():
-        raise ConfigError(f"{prefix}_PATH is {path!r}, and there is no such folder; correct it, or unset it")
+        raise ConfigError(f"{prefix}_PATH: the folder {path!r} does not exist. Correct or unset the variable.")
     if not script:
         script = _program(folder)
         if not script:
             raise ConfigError(
-                f"{prefix}_PATH is {path!r}, and {prefix}_SCRIPT does not say what to run there; set it, for example "
+                f"{prefix}_PATH is {path!r}, but {prefix}_SCRIPT is not set. Set it to the command to run, for example "
                 f"{prefix}_SCRIPT='python3 -m env.env_service'"
             )
     command = f"{{ {before}\n}} && {{ {script}\n}}" if before else script
@@ -185,7 +185,7 @@ def own_script(name: str, dotenv: Path | None = None) -> OwnScript | None:
 
 
 def _program(folder: Path) -> str:
-    """How the program of a known service in ``folder`` is run."""
+    """Return the command that runs a known service in ``folder``, or an empty string."""
     for package, module in _MODULES:
         if (folder / package / f"{module}.py").is_file():
             return f"python3 -m {package}.{module}"

@@ -1,1 +1,1 @@
-"""Instances, each a process of its own: made, asked, counted, ended. Knows nothing of HTTP."""
+"""Create, call, count and end instances, one process each; independent of HTTP."""

@@ -1,9 +1,12 @@
-"""What can be asked of the service, in terms of environments and instances; how these come to life and to their end.
+"""Manage environments and instances: create, call and end them.
 
-Invariants.  One thing at a time happens in an instance.  A request with an id is carried out at most once.  A release
-never waits for what is under way: it kills it, as is killed what takes too long.  An instance that is gone is never
-made anew behind its client's back: its state is lost, and every later request for it is told so.  Whatever ends an
-instance, its process is dead before its slot is given to another, and what it wrote is removed.
+Invariants:
+
+- An instance executes one operation at a time.
+- A request with an ID is executed at most once.
+- A release never waits for a running operation: it kills the process. A timeout does the same.
+- An instance that ended is never recreated implicitly: its state is lost, and later requests for it get an error.
+- When an instance ends, its process is dead before its slot is reused, and its files are removed.
 """
 
 from __future__ import annotations
@@ -33,17 +36,17 @@ from astuner_sandbox.isolation.scratch import Root, clear
 from astuner_sandbox.isolation.zygotes import Keeper, ZygoteFailed
 
 _KEPT_ANSWERS = 4
-"""How many answers are kept; a client has one action under way, so it can miss the last answer only."""
+"""Number of stored answers. A client has one action in flight, so it can miss only the last answer."""
 _REMEMBERED_IDS = 1000
-"""How many ids without an answer are known; clients send again only what is under way."""
+"""Number of known request IDs without a stored answer. Clients repeat only the action in flight."""
 
 
 class Replays:
-    """The actions of one instance that carried an id: a request that is sent again gets the first one's answer.
+    """Answers to the actions of one instance that have a request ID, for requests that are sent again.
 
-    A client whose answer was lost on the way cannot know whether its action was carried out, so it gives every action
-    an id and may send it again, also while the first one is still under way.  Invariant: for one id of the last
-    thousand, the work is begun once.
+    If an answer is lost, a client cannot know whether its action was executed. It therefore gives every action an ID
+    and may send it again, even while the first request is running. Invariant: the work for each of the last 1,000 IDs
+    starts once.
     """
 
     def __init__(self) -> None:
@@ -53,21 +56,21 @@ class Replays:
     async def once(
         self, request_id: str, action: Any, work: Callable[[], Coroutine[Any, Any, Any]]
     ) -> tuple[Any, bool]:
-        """The answer of ``work``, and whether it was begun earlier; raises what it raised.
+        """Return the answer of ``work`` and whether it had started earlier; raise its exception.
 
-        :raises Refusal: bad_request; the id belonged to another action, or to one too long ago.
+        :raises Refusal: bad_request, if the ID belongs to another action or its answer is no longer stored.
         """
         if request_id in self._older:
             raise Refusal(
                 "bad_request",
-                f"the request {request_id!r} was carried out already, and its answer is no longer kept; "
-                "give every action a request_id of its own",
+                f"The request {request_id!r} was already executed and its answer is no longer stored. "
+                "Use a new request_id for every action.",
             )
         found = self._answers.get(request_id)
         if found is not None and _written(found[0]) != _written(action):
             raise Refusal(
                 "bad_request",
-                f"the request_id {request_id!r} was used for another action; give every action one of its own",
+                f"The request_id {request_id!r} was used for another action. Use a new request_id for every action.",
             )
         again = found is not None
         if found is None:
@@ -84,24 +87,24 @@ class Replays:
 
 
 def _written(action: Any) -> str:
-    return json.dumps(action, sort_keys=True)  # 1, 1.0 and true are equal in Python, and are three actions
+    return json.dumps(action, sort_keys=True)  # 1, 1.0 and true are equal in Python but are different actions
 
 
 def _look_at(task: asyncio.Future[Any]) -> None:
-    """A done callback: if nobody waits for the error any more, asyncio need not complain."""
+    """Retrieve the exception of a task, so that asyncio does not log it if no one waits for it."""
     if not task.cancelled():
         task.exception()
 
 
 @dataclass(eq=False)
 class Instance:
-    """What the manager keeps about an instance; it alone writes to it."""
+    """State of an instance; only the manager writes to it."""
 
     id: str
     environment: ServedEnvironment
     task_id: str
     folder: Path
-    """Its scratch folder; `output` lies beside it."""
+    """Scratch folder; `output` is next to it."""
     created: float
     used: float
     process: Process | None = None
@@ -114,39 +117,38 @@ class Instance:
     replays: Replays = field(default_factory=Replays)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     loss: Loss | None = None
-    """How it ended; None while it lives."""
+    """How it ended; None while it is alive."""
 
     @property
     def output(self) -> Path:
-        """The file with what its process prints."""
+        """File with the standard output and error of its process."""
         return self.folder.with_name(self.folder.name + ".log")
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is under way in it, its creation included."""
+        """Whether an operation is running, including its creation."""
         return self.lock.locked()
 
 
 log = logging.getLogger("astuner_env.instances")
 
 START_TIMEOUT = 180.0
-"""Seconds to import an environment; a first import from a cold disk is slow."""
+"""Seconds to import an environment; the first import from a cold disk is slow."""
 CLOSE_TIMEOUT = 5.0
-"""Seconds an environment has to put its things away before its process is killed."""
+"""Seconds for an environment to clean up before its process is killed."""
 _DEATH = 10.0
 _LARGEST_OUTPUT = 16 << 20
 RETRY_AFTER = 5
-"""Seconds after which a client that found no slot may ask again."""
+"""Seconds after which a client that got no slot may retry."""
 LONGEST_QUEUE = 1024
 REMEMBERED = 10_000
-"""Instances that are gone and whose end is still known, for who asks after them."""
+"""Number of ended instances whose reason is still known."""
 
 
 class Slots:
-    """How many instances may exist at once, and who waits for the next one; for one event loop.
+    """Slots for instances and a first-in, first-out queue for them, on one event loop.
 
-    First come, first served.  Invariant: at most `size` slots are taken; one that is given to a waiter who has
-    meanwhile gone away goes to the next.
+    Invariant: at most `size` slots are taken. A slot assigned to a cancelled waiter goes to the next one.
     """
 
     def __init__(self, size: int) -> None:
@@ -161,15 +163,15 @@ class Slots:
     async def take(self, patience: float, *, first: bool = False) -> None:
         """Wait for a slot.
 
-        :param patience: seconds to wait.
-        :param first: before all others: the caller has just given one up.
-        :raises Refusal: busy; none became free, or too many wait already.
+        :param patience: Seconds to wait.
+        :param first: Whether to skip the queue, because the caller has just freed a slot.
+        :raises Refusal: busy, if no slot became free or the queue is full.
         """
         if self.taken < self.size and not self._waiting:
             self.taken += 1
             return
         if len(self._waiting) >= LONGEST_QUEUE:
-            raise self._busy(f"and {LONGEST_QUEUE} requests wait for one")
+            raise self._busy(f"and {LONGEST_QUEUE} requests are waiting")
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.appendleft(turn) if first else self._waiting.append(turn)
         try:
@@ -182,10 +184,10 @@ class Slots:
             raise
         if not turn.done():
             self._waiting.remove(turn)
-            raise self._busy(f"and none became free within {patience:g} s")
+            raise self._busy(f"and no slot became free within {patience:g} s")
 
     def give_back(self) -> None:
-        """A slot is free: the next waiter has it."""
+        """Free a slot and assign it to the next waiter."""
         if self._waiting:
             self._waiting.popleft().set_result(None)
         else:
@@ -194,20 +196,20 @@ class Slots:
     def _busy(self, why: str) -> Refusal:
         return Refusal(
             "busy",
-            f"all {self.size} instances are taken, {why}; ask again later, or start the service with a larger "
-            "--max-instances",
+            f"All {self.size} instances are in use {why}. Retry later, or start the service with a larger "
+            "--max-instances.",
             retry_after=RETRY_AFTER,
         )
 
 
 class Manager:
-    """Serves environments to one event loop.
+    """Manager of environments and their instances on one event loop.
 
-    :param root: a folder of its own, with one for each environment's zygote and each instance; nothing is written
-        elsewhere, and no name in it comes from a request.
-    :param idle_ttl: seconds after which an instance that nobody asks is ended.
-    :param patience: seconds a request for a new instance waits for a slot.
-    :param clock: monotonic seconds.
+    :param root: Private folder with a subfolder for each zygote and instance. Nothing is written elsewhere, and no
+        name in it comes from a request.
+    :param idle_ttl: Seconds after which an idle instance is ended.
+    :param patience: Seconds that a request for a new instance waits for a slot.
+    :param clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -237,9 +239,9 @@ class Manager:
         self._listers: set[Instance] = set()
 
     async def start(self) -> None:
-        """Import every environment, each in its own interpreter.
+        """Import every environment in its interpreter.
 
-        :raises RunError: one cannot be; says which, why, and what to type.
+        :raises RunError: An import failed; the message contains the environment, the reason and a command.
         """
         await asyncio.gather(*map(self._start, self._keepers))
 
@@ -248,8 +250,8 @@ class Manager:
             await in_daemon_thread(self._keepers[name].ready, name="astuner-zygote-start")
         except ZygoteFailed as e:
             hint = self.environments[name].hint
-            how = f"\ntype: {hint}" if hint else ""
-            raise RunError(f"the environment {name!r} cannot be served: {e}{how}") from None
+            how = f"\nRun: {hint}" if hint else ""
+            raise RunError(f"Could not start the environment {name!r}: {e}{how}") from None
 
     def _keeper(self, environment: ServedEnvironment) -> Keeper:
         name, home = environment.name, self._root.path / environment.name / "zygote"
@@ -262,7 +264,7 @@ class Manager:
         return Keeper(environment.zygote(home), START_TIMEOUT, died)
 
     async def stop(self) -> None:
-        """End every instance and every zygote, without waiting for what is under way."""
+        """End every instance and every zygote without waiting for running operations."""
         self.is_stopping = True
         for instance in list(self.instances.values()):
             self._end(instance, Loss("stopped", "ended with the service"))
@@ -272,7 +274,7 @@ class Manager:
             await asyncio.wait(self._clearings, timeout=_DEATH)
 
     def environment(self, name: str | None) -> ServedEnvironment:
-        """The environment called ``name``; none or ``default`` means the only one.
+        """Return the environment called ``name``. An empty name or ``default`` selects the only one.
 
         :raises Refusal: unknown_env.
         """
@@ -281,13 +283,13 @@ class Manager:
         found = self.environments.get(name or "")
         if found is None:
             known = ", ".join(sorted(self.environments))
-            raise Refusal("unknown_env", f"unknown env_type {name!r}; this service has {known}")
+            raise Refusal("unknown_env", f"Unknown env_type {name!r}. Environments of this service: {known}.")
         return found
 
     def instance(self, instance_id: str) -> Instance:
-        """The living instance with this id.
+        """Return the instance with this ID.
 
-        :raises Refusal: unknown_instance, or instance_lost and how.
+        :raises Refusal: unknown_instance, or instance_lost with the reason.
         """
         found = self.instances.get(instance_id)
         if found is None:
@@ -295,11 +297,11 @@ class Manager:
         return found
 
     def zygotes(self) -> dict[str, int]:
-        """Environment -> the pid of the living process that its instances are forked from."""
+        """Return the process ID of each environment's zygote, if it is running."""
         return {name: keeper.pid for name, keeper in self._keepers.items() if keeper.pid is not None}
 
     def status(self, instance_id: str) -> dict[str, Any]:
-        """What is known about an instance, without asking it; raises as `instance`."""
+        """Return the status of an instance without calling its process; raise like `instance`."""
         found, now = self.instance(instance_id), self._clock()
         return {
             "instance_id": found.id,
@@ -315,9 +317,9 @@ class Manager:
     async def tasks(
         self, environment: ServedEnvironment, split: str, params: Mapping[str, Any], *, offset: int = 0, limit: int = -1
     ) -> dict[str, Any]:
-        """The tasks of a split, asked of a throw-away process: ``{"tasks": [...], "total": int}``.
+        """Return the tasks of a split from a temporary process: ``{"tasks": [...], "total": int}``.
 
-        :param limit: the most to return; -1 returns all of them, by their ids only.
+        :param limit: Maximum number of tasks; -1 returns the IDs of all tasks.
         """
         question = {"op": "tasks", "split": split, "params": dict(params), "offset": offset, "limit": limit}
         seconds = environment.provider.create_timeout
@@ -330,10 +332,10 @@ class Manager:
                     answer: dict[str, Any] = await lister.process.ask(question, seconds)
                 return answer
             except asyncio.TimeoutError:
-                raise Refusal("timeout", f"the tasks did not come within {seconds:g} s") from None
+                raise Refusal("timeout", f"The environment did not list its tasks within {seconds:g} s.") from None
             except ProcessGone as e:
                 how = lister.loss.message if lister.loss is not None else f"ended: {e}"
-                raise Refusal("env_error", f"the process that lists the tasks {how}") from None
+                raise Refusal("env_error", f"The process that lists the tasks {how}.") from None
             finally:
                 self._listers.discard(lister)
                 await self._clear(lister)
@@ -347,14 +349,14 @@ class Manager:
         *,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> tuple[Instance, dict[str, Any]]:
-        """A new instance, started on a task, and the first `StepResult`'s fields.
+        """Create an instance on a task; return it and the fields of the first `StepResult`.
 
         :param task: ``task_id``, and optionally ``main_query`` and ``metadata``.
-        :param instance_id: an instance of this id is replaced: its client asks again because it got no answer.
-        :param is_wanted: whether the client still waits.
+        :param instance_id: An existing instance with this ID is replaced: its client retries an unanswered request.
+        :param is_wanted: Returns whether the client is still waiting.
         """
         if self.is_stopping:
-            raise Refusal("busy", "the service is stopping", retry_after=30)
+            raise Refusal("busy", "The service is stopping.", retry_after=30)
         instance_id = instance_id or secrets.token_hex(16)
         before = self.instances.get(instance_id)
         successor = before is not None and before.has_slot
@@ -363,7 +365,7 @@ class Manager:
         self.ends.pop(instance_id, None)
         instance = self._new(environment, str(task["task_id"]), instance_id)
         question = {"op": "reset", "task": dict(task), "params": dict(params)}
-        async with instance.lock:  # what is asked of it meanwhile waits
+        async with instance.lock:  # other requests for the instance wait
             self.instances[instance_id] = instance
             work = self._begin(instance, question, self._patience, successor=successor, is_wanted=is_wanted)
             instance.beginning = asyncio.ensure_future(work)
@@ -377,7 +379,7 @@ class Manager:
             if instance.loss is not None:
                 raise absence(instance_id, instance.loss)
             if not is_wanted():
-                loss = Loss("abandoned", "was given up: its client went away while it was made")
+                loss = Loss("abandoned", "was abandoned: its client disconnected while it was being created")
                 self._end(instance, loss)
                 raise absence(instance_id, loss)
         self.metrics.created.labels(environment.name).inc()
@@ -385,16 +387,16 @@ class Manager:
         return instance, answer
 
     async def step(self, instance_id: str, action: Mapping[str, Any], request_id: str | None = None) -> dict[str, Any]:
-        """Act; a `StepResult`'s fields.
+        """Execute an action and return the fields of a `StepResult`.
 
-        :param request_id: makes it at most once: sent again, it returns the first one's answer.
+        :param request_id: Guarantees at most one execution: a repeated request returns the first answer.
         """
         instance = self.instance(instance_id)
 
         async def act() -> dict[str, Any]:
             async with instance.lock:
                 if instance.loss is None and instance.is_over:
-                    raise Refusal("over", f"the episode of instance {instance_id} is over; create another one")
+                    raise Refusal("over", f"The episode of instance {instance_id} is over. Create a new instance.")
                 question = {"op": "step", "action": dict(action)}
                 result: dict[str, Any] = await self._ask(instance, question, instance.environment.provider.step_timeout)
                 instance.steps += 1
@@ -409,7 +411,7 @@ class Manager:
         return dict(answer)
 
     async def evaluate(self, instance_id: str) -> dict[str, Any]:
-        """An `Evaluation`'s fields, with ``success`` true or false."""
+        """Return the fields of an `Evaluation`, with ``success`` true or false."""
         instance = self.instance(instance_id)
         async with instance.lock:
             seconds = instance.environment.provider.evaluate_timeout
@@ -417,13 +419,13 @@ class Manager:
             return result
 
     async def describe(self, instance_id: str) -> Any:
-        """What `Environment.describe` says."""
+        """Return the result of `Environment.describe`."""
         instance = self.instance(instance_id)
         async with instance.lock:
             return await self._ask(instance, {"op": "describe"}, instance.environment.provider.step_timeout)
 
     async def release(self, instance_id: str) -> bool:
-        """End an instance; False when there is none. Returns when its process is dead."""
+        """End an instance and wait for its process to die; return False if it does not exist."""
         instance = self.instances.get(instance_id)
         if instance is None:
             return False
@@ -431,19 +433,19 @@ class Manager:
         return True
 
     async def sweep(self) -> None:
-        """End what nobody has asked for too long; keep what processes print within bounds."""
+        """End idle instances and truncate large output files."""
         now = self._clock()
         for instance in list(self.instances.values()):
             if not instance.is_busy and now - instance.used > self.idle_ttl:
-                loss = Loss("expired", f"was ended because nobody asked it anything for {self.idle_ttl:g} s")
+                loss = Loss("expired", f"was ended after {self.idle_ttl:g} s without requests")
                 self._end(instance, loss, kindly=True)
         for instance in list(self.instances.values()):
-            with contextlib.suppress(OSError):  # it printed nothing yet, or is gone
+            with contextlib.suppress(OSError):  # no output yet, or the file was removed
                 if instance.output.stat().st_size > _LARGEST_OUTPUT:
                     os.truncate(instance.output, 0)
 
     async def hold_limits(self) -> None:
-        """End what has more memory or more processes than it may, with all that it started."""
+        """End instances beyond their memory or process limit, with all their processes."""
         zygotes = self.zygotes()
         shares = {
             instance: Share(
@@ -459,7 +461,7 @@ class Manager:
             return
         found = await in_daemon_thread(excesses, shares, name="astuner-env-limits")
         for instance, (kind, how) in found.items():
-            loss = Loss(kind, f"was ended: it {how}")
+            loss = Loss(kind, f"was ended because it {how}")
             if instance not in self._listers:
                 self._end(instance, loss)
             elif instance.process is not None:
@@ -469,9 +471,9 @@ class Manager:
     # -------------------------------------------------------------- life and end
 
     def _new(self, environment: ServedEnvironment, task_id: str, instance_id: str) -> Instance:
-        """An instance that has no process yet and is in no table."""
+        """Return an instance without a process that is not registered yet."""
         home = self._root.path / environment.name
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may have tidied temporary files up
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)  # temporary files may have been cleaned up
         folder = Path(tempfile.mkdtemp(prefix="i-", dir=home))
         return Instance(instance_id, environment, task_id, folder, now := self._clock(), now)
 
@@ -484,14 +486,14 @@ class Manager:
         successor: bool,
         is_wanted: Callable[[], bool],
     ) -> dict[str, Any]:
-        """Wait for a slot, fork a process, and have it answer its first question.
+        """Wait for a slot, fork a process and return the answer to its first question.
 
-        :param successor: it replaces one that had a slot, and so is the next to get one.
+        :param successor: Whether it replaces an instance with a slot and therefore gets the next free slot.
         """
         await self.slots.take(patience, first=successor)
         instance.has_slot = True
         if not is_wanted():
-            raise Refusal("unknown_instance", "its client went away", reason="abandoned")
+            raise Refusal("unknown_instance", "The client disconnected.", reason="abandoned")
         began = self._clock()
         process = instance.process = await self._fork(instance)
         instance.watch = asyncio.ensure_future(self._watch(instance, process))
@@ -501,7 +503,7 @@ class Manager:
         return answer
 
     async def _fork(self, instance: Instance) -> Process:
-        """A process for an instance; raises `Refusal` when none can be made."""
+        """Return a process for an instance; raise `Refusal` if it cannot be started."""
         environment = instance.environment
         options = {
             "entry": environment.provider.target,
@@ -512,16 +514,16 @@ class Manager:
         try:
             return await Process.start(self._keepers[environment.name], options, instance.output)
         except ZygoteFailed as e:
-            log.error("no process can be started", extra={"environment": environment.name, "error": str(e)})
-            last = str(e).strip().splitlines()[-1:] or ["it said nothing"]
-            how = f"type: {environment.hint}" if environment.hint else "look at the service's log"
-            what = f"no process of the environment {environment.name!r} can be started; {how}"
+            log.error("could not start a process", extra={"environment": environment.name, "error": str(e)})
+            last = str(e).strip().splitlines()[-1:] or ["no output"]
+            how = f"Run: {environment.hint}" if environment.hint else "See the service's log."
+            what = f"Could not start a process of the environment {environment.name!r}. {how}"
             raise Refusal("env_error", what, place=f" ({last[0][:500]})", traceback=str(e)) from None
 
     async def _ask(self, instance: Instance, question: Mapping[str, Any], seconds: float) -> Any:
-        """Ask the process of an instance whose lock the caller holds.
+        """Call the process of an instance; the caller holds its lock.
 
-        :raises Refusal: it is gone, was killed because it took too long, or its environment raised.
+        :raises Refusal: The process is gone, was killed after a timeout, or its environment raised an error.
         """
         if instance.loss is not None or instance.process is None:
             raise absence(instance.id, instance.loss)
@@ -532,7 +534,7 @@ class Manager:
         except asyncio.TimeoutError:
             took = f"was killed: {operation} took longer than {seconds:.3g} s"
             self._end(instance, Loss("timeout", took))
-            raise Refusal("timeout", f"Instance {instance.id} {took}; its state is lost", reason="timeout") from None
+            raise Refusal("timeout", f"Instance {instance.id} {took}; its state is lost.", reason="timeout") from None
         except ProcessGone as e:
             self._crashed(instance, str(e))
             raise absence(instance.id, instance.loss) from None
@@ -547,9 +549,9 @@ class Manager:
         return answer
 
     def _end(self, instance: Instance, loss: Loss, *, kindly: bool = False) -> asyncio.Task[None]:
-        """Make an instance gone, at once; the task is done when nothing of it is left.
+        """End an instance immediately; the returned task completes when its process and files are gone.
 
-        :param kindly: let it close its environment first.
+        :param kindly: Whether to let it close its environment first.
         """
         if instance.clearing is None:
             instance.loss = loss
@@ -558,7 +560,7 @@ class Manager:
                 if loss.kind not in ("replaced", "failed"):
                     self.ends[instance.id] = loss
             if instance.process is not None and not kindly:
-                instance.process.kill()  # which tells whoever waits for its answer
+                instance.process.kill()  # callers that wait for an answer get an error
             if not loss.was_asked_for:
                 self.metrics.lost.labels(instance.environment.name, loss.kind).inc()
             log.info("instance ended", extra={**_fields(instance), "reason": loss.kind, "how": loss.message})
@@ -568,17 +570,17 @@ class Manager:
         return instance.clearing
 
     async def _clear(self, instance: Instance) -> None:
-        """Kill its process, and remove what it wrote when that is dead."""
+        """Kill the process and, when it is dead, remove its files."""
         if instance.process is not None:
             instance.process.kill()
             if not await instance.process.wait(_DEATH):
-                log.error("a process does not die", extra=_fields(instance))
+                log.error("could not kill a process", extra=_fields(instance))
         await in_daemon_thread(clear, instance.folder, instance.output, name="astuner-env-remove")
 
     async def _watch(self, instance: Instance, process: Process) -> None:
-        """Notice the end of a process of which nothing is asked just now."""
+        """Detect the end of an idle process."""
         how = await process.end(patience=None)
-        if not process.is_late:  # who asked says so
+        if not process.is_late:  # the caller reports timeouts
             self._crashed(instance, how)
 
     def _crashed(self, instance: Instance, how: str) -> None:
@@ -593,7 +595,9 @@ class Manager:
             await asyncio.wait({instance.beginning})
         try:
             if kindly and instance.process is not None:
-                with contextlib.suppress(asyncio.TimeoutError, ProcessGone, Refusal):  # it is killed next in any case
+                with contextlib.suppress(
+                    asyncio.TimeoutError, ProcessGone, Refusal
+                ):  # the process is killed afterwards in any case
                     await instance.process.ask({"op": "close"}, CLOSE_TIMEOUT)
             await self._clear(instance)
         finally:
@@ -603,7 +607,7 @@ class Manager:
 
 
 def _fields(instance: Instance) -> dict[str, Any]:
-    """What a log line says of an instance; its id only in part, for who knows it can use it."""
+    """Return the log fields of an instance, with a shortened ID: anyone who knows the ID can use the instance."""
     return {
         "environment": instance.environment.name,
         "instance": instance.id[:12],

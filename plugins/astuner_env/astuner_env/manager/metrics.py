@@ -1,6 +1,6 @@
-"""What the service counts and measures, for Prometheus.
+"""Define the Prometheus metrics of the service.
 
-Invariant: every label's values come from a fixed set (environments, operations, reasons), never from a request.
+Invariant: label values come from a fixed set (environments, operations, reasons), never from a request.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300
 
 
 class Metrics:
-    """The instruments of one service, in a registry of their own.
+    """Metrics of one service, in a separate registry.
 
-    :param environments: their names.
+    :param environments: Names of the environments.
     """
 
     def __init__(self, environments: Iterable[str]) -> None:
@@ -26,19 +26,19 @@ class Metrics:
         each: list[str] = ["environment"]
         own: Any = {"registry": self.registry, "namespace": "astuner_env"}
         self.created = Counter("created", "Instances created.", each, **own)
-        self.lost = Counter("lost", "Instances that ended without anybody wanting it.", [*each, "reason"], **own)
+        self.lost = Counter("lost", "Instances that ended unexpectedly.", [*each, "reason"], **own)
         self.replayed = Counter("replayed", "Steps answered from memory.", each, **own)
-        self.zygote_restarts = Counter("zygote_restarts", "Zygotes started anew.", each, **own)
-        self.refused = Counter("refused", "Requests refused, by code.", ["code"], **own)
-        told = "Time in an environment; reset includes no wait for a slot."
+        self.zygote_restarts = Counter("zygote_restarts", "Zygotes restarted.", each, **own)
+        self.refused = Counter("refused", "Requests refused, by error code.", ["code"], **own)
+        told = "Time spent in an environment, without the wait for a slot."
         seconds = Histogram("operation_seconds", told, [*each, "operation"], buckets=_SECONDS, **own)
-        self.active = Gauge("active", "Instances now.", each, **own)
-        self.memory = Gauge("resident_bytes", "Memory of all processes; what they share counts once.", each, **own)
-        self.queue = Gauge("queue_depth", "Requests that wait for a slot.", **own)
-        self.capacity = Gauge("max_instances", "Instances that may exist at once.", **own)
+        self.active = Gauge("active", "Current instances.", each, **own)
+        self.memory = Gauge("resident_bytes", "Memory of all processes; shared pages count once.", each, **own)
+        self.queue = Gauge("queue_depth", "Requests waiting for a slot.", **own)
+        self.capacity = Gauge("max_instances", "Maximum number of instances.", **own)
         self.seconds: dict[tuple[str, str], Histogram] = {}
-        """Of each environment and operation."""
-        for name in environments:  # from zero on, so that rates exist from the first one
+        """Histogram of each environment and operation."""
+        for name in environments:  # start at zero, so that rates include the first event
             for counter in (self.created, self.replayed, self.zygote_restarts):
                 counter.labels(name)
             for reason in LOSSES:
@@ -47,5 +47,5 @@ class Metrics:
                 self.seconds[name, operation] = seconds.labels(name, operation)
 
     def render(self) -> bytes:
-        """The text that Prometheus reads."""
+        """Return the metrics in the Prometheus text format."""
         return generate_latest(self.registry)

@@ -1,7 +1,7 @@
-"""An instance's process, as the event loop sees it: questions with a deadline, and its end.
+"""Exchange messages with the process of an instance, with deadlines, on the event loop.
 
-Invariant: after `kill`, and after its own end, every question raises `ProcessGone`; one that is not answered in time
-leaves the process killed, since its answer would be taken for the next one's.
+Invariant: after `kill`, or after the process has ended, every question raises `ProcessGone`. A process that misses a
+deadline is killed, because its late answer would be taken for the next one.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from astuner_sandbox.isolation.zygotes import Fork, Keeper, tail
 
 MAX_ANSWER = 64 << 20
 _LAST_WORDS = 2.0
-"""Seconds in which the zygote reports how a process ended, once its socket is closed."""
+"""Seconds to wait for the zygote's report after the socket of a process was closed."""
 FORK_TIMEOUT = 20.0
 
 
 class ProcessGone(Exception):
-    """The process has ended; says how."""
+    """Raised when the process has ended; the message describes how."""
 
 
 @dataclass(eq=False)
 class Process:
-    """Speaks with one forked process; for one event loop, made by `start`."""
+    """Connection to one forked process on one event loop; create it with `start`."""
 
     _fork: Fork
     _reader: asyncio.StreamReader
@@ -40,19 +40,19 @@ class Process:
     _ended: asyncio.Event
     _is_killed: bool = False
     is_late: bool = False
-    """Whether it was killed because it did not answer in time."""
+    """Whether it was killed because it missed a deadline."""
 
     @classmethod
     async def start(cls, zygote: Keeper, options: Mapping[str, Any], output: Path) -> Process:
-        """A new fork of a zygote.
+        """Fork a new process from a zygote.
 
-        :param output: the file for what it prints.
-        :raises ZygoteFailed: none can be made.
+        :param output: File for its standard output and error.
+        :raises ZygoteFailed: The zygote cannot fork.
         """
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
         def report(_: Fork) -> None:  # in the zygote's reader thread
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody asks any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(ended.set)
 
         def make() -> Fork:
@@ -75,28 +75,28 @@ class Process:
         return self._fork.pid
 
     async def ask(self, question: Mapping[str, Any], seconds: float) -> Any:
-        """What the process answers.
+        """Return the answer of the process.
 
-        :raises asyncio.TimeoutError: it did not in time; it is killed.
-        :raises ProcessGone: it ended instead.
-        :raises Refusal: bad_params, unknown_task, unknown_split or env_error, the environment's own.
+        :raises asyncio.TimeoutError: No answer in time; the process is killed.
+        :raises ProcessGone: The process ended.
+        :raises Refusal: bad_params, unknown_task, unknown_split or env_error, raised by the environment.
         """
-        timer = asyncio.get_running_loop().call_later(seconds, self._give_up)  # costs less than a task of its own
+        timer = asyncio.get_running_loop().call_later(seconds, self._give_up)  # cheaper than a separate task
         try:
             answer = await self._exchange(question)
         except BaseException as e:
-            self.kill()  # also when cancelled: the stream is out of step from here on
+            self.kill()  # also when cancelled: the stream is out of sync now
             if self.is_late and not isinstance(e, asyncio.CancelledError):
                 raise asyncio.TimeoutError from None
             raise
         finally:
             timer.cancel()
-        if self.is_late:  # it came in the moment in which it was killed
+        if self.is_late:  # the answer arrived while the process was being killed
             raise asyncio.TimeoutError
         if "ok" in answer:
             return answer["ok"]
         error = answer["error"]
-        raised = error["kind"] == "env_error"  # otherwise the environment says itself what is wrong
+        raised = error["kind"] == "env_error"  # other messages already describe the problem
         message = f"{error['type']}: {error['message']}" if raised else error["message"]
         raise Refusal(error["kind"], message, place=error["place"] if raised else "", traceback=error["traceback"])
 
@@ -110,24 +110,24 @@ class Process:
             await self._writer.drain()
             return await read_message(self._reader, MAX_ANSWER)
         except (EOFError, ConnectionError):
-            how = "was killed" if self._is_killed else await self.end()  # who killed it need not wait for the news
+            how = "was killed" if self._is_killed else await self.end()  # no need to wait for a report
             raise ProcessGone(how) from None
         except ValueError as e:
-            raise ProcessGone(f"wrote what cannot be read: {e}") from None
+            raise ProcessGone(f"sent an unreadable answer: {e}") from None
 
     async def end(self, patience: float | None = _LAST_WORDS) -> str:
-        """How it ended; waits for the news, None for ever."""
+        """Wait for the process to end and return how it ended; ``None`` waits without a limit."""
         await self.wait(patience)
         return self._fork.ended or "closed its connection"
 
     async def wait(self, seconds: float | None) -> bool:
-        """Wait until it has ended; whether it has."""
+        """Wait until the process has ended and return whether it has."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._ended.wait(), seconds)
         return self._ended.is_set()
 
     def kill(self) -> None:
-        """End it and everything it started, now; nothing happens when it has ended."""
+        """Kill the process and all processes it started; do nothing if it has ended."""
         self._is_killed = True
         self._writer.close()
         self._fork.kill()
@@ -141,9 +141,9 @@ def _kill_unclaimed(work: asyncio.Future[Fork]) -> None:
 
 
 def log_tail(log: Path, size: int = 2000) -> str:
-    """The end of what a process wrote to its output."""
+    """Return the last bytes that a process wrote to its output."""
     try:
         with log.open("rb") as file:
             return tail(file, size)
-    except OSError:  # it wrote nothing, or its folder is gone
+    except OSError:  # no output, or the folder was removed
         return ""

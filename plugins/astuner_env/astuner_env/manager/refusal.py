@@ -1,6 +1,6 @@
-"""Why the service does not do what it was asked, in words for programs and for people.
+"""Define the error responses of the service, for programs and for people.
 
-Invariant: a refusal never stands for something that happened in a world: no observation and no reward comes with it.
+Invariant: a refusal contains neither an observation nor a reward; it never represents an event in an environment.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ STATUS = {
     "busy": 503,
     "timeout": 504,
 }
-"""Each code and its HTTP status."""
+"""HTTP status of each error code."""
 T = TypeVar("T")
 
 
 @dataclass(eq=False)
 class Refusal(Exception):
-    """An answer that is not what was asked for."""
+    """Error response to a request."""
 
     code: str
     """One of `STATUS`."""
     message: str
-    """What is wrong and what to do, for people."""
+    """What is wrong and what to do."""
     reason: str = ""
-    """How an instance was lost, as a word for programs."""
+    """Reason for the loss of an instance, for programs."""
     retry_after: int | None = None
-    """Seconds after which asking again may help."""
+    """Seconds after which a retry may succeed."""
     place: str = ""
-    """Where in its code the environment failed, as the end of the message; for clients of this machine."""
+    """Source location of the environment's error, appended to the message for clients on this machine."""
     traceback: str = ""
-    """The environment's; it goes to the log, and to the client with ``--debug`` only."""
+    """Traceback of the environment; written to the log, and sent to clients only with ``--debug``."""
 
     def __post_init__(self) -> None:
         super().__init__(self.message)
         self.status = STATUS[self.code]
 
     def detail(self, *, is_local: bool = False, debug: bool = False) -> dict[str, Any]:
-        """What a client sees under ``detail``.
+        """Return the ``detail`` object for a client.
 
-        :param is_local: it is of this machine, and may know where its code lies.
+        :param is_local: Whether the client is on this machine and may see source locations.
         """
         shown: dict[str, Any] = {"code": self.code, "message": self.message}
         if is_local or debug:
@@ -73,22 +73,21 @@ class Refusal(Exception):
 
 @dataclass(frozen=True)
 class Loss:
-    """How an instance ended."""
+    """Reason why an instance ended."""
 
     kind: str
-    """A word: released, replaced, failed, abandoned, crashed, timeout, expired, stopped,
-    memory, processes."""
+    """One of: released, replaced, failed, abandoned, crashed, timeout, expired, stopped, memory, processes."""
     message: str
-    """For people: what happened, as the end of the sentence "Instance X …"."""
+    """Message that completes the sentence "Instance X …"."""
 
     @property
     def was_asked_for(self) -> bool:
-        """Whether a client wanted it gone; otherwise an episode was lost."""
+        """Whether a client caused the end; otherwise an episode was lost."""
         return self.kind in ("released", "replaced", "abandoned", "failed")
 
 
 class Latest(OrderedDict[str, T]):
-    """What was put in last, ``size`` entries at most."""
+    """Mapping that keeps the latest ``size`` entries."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -102,13 +101,13 @@ class Latest(OrderedDict[str, T]):
 
 
 def absence(instance_id: str, loss: Loss | None) -> Refusal:
-    """The refusal that tells how an instance ended; None: nobody here ever knew it."""
+    """Return the refusal for a missing instance; ``None`` as loss means that the ID is unknown."""
     if loss is None:
         return Refusal("unknown_instance", f"Instance {instance_id} not found! Create it first.")
     if loss.was_asked_for:
         return Refusal("unknown_instance", f"Instance {instance_id} not found! It {loss.message}.", reason=loss.kind)
     return Refusal(
         "instance_lost",
-        f"Instance {instance_id} {loss.message}; its state is lost: begin the episode again",
+        f"Instance {instance_id} {loss.message}; its state is lost. Start the episode again.",
         reason=loss.kind,
     )

@@ -1,7 +1,7 @@
-"""What a service serves: names, entry points and limits, as plain data.
+"""Describe the environments of a service: names, entry points and limits, as plain data.
 
-Invariant: nothing here imports an environment.  Environments by others are named on the command line; a request can
-only choose among these.
+Invariant: this module imports no environment. Third-party environments are named on the command line; a request can
+only select one of them.
 """
 
 from __future__ import annotations
@@ -21,43 +21,43 @@ from astuner_env.settings import load
 from astuner_sandbox.isolation.zygotes import ZygoteSpec
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
-"""How an environment or an instance may be called (and not ``.`` or ``..``)."""
+"""Pattern of environment names and instance IDs (except ``.`` and ``..``)."""
 ENTRY_VARIABLE = "ASTUNER_ENV_ENTRY"
-"""Tells a zygote which class to import."""
+"""Variable with the class that a zygote imports."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServedEnvironment:
-    """One environment, and how its processes are run."""
+    """Environment and the settings of its processes."""
 
     name: str
-    """What clients call it (``env_type``)."""
+    """Name for clients (``env_type``)."""
     provider: EnvironmentProvider
-    """Its target is ``package.module:Class`` or ``/absolute/file.py:Class``; its splits are empty: it does not say."""
+    """Its target is ``package.module:Class`` or ``/absolute/file.py:Class``. Empty splits mean unknown splits."""
     settings: EnvironmentSettings = field(default=EnvironmentSettings(), repr=False)
-    """Its interpreter, empty: this one; and the variables it gets, which may be secrets."""
+    """Interpreter (empty: this one) and variables, which may be secrets."""
     hint: str = ""
-    """What to type when it cannot be imported."""
+    """Command to suggest if the import fails."""
     path: Sequence[str] = ()
-    """Further folders to import from."""
+    """Additional import folders."""
 
     def __post_init__(self) -> None:
         if not is_name(self.name):
-            raise ConfigError(f"an environment cannot be called {self.name!r}: use letters, digits, '.', '_' and '-'")
+            raise ConfigError(f"{self.name!r} is not a valid environment name. Use letters, digits, '.', '_' and '-'.")
 
     @property
     def max_memory_mb(self) -> int:
-        """Beyond this an instance is ended."""
+        """Memory limit of an instance in MB."""
         return self.provider.max_memory_mb or max(1024, 4 * self.provider.memory_mb)
 
     def limited(self, max_memory_mb: int | None, max_processes: int | None) -> ServedEnvironment:
-        """The same with other limits; None leaves the environment's own."""
+        """Return a copy with other limits; ``None`` keeps the environment's limit."""
         own = self.provider
         memory, processes = max_memory_mb or own.max_memory_mb, max_processes or own.max_processes
         return replace(self, provider=replace(own, max_memory_mb=memory, max_processes=processes))
 
     def zygote(self, home: Path) -> ZygoteSpec:
-        """How to start the process that its instances are forked from, with ``home`` as its folder."""
+        """Return how to start the process that instances are forked from, with ``home`` as its folder."""
         own = {"HOME": str(home), "TMPDIR": str(home), ENTRY_VARIABLE: self.provider.target}
         return ZygoteSpec(
             python=self.settings.python or sys.executable,
@@ -71,36 +71,36 @@ class ServedEnvironment:
 
 
 def is_name(text: object) -> bool:
-    """Whether ``text`` may name an environment or an instance."""
+    """Return whether ``text`` is a valid environment name or instance ID."""
     return isinstance(text, str) and NAME.fullmatch(text) is not None and text not in (".", "..")
 
 
 def as_environment(provider: Provider) -> EnvironmentProvider:
-    """A plain `Provider` has the defaults."""
+    """Return ``provider`` as an `EnvironmentProvider`, with default values for a plain `Provider`."""
     return provider if isinstance(provider, EnvironmentProvider) else EnvironmentProvider(**vars(provider))
 
 
 def find_environments(references: Sequence[str]) -> list[ServedEnvironment]:
-    """What is named on a command line.
+    """Return the environments named on a command line.
 
-    :param references: each a registered name, ``plugin/name``, or code as ``[NAME=]path/to/file.py->Class`` or
+    :param references: Each a registered name, ``plugin/name``, or code as ``[NAME=]path/to/file.py->Class`` or
         ``[NAME=]module->Class``.
-    :raises ConfigError: a name is used twice, or is none.
-    :raises PluginError: nothing is registered under a name, or a file is missing; as `astuner.find_offer`.
-    :raises MissingDependency: the environment is not set up on this machine; says what to type.
+    :raises ConfigError: A name is invalid or used twice.
+    :raises PluginError: A name is not registered, or a file is missing; like `astuner.find_offer`.
+    :raises MissingDependency: The environment is not set up; the message contains the command.
     """
     found: dict[str, ServedEnvironment] = {}
     for reference in references:
         name, given, code = reference.partition("=")
         environment = _from_code(code, name) if given else find_environment(reference)
         if environment.name in found:
-            raise ConfigError(f"two environments are called {environment.name!r}; write NAME={reference} for one")
+            raise ConfigError(f"The name {environment.name!r} is used twice. Rename one: NAME={reference}")
         found[environment.name] = environment
     return list(found.values())
 
 
 def find_environment(reference: str) -> ServedEnvironment:
-    """One of `find_environments`."""
+    """Return the environment of one reference; see `find_environments`."""
     manager = load_plugins()
     try:
         offered = find_offer(manager, "environment", reference)
@@ -112,30 +112,30 @@ def find_environment(reference: str) -> ServedEnvironment:
     settings = load(name)
     if not settings.python and (missing := missing_modules(provider)):
         how = provider.install or f"pip install {' '.join(missing)}"
-        raise MissingDependency(f"the environment {name!r} needs {', '.join(missing)}; install it with: {how}")
+        raise MissingDependency(f"The environment {name!r} requires {', '.join(missing)}. Install: {how}")
     for package in provider.lent:
         _located(package)
-    path = () if settings.python else [folder for folder in sys.path if folder]  # PYTHONPATH and the like
+    path = () if settings.python else [folder for folder in sys.path if folder]  # including PYTHONPATH
     hint = f"astuner env doctor {name}"
     return ServedEnvironment(name=name, provider=provider, settings=settings, hint=hint, path=path)
 
 
 def snake_case(name: str) -> str:
-    """``TextMaze`` -> ``text_maze``."""
+    """Convert ``TextMaze`` to ``text_maze``."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
 def _from_code(reference: str, name: str) -> ServedEnvironment:
     where, _, attribute = reference.replace("->", ":").rpartition(":")
     if not where:
-        raise ConfigError(f"{reference!r} names no code; write for example maze=path/to/maze.py->Maze")
+        raise ConfigError(f"{reference!r} is not a reference to code. Example: maze=path/to/maze.py->Maze")
     file = find_user_file(reference)
     if where.endswith(".py"):
         if file is None:
-            raise PluginError(f"{reference!r}: no such file: {Path(where).expanduser().absolute()}")
+            raise PluginError(f"{reference!r}: file not found: {Path(where).expanduser().absolute()}")
         entry, path = f"{file}:{attribute}", list[str]()
     elif file is None and importlib.util.find_spec(where.partition(".")[0]) is None:
-        raise UnknownName(f"{reference!r}: no module {where} in {Path.cwd()}, nor installed")
+        raise UnknownName(f"{reference!r}: the module {where} is neither in {Path.cwd()} nor installed.")
     else:
         entry, path = f"{where}:{attribute}", ([str(Path.cwd())] if file is not None else [])
     provider = EnvironmentProvider(target=entry, splits=())
@@ -145,5 +145,7 @@ def _from_code(reference: str, name: str) -> ServedEnvironment:
 def _located(package: str) -> str:
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise MissingDependency(f"the package {package} is not installed beside the environment service")
+        raise MissingDependency(
+            f"The package {package} is not installed in the interpreter of the environment service."
+        )
     return str(Path(next(iter(spec.submodule_search_locations))).resolve())

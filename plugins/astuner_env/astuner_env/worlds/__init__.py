@@ -1,5 +1,5 @@
-"""Environments by others, adapted: gymnasium's FrozenLake, reasoning-gym's tasks, TextArena's games.
+"""Adapt third-party environments: FrozenLake of gymnasium, tasks of reasoning-gym, games of TextArena.
 
-Each module imports the package it adapts, so it is imported only where that package is installed: in the interpreter
-of the instances, which is the service's own: pydantic, which the core needs, is there.
+Each module imports the package it adapts, so import it only in the interpreter of the instances. That interpreter is
+the service's own, so pydantic is available.
 """

@@ -1,11 +1,11 @@
-"""TextArena's games, for one player or several.
+"""Adapt TextArena's games for one or several players.
 
-With several players the agent speaks for every seat in turn: each observation is what one player, ``info["player"]``,
-has heard since that player last spoke, so a workflow that keeps a conversation per player gives every player a model
-of its own.  There is no scripted opponent.  The score is one seat's.
+With several players, the agent plays every seat in turn. Each observation contains what the current player
+(``info["player"]``) has heard since its last turn, so a workflow with one conversation per player can use a separate
+model for each. There is no scripted opponent. The score is the reward of one seat.
 
-Invariant: an instance sees the same chance whatever else happens in its process.  TextArena draws from Python's global
-random numbers, so each instance puts its own in their place while it is at work.
+Invariant: the random numbers of an instance do not depend on other events in its process. TextArena uses Python's
+global random state, so each instance swaps in its own state while it runs.
 """
 
 from __future__ import annotations
@@ -29,23 +29,27 @@ _global_random = threading.RLock()
 
 
 class Params(procedural.Params):
+    """Parameters of `TextArena`."""
+
     games: list[Any] = Field(["GuessTheNumber-v0", "TowerOfHanoi-v0"])
-    """the names of TextArena's games, listed in turn"""
+    """names of TextArena games, listed in turn"""
     players: int = 1
-    """how many play; the agent speaks for all of them"""
+    """number of players; the agent plays all of them"""
     seat: int = 0
-    """whose reward is the score"""
+    """seat whose reward is the score, from 0"""
     max_steps: int = Field(100, ge=1)
-    """moves per episode, of all players together; most games end sooner by themselves"""
+    """maximum number of moves of all players; most games end sooner"""
 
     @model_validator(mode="after")
     def _check(self) -> Params:
         if not self.games or not all(isinstance(name, str) and name in ENV_REGISTRY for name in self.games):
             raise ValueError(
-                f"the parameter 'games' is {self.games!r}; it must name games of TextArena, e.g. GuessTheNumber-v0"
+                f"the parameter 'games' is {self.games!r}; it must name TextArena games, such as GuessTheNumber-v0"
             )
         if not 0 <= self.seat < self.players:
-            raise ValueError(f"seat {self.seat} of {self.players} players: seats count from 0")
+            raise ValueError(
+                f"the parameter 'seat' is {self.seat}; it must be from 0 to {self.players - 1} ({self.players} players)"
+            )
         return self
 
     @property
@@ -54,7 +58,7 @@ class Params(procedural.Params):
 
 
 class TextArena(procedural.ProceduralWorld):
-    """One game. Task ids are ``GAME:SEED``; the score is TextArena's reward of one seat, and 1 is a success."""
+    """Game with task IDs ``GAME:SEED``. The score is TextArena's reward of one seat; 1 is a success."""
 
     kind = Params
     named = "GAME"
@@ -66,9 +70,9 @@ class TextArena(procedural.ProceduralWorld):
 
     def _begin(self, name: str, seed: int) -> StepResult:
         if name not in ENV_REGISTRY:
-            raise ValueError(f"TextArena has no game {name!r}")
+            raise ValueError(f"unknown TextArena game {name!r}")
         players = self._settings.players
-        raw = f"{name}-raw"  # what is new only; other variants repeat the whole game at every turn
+        raw = f"{name}-raw"  # the raw variant shows only new text; others repeat the complete game every turn
         self._random_state = random.Random(seed).getstate()
         self._rewards, self._reasons = {}, {}
         with self._own_chance():
@@ -97,8 +101,8 @@ class TextArena(procedural.ProceduralWorld):
 
     def _about(self) -> dict[str, Any]:
         return {
-            "rules": "The first observation says how the game is played. With several players, info.player is to move.",
-            "score": "TextArena's reward of the seat at the end, before it 0: 1 is won; less, also below 0, is not",
+            "rules": "The first observation contains the rules. With several players, info.player moves.",
+            "score": "TextArena's reward of the seat at the end, 0 before: 1 is a win, lower values are not",
             "games": sorted(name for name in ENV_REGISTRY if name.count("-") == 1),
         }
 
@@ -110,10 +114,10 @@ class TextArena(procedural.ProceduralWorld):
         return {"player": self._player, "players": self._settings.players, "steps": self._steps}
 
     def _heard(self) -> str:
-        """What the player to move has heard since that player last spoke, without that player's own words."""
+        """Return what the player to move has heard since its last turn, without its own messages."""
         player, said = self._game.get_observation()
         self._player = int(player)
-        if isinstance(said, str):  # a game that has no raw variant
+        if isinstance(said, str):  # games without a raw variant
             return said
         names = self._game.state.role_mapping
         return "\n".join(

@@ -1,11 +1,11 @@
-"""gymnasium's FrozenLake in words: cross the ice to the goal, and into no hole.
+"""Adapt gymnasium's FrozenLake to text: cross the ice to the goal without falling into a hole.
 
-A map is made from the task's seed, by gymnasium; it always has a way to the goal.  On a small lake different seeds
-give the same map, so disjoint seeds would not do: which split a map belongs to is decided by the map itself, and a
-seed goes on drawing until it has one of its own split.  Invariant: no map is in two splits.
+gymnasium generates a map from the task's seed; every map has a path to the goal. On a small lake, different seeds can
+produce the same map, so disjoint seeds do not separate the splits. Instead, the map determines its split, and a seed
+draws maps until one belongs to its split. Invariant: no map is in two splits.
 
-What an answer must look like: one direction in brackets, such as ``[left]`` (the last one counts), or a call of the
-tool ``move``.  Anything else is answered with what was expected, and takes one of the episode's steps all the same.
+An answer is a direction in brackets, such as ``[left]`` (the last one counts), or a call of the tool ``move``. Any
+other answer gets a reminder of the format and uses up a step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DIRECTIONS = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
 """(rows, columns), in the order of gymnasium's actions 0 to 3."""
 TILES = {"S": "ice", "F": "ice", "H": "hole", "G": "goal"}
 SHARES = {"train": 6, "validation": 1, "test": 1}
-"""Of the maps there are, in eighths."""
+"""Share of all maps in each split, in eighths."""
 MOST_DRAWS = 1000
 RULES = (
     "Cross the frozen lake to the goal. Do not step into a hole. Answer with one move: [left], [down], [right] or [up]."
@@ -37,17 +37,18 @@ LEGEND = " On the map P is you, F ice, H a hole, G the goal."
 
 
 class Params(procedural.Params):
+    """Parameters of `FrozenLake`."""
+
     size: int = Field(4, ge=3, le=20)
-    """rows and columns of the lakes that are listed, 3 to 20; a task's own size is in its id"""
+    """rows and columns of the listed lakes, 3 to 20; the size of a task is in its ID"""
     frozen: float = Field(0.8, ge=0.6, le=0.95)
-    """the share of the tiles that are ice rather than holes, 0.6 to 0.95: with less hardly any lake has a way across,
-    with more they are all alike"""
+    """share of ice tiles, 0.6 to 0.95: with less, most lakes cannot be crossed; with more, all lakes look alike"""
     slippery: bool = False
-    """whether a move goes to either side instead, each in one case of three"""
+    """whether a move slides to the left or right with a probability of 1/3 each"""
     view: Literal["map", "neighbours"] = "map"
-    """map: the whole lake at every step; neighbours: the four tiles around, and how far the goal is"""
+    """map: the complete lake at every step; neighbours: the four adjacent tiles and the distance to the goal"""
     max_steps: int = Field(0, ge=0)
-    """answers per episode; 0: 100 for up to 4 x 4, more for larger lakes as in gymnasium"""
+    """maximum number of answers; 0: 100 for up to 4 x 4, more for larger lakes, as in gymnasium"""
 
     @property
     def names(self) -> Sequence[str]:
@@ -55,7 +56,7 @@ class Params(procedural.Params):
 
 
 class FrozenLake(procedural.ProceduralWorld):
-    """One lake. Task ids are ``ROWSxCOLUMNS:SEED``; the score is 1 at the goal, else 0."""
+    """Lake with task IDs ``ROWSxCOLUMNS:SEED``. The score is 1 at the goal, else 0."""
 
     kind = Params
     named = "ROWSxCOLUMNS"
@@ -90,7 +91,7 @@ class FrozenLake(procedural.ProceduralWorld):
     def _about(self) -> dict[str, Any]:
         return {
             "rules": RULES,
-            "score": "1 when the goal is reached, else 0",
+            "score": "1 if the goal is reached, else 0",
             "tools": [tool("move", "Take one step.", "direction", {"type": "string", "enum": list(DIRECTIONS)})],
         }
 
@@ -114,7 +115,7 @@ class FrozenLake(procedural.ProceduralWorld):
 
 
 def read_move(action: Mapping[str, Any]) -> str | None:
-    """The direction that a message asks for; None: there is none, or several tools were called at once."""
+    """Return the direction in a message, or None if there is none or several tools are called."""
     calls = calls_of(action)
     if calls:
         name, arguments = calls[0]
@@ -125,19 +126,19 @@ def read_move(action: Mapping[str, Any]) -> str | None:
 
 
 def make_map(size: int, frozen: float, seed: int) -> tuple[str, ...]:
-    """The map of a seed, a text of S, F, H and G per row: the first that gymnasium draws of the seed's split."""
+    """Return the map of a seed (a string of S, F, H and G per row): the first drawn map of the seed's split."""
     for draw in range(MOST_DRAWS):
         tiles = tuple(generate_random_map(size, frozen, seed + draw * len(SPLITS) * BAND))
         if split_of_map(tiles) == split_of(seed):
             return tiles
     raise ValueError(
-        f"no lake of {size} x {size} with a share of {frozen} ice is in the split {split_of(seed)}: there are too few "
-        "different ones; take a larger size, or less ice"
+        f"no {size} x {size} lake with {frozen} ice is in the split {split_of(seed)}, because there are too few "
+        "different lakes; use a larger size or less ice"
     )
 
 
 def split_of_map(tiles: Sequence[str]) -> str:
-    """The one split that a map may be in."""
+    """Return the split of a map."""
     eighth = crc32("".join(tiles).encode()) % sum(SHARES.values())
     return next(split for n, split in enumerate(SPLITS) if eighth < sum(list(SHARES.values())[: n + 1]))
 
@@ -145,7 +146,7 @@ def split_of_map(tiles: Sequence[str]) -> str:
 def _size(name: str) -> int:
     match = re.fullmatch(r"(\d{1,2})x(\d{1,2})", name)
     if match is None or match[1] != match[2] or not 3 <= int(match[1]) <= 20:
-        raise ValueError(f"there is no lake {name!r}; it must be square, from 2x3 to 20x20, e.g. 4x4")
+        raise ValueError(f"unknown lake {name!r}; it must be square, from 3x3 to 20x20, such as 4x4")
     return int(match[1])
 
 

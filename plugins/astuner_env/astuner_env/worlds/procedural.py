@@ -1,8 +1,8 @@
-"""What the worlds share whose tasks are made from a seed: ``name:seed``, where the seed's million says which split.
+"""Share code between environments with generated tasks ``name:seed``; the range of the seed determines the split.
 
-And what a model said: text and tool calls, read out of an assistant message in which anything may be.
+Also parse text and tool calls from assistant messages, which may contain anything.
 
-Invariant: the seeds of two splits are disjoint, so no task of one split is in another.
+Invariant: the seeds of two splits are disjoint, so no task is in two splits.
 """
 
 from __future__ import annotations
@@ -21,29 +21,30 @@ from astuner.contracts.types import Task
 P = TypeVar("P", bound="Params")
 
 BAND = 1_000_000
-"""How many seeds each split has."""
+"""Number of seeds per split."""
 SPLITS = ("train", "validation", "test")
-"""In the order of their bands: 0 to 999999 is train, and so on."""
+"""Splits in the order of their seeds: 0 to 999999 is train, and so on."""
 LISTED = {"train": 10_000, "validation": 256, "test": 256}
-"""How many tasks a split lists, if the parameter ``tasks`` does not say."""
-TASK_IDS = (
-    f"NAME:SEED; train has the seeds from 0, validation those from {BAND}, test those from {2 * BAND}, {BAND} each"
-)
+"""Default number of listed tasks per split."""
+TASK_IDS = f"NAME:SEED; train has {BAND} seeds from 0, validation {BAND} from {BAND}, test {BAND} from {2 * BAND}"
 
 _TASK_ID = re.compile(r"([A-Za-z0-9._-]+):(0|[1-9][0-9]{0,6})")
 
 
 class Params(BaseModel):
-    """The parameters of a world and their defaults; the sentence under each is what `describe` says of it."""
+    """Parameters of an environment and their defaults; `describe` returns their docstrings."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
     tasks: int = Field(0, ge=0, le=BAND)
-    """how many tasks a split lists; 0: train 10000, the others 256"""
+    """number of tasks per split; 0: 10000 for train, 256 for the others"""
 
     @classmethod
     def of(cls: type[P], given: Mapping[str, Any]) -> P:
-        """:raises ValueError: an unknown name, or a value that cannot be; in one line."""
+        """Return the validated parameters.
+
+        :raises ValueError: A name is unknown or a value is invalid; the message is one line.
+        """
         try:
             return cls(**given)
         except ValidationError as e:
@@ -53,7 +54,7 @@ class Params(BaseModel):
     def _sentence(cls, problem: Any) -> str:
         name = ".".join(map(str, problem["loc"]))
         if problem["type"] == "extra_forbidden":
-            return f"there is no parameter {name!r}; there are {', '.join(sorted(cls.model_fields))}"
+            return f"unknown parameter {name!r}; known parameters: {', '.join(sorted(cls.model_fields))}"
         if problem["type"] == "value_error":
             return str(problem["ctx"]["error"])
         must = problem["msg"].replace("Input should", "it must")
@@ -62,16 +63,16 @@ class Params(BaseModel):
 
     @property
     def names(self) -> Sequence[str]:
-        """What is before the seed in the ids of the tasks that are listed, in turn."""
-        raise NotImplementedError(f"{type(self).__name__}.names returns what is before the seed in ids, as ['4x4']")
+        """Names before the seed in the IDs of the listed tasks, in turn."""
+        raise NotImplementedError(f"{type(self).__name__}.names must return the names in task IDs, such as ['4x4']")
 
 
 class ProceduralWorld(Environment):
-    """A world whose episode is over when it says so, or after so many steps."""
+    """Environment with generated tasks and a maximum number of steps."""
 
     kind: ClassVar[type[Params]]
     named: ClassVar[str]
-    """What the name in a task's id is."""
+    """Meaning of the name in a task ID."""
 
     def __init__(self, params: Mapping[str, Any] | None = None) -> None:
         super().__init__(params)
@@ -86,7 +87,7 @@ class ProceduralWorld(Environment):
 
     @classmethod
     def warm(cls) -> None:
-        """What every instance would do first, done once before they are forked."""
+        """Reset an environment once before the instances are forked, to share the cost of the first reset."""
         for name in cls.kind().names:
             cls().reset(Task(task_id=f"{name}:0"))
 
@@ -125,15 +126,15 @@ class ProceduralWorld(Environment):
 
     @abstractmethod
     def _begin(self, name: str, seed: int) -> StepResult:
-        """Begin the task of this name and seed; a ValueError says that there is none."""
+        """Start the task with this name and seed; raise a ValueError if it does not exist."""
 
     @abstractmethod
     def _act(self, action: Mapping[str, Any]) -> tuple[str, float]:
-        """Act while it is not over: what is seen then, and the reward; sets `_is_done`."""
+        """Execute an action, set `_is_done`, and return the observation and the reward."""
 
     @abstractmethod
     def _about(self) -> dict[str, Any]:
-        """What `describe` says beside the tasks, splits and parameters."""
+        """Return what `describe` adds to the tasks, splits and parameters."""
 
     @property
     def _most_steps(self) -> int:
@@ -148,35 +149,35 @@ class ProceduralWorld(Environment):
 
 
 def list_tasks(names: Sequence[str], split: str, limit: int) -> Iterator[Task]:
-    """The first tasks of a split, the names in turn.
+    """Return the first tasks of a split, with the names in turn.
 
-    :param limit: how many; 0 takes the split's usual number.
-    :raises ValueError: there is no such split.
+    :param limit: Number of tasks; 0 selects the default of the split.
+    :raises ValueError: The split does not exist.
     """
     if split not in SPLITS:
-        raise ValueError(f"there is no split {split!r}; there are {', '.join(SPLITS)}")
+        raise ValueError(f"unknown split {split!r}; known splits: {', '.join(SPLITS)}")
     first = SPLITS.index(split) * BAND
     return (Task(task_id=f"{names[n % len(names)]}:{first + n}") for n in range(limit or LISTED[split]))
 
 
 def parse_task_id(task_id: str) -> tuple[str, int]:
-    """Name and seed of a task.
+    """Return the name and the seed of a task.
 
-    :raises ValueError: it is not such an id.
+    :raises ValueError: The ID is invalid.
     """
     match = _TASK_ID.fullmatch(task_id)
     if match is None or int(match[2]) >= len(SPLITS) * BAND:
-        raise ValueError(f"there is no task {task_id!r}; a task is {TASK_IDS}")
+        raise ValueError(f"unknown task {task_id!r}; task IDs: {TASK_IDS}")
     return match[1], int(match[2])
 
 
 def split_of(seed: int) -> str:
-    """The split that a task's seed belongs to."""
+    """Return the split of a seed."""
     return SPLITS[seed // BAND]
 
 
 def text_of(action: Mapping[str, Any]) -> str:
-    """The message's text; of a list of parts, the text parts."""
+    """Return the text of a message; for a list of parts, the text parts."""
     content = action.get("content")
     if isinstance(content, str):
         return content
@@ -187,7 +188,7 @@ def text_of(action: Mapping[str, Any]) -> str:
 
 
 def calls_of(action: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """The message's tool calls as (name, arguments); arguments that cannot be read are none."""
+    """Return the tool calls of a message as (name, arguments); invalid arguments are empty."""
     given = action.get("tool_calls")
     if not isinstance(given, Sequence) or isinstance(given, str):
         return []
@@ -205,9 +206,9 @@ def _call(call: Any) -> tuple[str, dict[str, Any]]:
 
 
 def tool(name: str, description: str, argument: str, meaning: Mapping[str, Any]) -> dict[str, Any]:
-    """An OpenAI-style description of a tool with one argument.
+    """Return an OpenAI-style description of a tool with one argument.
 
-    :param meaning: the argument's JSON schema.
+    :param meaning: JSON schema of the argument.
     """
     parameters = {"type": "object", "properties": {argument: dict(meaning)}, "required": [argument]}
     return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}

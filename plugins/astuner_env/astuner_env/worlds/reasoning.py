@@ -1,13 +1,15 @@
-"""reasoning-gym's procedural tasks: one question, one answer, scored by the package's own scorers.
+"""Adapt reasoning-gym's generated tasks: one question, one answer, scored by the package's own scorers.
 
-Some scorers run what they are shown, as Python or as a formula of sympy's, which does the same; others take nonsense
-for right.  Invariants: a scorer that runs text is shown text that this module wrote, from values or sums that it read
-by itself, or the reference answer; where there is no such form, the data set is refused (`REFUSED`).  A scorer runs in
-a process of its own, for so long, and with nothing to do harm with: whatever it does with an answer, running forever
-and taking all memory included, is the answer's fault, and scores 0.  It is the scorer's only if the reference answer
-fares no better.  So an answer that is not shown, or that a scorer fails at, is wrong, and never an error.
+Some scorers execute the answer, as Python or as a SymPy formula (which is equivalent). Others accept nonsense.
+Invariants:
 
-A score below 1 is no success: many scorers give a little for any answer, right or wrong.
+- A scorer that executes text gets only text that this module wrote from parsed values or sums, or the reference
+  answer. Data sets without such a form are refused (`REFUSED`).
+- A scorer runs in a confined process with a time limit. A failure, including an endless loop or excessive memory use,
+  is attributed to the answer, which scores 0, unless the scorer also fails on the reference answer.
+- An answer that is not shown to the scorer, or on which the scorer fails, is wrong. It is never an error.
+
+Scores below 1 are not a success: many scorers give a small score for any answer.
 """
 
 from __future__ import annotations
@@ -39,18 +41,20 @@ ASK = "\nGive your answer as <answer>…</answer>."
 
 
 class Params(procedural.Params):
+    """Parameters of `ReasoningGym`."""
+
     datasets: dict[str, Any] = Field({"chain_sum": {}, "countdown": {}})
-    """name of a data set -> its settings in reasoning-gym; they are listed in turn"""
+    """name of a data set -> its settings in reasoning-gym; tasks are listed in turn"""
     partial: bool = True
-    """whether the score is the scorer's own, 0.01 for a wrong answer included; else 1 for a success and 0"""
+    """whether to use the scorer's score, which may be 0.01 for a wrong answer; otherwise 1 for a success, else 0"""
     max_steps: int = Field(3, ge=1)
-    """messages per episode: one in which no answer is found may be followed by another"""
+    """maximum number of messages: after a message without an answer, the agent may send another one"""
 
     @field_validator("datasets")
     @classmethod
     def _known(cls, datasets: dict[str, Any]) -> dict[str, Any]:
         if not datasets:
-            raise ValueError("the parameter 'datasets' names no data set")
+            raise ValueError("the parameter 'datasets' is empty")
         for name, config in datasets.items():
             _check(name, config)
         return datasets
@@ -61,7 +65,7 @@ class Params(procedural.Params):
 
 
 class ReasoningGym(procedural.ProceduralWorld):
-    """One question. Task ids are ``DATASET:SEED``; the score is the scorer's, and 1 is a success."""
+    """Question with task IDs ``DATASET:SEED``. The score comes from the scorer; 1 is a success."""
 
     kind = Params
     named = "DATASET"
@@ -94,7 +98,7 @@ class ReasoningGym(procedural.ProceduralWorld):
     def _about(self) -> dict[str, Any]:
         return {
             "rules": "Answer the question. The last <answer>…</answer> of a message counts, or a call of the tool.",
-            "score": "reasoning-gym's, 0 to 1; below 1 is no success, and wrong answers may have 0.01 or 0.05",
+            "score": "reasoning-gym's score, 0 to 1; only 1 is a success; wrong answers may score 0.01 or 0.05",
             "datasets": offered(),
             "tools": [tool("answer", "Give the final answer.", "answer", {"type": "string"})],
         }
@@ -106,9 +110,9 @@ class ReasoningGym(procedural.ProceduralWorld):
         try:
             number = score(self._dataset, shown(self._name, answer, self._entry), self._entry)
         except NotShown as e:
-            why = f"the answer was not shown to the scorer: {e}"
+            why = f"the answer was not passed to the scorer: {e}"
         except ScorerFailed as e:
-            why = f"the scorer failed at the answer: {e}"
+            why = f"the scorer failed: {e}"
         else:
             return number if self._settings.partial or number >= 1 else 0.0
         self._details = {**self._details, "scorer": why}
@@ -116,12 +120,12 @@ class ReasoningGym(procedural.ProceduralWorld):
 
 
 def offered() -> list[str]:
-    """The data sets that there are tasks of."""
+    """Return the names of the supported data sets."""
     return sorted(DATASETS.keys() - REFUSED.keys())
 
 
 def read_answer(action: Mapping[str, Any]) -> str | None:
-    """The answer in a message: a call of the tool ``answer``, else what the last ``<answer>…</answer>`` holds."""
+    """Return the answer in a message: from a call of the tool ``answer``, else from the last ``<answer>…</answer>``."""
     for name, arguments in calls_of(action):
         if name == "answer" and "answer" in arguments:
             return str(arguments["answer"]).strip()
@@ -133,14 +137,14 @@ def read_answer(action: Mapping[str, Any]) -> str | None:
 
 def _check(name: str, config: Any) -> None:
     if name in REFUSED:
-        raise ValueError(f"the data set {name!r} is not offered: {REFUSED[name]}")
+        raise ValueError(f"the data set {name!r} is not supported: {REFUSED[name]}")
     if name not in DATASETS:
-        raise ValueError(f"reasoning-gym has no data set {name!r}")
+        raise ValueError(f"unknown reasoning-gym data set {name!r}")
     if not isinstance(config, Mapping):
         raise ValueError(f"the settings of {name!r} are {config!r}; they must be a mapping")
     known = {field.name for field in fields(DATASETS[name][1])} - {"seed", "size"}
     if unknown := sorted(config.keys() - known):
-        raise ValueError(f"{name!r} has no setting {unknown[0]!r}; it has {', '.join(sorted(known))}")
+        raise ValueError(f"unknown setting {unknown[0]!r} of {name!r}; known settings: {', '.join(sorted(known))}")
 
 
 def _make(name: str, config: Mapping[str, Any], seed: int) -> Any:
@@ -148,37 +152,37 @@ def _make(name: str, config: Mapping[str, Any], seed: int) -> Any:
     try:
         return reasoning_gym.create_dataset(name, **config, seed=seed, size=1)
     except (AssertionError, TypeError, ValueError) as e:
-        raise ValueError(f"reasoning-gym refuses the settings {dict(config)} of {name!r}: {e}") from e
+        raise ValueError(f"reasoning-gym rejects the settings {dict(config)} of {name!r}: {e}") from e
 
 
 # ---- scoring ---------------------------------------------------------------------------------------------------------
 
-_RUNS_FORMULAS = "it is scored by running the answer as code, in sympy"
+_RUNS_FORMULAS = "its scorer executes the answer as code, in SymPy"
 REFUSED: Mapping[str, str] = {
-    "composite": "it cannot be made from a name and a seed",
+    "composite": "it cannot be created from a name and a seed",
     "simple_integration": _RUNS_FORMULAS,
     "intermediate_integration": _RUNS_FORMULAS,
     "polynomial_multiplication": _RUNS_FORMULAS,
-    "game_of_life_halting": "its scorer takes any text for right",
-    "coin_flip": "its scorer takes 0 for nearly any probability",
+    "game_of_life_halting": "its scorer accepts any text",
+    "coin_flip": "its scorer accepts 0 for nearly any probability",
 }
-"""Data set -> why it is not offered."""
+"""Data set -> reason why it is not supported."""
 READ_AS_PYTHON = frozenset({"string_insertion", "spiral_matrix", "binary_matrix", "n_queens"})
-"""``eval`` reads the answer, which should be a list, unless it is the very reference."""
+"""Data sets whose scorers call ``eval`` on the answer (a list), unless it equals the reference."""
 READ_AS_ARITHMETIC = frozenset({"countdown", "puzzle24"})
-"""Sympy reads the answer, which should be a sum of the question's numbers."""
+"""Data sets whose scorers parse the answer (an arithmetic expression) with SymPy."""
 MOST_CHARACTERS = 20_000
-"""Of an answer."""
+"""Maximum length of an answer."""
 LONGEST_SUM = 500
-"""Characters of an arithmetic answer; without powers its value has about as many digits."""
+"""Maximum length of an arithmetic answer; without powers, its value has about as many digits."""
 MOST_NESTED = 50
-"""Lists in lists, or operations in operations."""
+"""Maximum nesting depth of lists or operations."""
 CPU_S = 5
-"""Processor time for one answer; scorers take milliseconds."""
+"""CPU seconds per answer; scorers need milliseconds."""
 MEMORY_MB = 512
-"""What a scorer may take beyond what this process has."""
+"""Memory that a scorer may use in addition to the memory of this process."""
 TIMEOUT_S = 60
-"""For a machine that has other things to do: the processor time is what ends a scorer that runs on."""
+"""Wall-clock limit in seconds, for busy machines; endless scorers are ended by their CPU limit."""
 
 _NAN = re.compile(r"(?<![a-z])s?nan\d*[ij]?(?![a-z])", re.IGNORECASE)
 _OPERATIONS: Mapping[type, Callable[[Fraction, Fraction], Fraction]] = {
@@ -191,76 +195,76 @@ _SIGNS: Mapping[type, int] = {ast.UAdd: 1, ast.USub: -1}
 
 
 class NotShown(ValueError):
-    """The scorer must not see the answer; says why."""
+    """Raised if the scorer must not see the answer; the message gives the reason."""
 
 
 def shown(dataset: str, answer: str, entry: Mapping[str, Any]) -> str:
-    """What the scorer may see.
+    """Return the text that the scorer may see.
 
-    :param entry: the task, as reasoning-gym made it.
-    :raises NotShown: nothing of the answer; it is wrong.
+    :param entry: Task from reasoning-gym.
+    :raises NotShown: The answer is wrong and must not be shown.
     """
     if len(answer) > MOST_CHARACTERS:
         raise NotShown(f"it has more than {MOST_CHARACTERS} characters")
     if answer in _references(entry):
         return answer
     if _NAN.search(answer) and not _NAN.search(str(entry["answer"])):
-        raise NotShown("a number that is none equals nothing, but to some scorers everything")
+        raise NotShown("some scorers treat NaN as equal to any number")
     if dataset in READ_AS_PYTHON:
         return rewritten_list(answer)
     if dataset in READ_AS_ARITHMETIC:
         total = rewritten_sum(answer)
         if dataset == "puzzle24" and Counter(total.numbers) != Counter(entry["metadata"]["numbers"]):
-            raise NotShown("it does not use the question's numbers, which the scorer does not look at")
+            raise NotShown("it does not use the question's numbers, which the scorer does not check")
         if dataset == "puzzle24" and total.value.denominator != 1:
-            raise NotShown("it is no whole number, and the scorer cuts off what is behind the point")
+            raise NotShown("it is not an integer, and the scorer truncates decimals")
         return total.text
     return answer
 
 
 def rewritten_list(answer: str) -> str:
-    """A list of whole numbers, texts and further lists, written anew.
+    """Parse a list of integers, strings and lists, and return it as new text.
 
-    :raises NotShown: it is anything else.
+    :raises NotShown: The answer has another form.
     """
     try:
         value = ast.literal_eval(answer)
         _check_value(value, MOST_NESTED)
         return repr(value)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as e:
-        raise NotShown(f"it is no list of numbers or texts ({type(e).__name__})") from None
+        raise NotShown(f"it is not a list of numbers or strings ({type(e).__name__})") from None
 
 
 @dataclass(frozen=True)
 class Sum:
-    """An arithmetic answer."""
+    """Parsed arithmetic answer."""
 
     text: str
     numbers: tuple[int, ...]
-    """As they occur in it."""
+    """Numbers in the order of the expression."""
     value: Fraction
 
 
 def rewritten_sum(answer: str) -> Sum:
-    """A sum of whole numbers with ``+ - * /`` and parentheses, written anew.
+    """Parse an expression of integers with ``+ - * /`` and parentheses, and return it as new text.
 
-    :raises NotShown: it is anything else, or divides by 0.
+    :raises NotShown: The answer has another form or divides by 0.
     """
     try:
-        # plain numbers only: 1_0, 1e1 and 0x1 would hide from a scorer which numbers are used, and 1.2 splits in two
+        # only plain integers: scorers would misread the numbers in 1_0, 1e1, 0x1 and 1.2
         if len(answer) > LONGEST_SUM or not re.fullmatch(r"[0-9\s+\-*/()]+", answer, re.ASCII):
             raise ValueError("other characters")
         tree = ast.parse(answer.strip(), mode="eval").body
         value = _value(tree, MOST_NESTED)
     except (ValueError, SyntaxError, ZeroDivisionError, MemoryError, RecursionError) as e:
         reason = f"{type(e).__name__}: {e}"[:100]
-        raise NotShown(f"it is no sum of whole numbers with + - * / and parentheses ({reason})") from None
+        raise NotShown(f"it is not an expression of integers with + - * / and parentheses ({reason})") from None
     numbers = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
     return Sum(ast.unparse(tree), tuple(number for number in numbers if isinstance(number, int)), value)
 
 
 def _references(entry: Mapping[str, Any]) -> set[str]:
-    """Texts that the scorer compares the answer with before it does anything else."""
+    """Return the reference answers, which the scorer compares with the answer first."""
     metadata = entry.get("metadata") or {}
     return {str(right).strip() for right in (entry["answer"], *metadata.get("valid_answers", ()))}
 
@@ -272,7 +276,7 @@ def _check_value(value: Any, depth: int) -> None:
         for item in value:
             _check_value(item, depth - 1)
     elif not isinstance(value, (int, str)):
-        raise ValueError(f"it holds a {type(value).__name__}")
+        raise ValueError(f"it contains a {type(value).__name__}")
 
 
 def _value(tree: ast.expr, depth: int) -> Fraction:
@@ -288,19 +292,19 @@ def _value(tree: ast.expr, depth: int) -> Fraction:
 
 
 class ScorerBroken(RuntimeError):
-    """The scorer fails on the reference answer too; says how."""
+    """Raised if the scorer also fails on the reference answer."""
 
 
 class ScorerFailed(ValueError):
-    """The scorer gave no score for this answer; says why."""
+    """Raised if the scorer returns no score for an answer."""
 
 
 def score(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
-    """The scorer's score.
+    """Return the scorer's score.
 
-    :raises ScorerFailed: it failed, at this answer.
-    :raises ScorerBroken: it fails at any.
-    :raises ForkFailed: it could not be started.
+    :raises ScorerFailed: The scorer failed on this answer.
+    :raises ScorerBroken: The scorer also fails on the reference answer.
+    :raises ForkFailed: The scorer's process could not be started.
     """
     try:
         return _run(dataset, answer, entry)
@@ -308,7 +312,7 @@ def score(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
         try:
             _run(dataset, entry["answer"], entry)
         except ScorerFailed as e:
-            raise ScorerBroken(f"the scorer fails with the reference answer, too: {e}") from e
+            raise ScorerBroken(f"the scorer also fails on the reference answer: {e}") from e
         raise
 
 
@@ -318,9 +322,9 @@ def _run(dataset: Any, answer: Any, entry: Mapping[str, Any]) -> float:
     try:
         found = child.call("score", TIMEOUT_S)
     except TimeoutError:
-        raise ScorerFailed(f"it did not end within {TIMEOUT_S} s") from None
+        raise ScorerFailed(f"no result within {TIMEOUT_S} s") from None
     except (EOFError, ValueError) as e:
-        raise ScorerFailed(f"it ended without a score: {e}") from None
+        raise ScorerFailed(f"no score: {e}") from None
     finally:
         child.kill()
     if "failed" in found:
@@ -333,8 +337,8 @@ def _child(channel: Channel, dataset: Any, answer: Any, entry: Mapping[str, Any]
     try:
         number = float(dataset.score_answer(answer, entry=entry))
         if not math.isfinite(number):
-            raise ValueError(f"it gave {number}")
-    except Exception as e:  # text of a kind that the scorer's author did not think of
+            raise ValueError(f"the score is {number}")
+    except Exception as e:  # scorers may raise anything on unexpected text
         channel.send({"failed": f"{type(e).__name__}: {e}"[:300]})
     else:
         channel.send({"score": number})

@@ -113,10 +113,10 @@ def test_any_text_is_a_move(game: str, texts: list[str]) -> None:
 @table(
     ("params", "complaint"),
     [
-        ({"games": []}, "must name games"),
-        ({"games": ["Chess"]}, "must name games"),
-        ({"games": [3]}, "must name games"),
-        ({"seat": 1}, "seats count from 0"),
+        ({"games": []}, "must name TextArena games"),
+        ({"games": ["Chess"]}, "must name TextArena games"),
+        ({"games": [3]}, "must name TextArena games"),
+        ({"seat": 1}, "'seat' is 1; it must be from 0 to 0"),
         ({"max_steps": 0}, "must be greater than or equal to 1"),
     ],
 )
@@ -126,7 +126,7 @@ def test_wrong_parameters_are_refused(params: dict[str, Any], complaint: str) ->
 
 
 def test_wrong_tasks_are_refused() -> None:
-    with pytest.raises(ValueError, match="has no game"):
+    with pytest.raises(ValueError, match="unknown TextArena game"):
         TextArena().reset(Task(task_id="Chess:1"))
     with pytest.raises(ValueError, match="with 3 players"):
         TextArena({"players": 3}).reset(Task(task_id="TicTacToe-v0:1"))

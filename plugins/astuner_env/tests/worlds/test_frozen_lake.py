@@ -169,7 +169,7 @@ def test_moves_are_read_strictly(action: dict[str, Any], move: str | None) -> No
 
 @table("task_id", ["2x2:0", "4x5:0", "21x21:0", "lake:0", "4x4", "4x4:x", "4x4:3000000"])
 def test_what_is_no_lake_is_refused(task_id: str) -> None:
-    with pytest.raises(ValueError, match="there is no"):
+    with pytest.raises(ValueError, match="unknown"):
         start(task_id)
 
 
@@ -183,7 +183,7 @@ def test_wrong_parameters_are_refused_by_tasks_and_instances(params: dict[str, A
 
 def test_too_few_lakes_for_three_splits_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("astuner_env.worlds.frozen_lake.MOST_DRAWS", 0)
-    with pytest.raises(ValueError, match="too few different ones"):
+    with pytest.raises(ValueError, match="too few"):
         start()
 
 

@@ -141,11 +141,11 @@ def test_a_scorer_that_stumbles_over_an_answer_gives_nothing_and_a_broken_one_is
     monkeypatch.setattr(kind, "score_answer", stumble)
     world = start("chain_sum:5")
     result = world.step(say("x"))
-    assert (result.reward, result.info["scorer"]) == (0.0, "the scorer failed at the answer: IndexError: oh")
+    assert (result.reward, result.info["scorer"]) == (0.0, "the scorer failed: IndexError: oh")
     assert world.evaluate().details["scorer"] == result.info["scorer"]
-    assert "it gave inf" in start("chain_sum:5").step(say("nothing")).info["scorer"]
+    assert "score is inf" in start("chain_sum:5").step(say("nothing")).info["scorer"]
     monkeypatch.setattr(kind, "score_answer", lambda self, answer, entry: float("nan"))
-    with pytest.raises(ScorerBroken, match="it gave nan"):
+    with pytest.raises(ScorerBroken, match="score is nan"):
         start("chain_sum:5").step(say(reference("chain_sum:5")))
     monkeypatch.setattr(kind, "score_answer", lambda self, answer, entry: 1 / 0)
     with pytest.raises(ScorerBroken, match="ZeroDivisionError"):
@@ -155,13 +155,13 @@ def test_a_scorer_that_stumbles_over_an_answer_gives_nothing_and_a_broken_one_is
 @table(
     ("datasets", "complaint"),
     [
-        ({}, "names no data set"),
-        ({"chain_summ": {}}, "has no data set 'chain_summ'"),
-        ({"composite": {}}, "cannot be made from a name and a seed"),
-        ({"coin_flip": {}}, "not offered: its scorer takes 0"),
-        ({"simple_integration": {}}, "scored by running the answer as code"),
-        ({"chain_sum": {"terms": 3}}, "no setting 'terms'; it has .*max_terms"),
-        ({"chain_sum": {"seed": 3}}, "no setting 'seed'"),
+        ({}, "'datasets' is empty"),
+        ({"chain_summ": {}}, "unknown .* 'chain_summ'"),
+        ({"composite": {}}, "cannot be created from a name and a seed"),
+        ({"coin_flip": {}}, "not supported: its scorer accepts 0"),
+        ({"simple_integration": {}}, "executes the answer as code"),
+        ({"chain_sum": {"terms": 3}}, "'terms' of .*max_terms"),
+        ({"chain_sum": {"seed": 3}}, "unknown setting 'seed'"),
         ({"chain_sum": 3}, "must be a mapping"),
     ],
 )
@@ -174,11 +174,11 @@ def test_wrong_data_sets_are_refused(datasets: dict[str, Any], complaint: str) -
 
 def test_settings_that_reasoning_gym_refuses_and_unknown_tasks() -> None:
     world = ReasoningGym({"datasets": {"chain_sum": {"min_terms": 0}}})
-    with pytest.raises(ValueError, match="reasoning-gym refuses the settings"):
+    with pytest.raises(ValueError, match="reasoning-gym rejects the settings"):
         world.reset(Task(task_id="chain_sum:1"))
-    with pytest.raises(ValueError, match="scored by running"):
+    with pytest.raises(ValueError, match="executes the answer"):
         start("simple_integration:1")
-    with pytest.raises(ValueError, match="there is no task"):
+    with pytest.raises(ValueError, match="unknown task"):
         start("chain_sum:x")
     with pytest.raises(ValueError, match="must be greater than or equal to 1"):
         ReasoningGym({"max_steps": 0})

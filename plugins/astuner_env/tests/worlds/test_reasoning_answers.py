@@ -132,7 +132,7 @@ def test_sums_keep_their_numbers_and_their_value(text: str) -> None:
 
 @table("text", ["1_0", "1e1", "0x1", "1.5", "2**3", "7//2", "5!", "(1)(2)", "1 2", "05", "x", "²", "١"])
 def test_other_sums_are_not_shown(text: str) -> None:
-    with pytest.raises(NotShown, match="no sum of whole numbers"):
+    with pytest.raises(NotShown, match="not an expression of integers"):
         rewritten_sum(text)
 
 
@@ -141,7 +141,7 @@ def test_every_reference_is_shown_and_too_long_an_answer_is_not() -> None:
     entry = {"answer": " x ", "metadata": {"valid_answers": [board]}}
     assert shown("n_queens", board, entry) == board
     assert shown("n_queens", "x", entry) == "x"
-    with pytest.raises(NotShown, match="no list"):
+    with pytest.raises(NotShown, match="not a list"):
         shown("n_queens", "y", entry)
     with pytest.raises(NotShown, match=f"more than {MOST_CHARACTERS} characters"):
         shown("chain_sum", "1" * (MOST_CHARACTERS + 1), {"answer": "1"})
@@ -155,7 +155,7 @@ def test_puzzle24_wants_the_numbers_of_its_question(answer: str) -> None:
 
 
 def test_puzzle24_wants_all_of_24() -> None:
-    with pytest.raises(NotShown, match="no whole number"):
+    with pytest.raises(NotShown, match="not an integer"):
         shown("puzzle24", "4*6 + 1/2", {"answer": "", "metadata": {"numbers": [1, 2, 4, 6]}})
 
 
@@ -217,13 +217,13 @@ def test_no_other_scorer_runs_the_answer(name: str, compiled: list[str]) -> None
         except Exception:
             continue
     runs_it = any(MARK in source for source in compiled)
-    assert runs_it == (name in READ_AS_PYTHON | READ_AS_ARITHMETIC or "running the answer" in REFUSED.get(name, ""))
+    assert runs_it == (name in READ_AS_PYTHON | READ_AS_ARITHMETIC or "executes the answer" in REFUSED.get(name, ""))
 
 
 def test_every_scorer_whose_source_runs_the_answer_is_known() -> None:
     call = re.compile(r"(?<![\w.])(?:eval|exec|(?:sympy\.|sp\.)?(?:parse_expr|sympify|S|parse_latex))\(answer\b")
     found = {name for name, (kind, _) in DATASETS.items() if call.search(inspect.getsource(inspect.getmodule(kind)))}
-    assert found == set(RUN) | {name for name, reason in REFUSED.items() if "running the answer" in reason}
+    assert found == set(RUN) | {name for name, reason in REFUSED.items() if "executes the answer" in reason}
 
 
 def _takes_all_memory(answer: str) -> float:
@@ -256,7 +256,7 @@ def _starts(answer: str) -> float:
         (_ends, "SIGABRT"),
         (_writes, "PermissionError"),
         (_starts, "PermissionError"),
-        (lambda answer: time.sleep(600), "did not end within 2 s"),
+        (lambda answer: time.sleep(600), "no result within 2 s"),
     ],
 )
 def test_what_a_scorer_does_is_done_out_of_reach(
@@ -274,7 +274,7 @@ def test_what_a_scorer_does_is_done_out_of_reach(
     path = tmp_path / "made-by-the-scorer"
     result = world.step({"role": "assistant", "content": f"<answer>{path}</answer>"})
     assert (result.reward, result.terminated) == (0.0, True)
-    assert "the scorer failed at the answer" in result.info["scorer"]
+    assert "the scorer failed" in result.info["scorer"]
     assert why in result.info["scorer"]
     assert not path.exists()
 

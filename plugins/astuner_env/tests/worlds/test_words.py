@@ -47,12 +47,12 @@ def test_a_split_lists_no_more_than_its_seeds() -> None:
     "task_id", ["", "a", "a:", ":1", "a:-1", "a:1.0", "a:01", "a:3000000", "a:99999999999", "../a:1", "a b:1", "a:1\n"]
 )
 def test_what_is_no_task_id_is_refused(task_id: str) -> None:
-    with pytest.raises(ValueError, match="there is no task"):
+    with pytest.raises(ValueError, match="unknown task"):
         parse_task_id(task_id)
 
 
 def test_an_unknown_split_names_those_there_are() -> None:
-    with pytest.raises(ValueError, match="there is no split 'dev'; there are train, validation, test"):
+    with pytest.raises(ValueError, match="unknown split 'dev'; known splits: train, validation, test"):
         list_tasks(["a"], "dev", 0)
 
 
@@ -65,7 +65,7 @@ class Sized(Params):
 @table(
     ("given_params", "complaint"),
     [
-        ({"sise": 4}, "there is no parameter 'sise'; there are share, size, tasks"),
+        ({"sise": 4}, "'sise'; known parameters: share, size, tasks"),
         ({"size": "4"}, "'size' is '4'; it must be a valid integer .how large."),
         ({"size": True}, "'size' is True"),
         ({"share": "x"}, "'share' is 'x'"),
