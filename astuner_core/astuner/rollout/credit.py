@@ -94,7 +94,7 @@ def token_loss(name: str, loss: Loss, given: LossInput) -> TokenLoss:
             what = type(tensor).__name__ if shape is None else f"a tensor of shape {list(shape)}"
             raise PluginError(
                 f"the loss {name!r} ({written_at(loss)}) returned {f'as {part} ' if part else ''}{what}; it must "
-                f"return a tensor of shape {list(wanted)}, one value per token (do not average: weights are applied later)"
+                f"return a tensor of shape {list(wanted)}, one value per token (without averaging: weights follow)"
             )
     return term
 

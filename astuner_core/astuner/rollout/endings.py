@@ -62,8 +62,8 @@ def cut_off(turns: Sequence[Turn], settings: AstunerSection) -> str:
     if not turns or turns[-1].generation.finish_reason is not FinishReason.LENGTH:
         return ""
     last = turns[-1]
-    said = len(last.generation.response_ids)
-    return f"the last reply of agent {last.agent!r} was truncated after {said} tokens{advice(cut_by(last, turns, settings))}"
+    said, how_to_raise = len(last.generation.response_ids), advice(cut_by(last, turns, settings))
+    return f"the last reply of agent {last.agent!r} was truncated after {said} tokens{how_to_raise}"
 
 
 def cut_by(turn: Turn, turns: Sequence[Turn], settings: AstunerSection) -> str:
@@ -90,7 +90,7 @@ def before_that(reason: StopReason, error: str) -> str:
     """Return a note for an attempt without a verdict whose workflow ended at a limit, otherwise an empty string."""
     if not reason.is_limit:
         return ""
-    return f"; it ended at a limit ({error}). To score such episodes without a judge, set astuner.rollout.truncated_reward: 0"
+    return f"; it ended at a limit ({error}). To score it without a judge, set astuner.rollout.truncated_reward: 0"
 
 
 def ended_by(episode: Episode) -> str:

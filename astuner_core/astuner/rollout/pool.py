@@ -137,7 +137,7 @@ class RolloutPool:
     def _group(self, draw: Draw, ended: Sequence[Episode], given: Sequence[Episode], *, complete: bool) -> Group:
         """Return the group, after notifying the listener of judged episodes.
 
-        :param given: Judged episodes, which replace those that waited for a verdict.
+        :param given: Judged episodes, which replace the ones that waited for a verdict.
         """
         for episode in given:
             self._on_episode(episode)
