@@ -316,7 +316,7 @@ def _check_share(of: str, episodes: Sequence[Episode], most: float, failures: Pa
 def _failed(of: str, what: str, episodes: Sequence[Episode], failures: Path | None) -> RunError:
     first = next(e for e in episodes if e.reward is None)
     where = f". All failures are in {failures}" if failures else ""
-    return RunError(f"{of}: {what}. First: {describe_failure(first)}{where}")
+    return RunError(f"{of}: {what}. The first one: {describe_failure(first)}{where}")
 
 
 def describe_failure(episode: Episode) -> str:

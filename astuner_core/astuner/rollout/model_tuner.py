@@ -377,7 +377,7 @@ class ModelTuner:
         try:
             return await asyncio.wrap_future(self._carry(call))
         except asyncio.CancelledError:
-            self._check_open()  # close() may have canceled the call, rather than the caller
+            self._check_open()  # close() may have cancelled the call, rather than the caller
             raise
 
     async def _count(self, request: ChatRequest, agent_name: str, role: str | None) -> int:

@@ -275,6 +275,6 @@ def _check(name: str, plugins: PluginManager, base_dir: Path | None) -> Check:
         raise ConfigError(f"{KEY}: {e}") from e
     if not callable(found) or isinstance(found, type) or inspect.iscoroutinefunction(found):
         raise PluginError(
-            f"{KEY}: {name!r} is {found!r}; it must be a plain function of an OutputView that returns a string or None"
+            f"{KEY}: {name!r} is {found!r}; it must be a plain function of one OutputView that returns a string or None"
         )
     return found  # type: ignore[no-any-return]

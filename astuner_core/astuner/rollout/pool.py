@@ -4,7 +4,7 @@ A group contains all attempts at one draw. The pool runs at most ``max_env_worke
 listener when an episode ends, and returns complete groups. A failed episode never stops the others.
 
 An episode whose verdict depends on its group (`astuner.rollout.judging`) counts as ended once it has a verdict. In a
-canceled group it gets none and ends as canceled.
+cancelled group it gets none and ends as cancelled.
 
 Invariant: `Group.has_spread` is true exactly if `astuner.rollout.credit` finds a nonzero advantage.
 
@@ -39,7 +39,7 @@ class Group:
     task: Task
     episodes: tuple[Episode, ...]
     complete: bool = True
-    """False if it was canceled because enough other groups were complete. Its fast attempts alone would bias towards
+    """False if it was cancelled because enough other groups were complete. Its fast attempts alone would bias towards
     short episodes."""
 
     comparison: Comparison = field(default_factory=Comparison)
@@ -106,7 +106,7 @@ class RolloutPool:
             ended = [a.result() for a in attempts if not a.cancelled() and a.exception() is None]
             if not isinstance(e, asyncio.CancelledError):
                 raise
-        why = "its group was canceled before its judge could compare the attempts"
+        why = "its group was cancelled before its judge could compare the attempts"
         given = [e.closed(StopReason.CANCELLED, why) for e in ended if self._waits(e)]
         return self._group(draw, ended, given, complete=False)
 

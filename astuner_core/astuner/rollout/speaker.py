@@ -83,7 +83,7 @@ class _Limit:
     calls: int = 0
 
     def __enter__(self) -> None:
-        """Count a call. A call without a reply (refused, canceled or failed) is not counted."""
+        """Count a call. A call without a reply (refused, cancelled or failed) is not counted."""
         if self.most is not None and self.calls >= self.most:
             raise TurnLimitReached(
                 f"agent {self.agent!r} has used its {self.most} model calls; if good attempts need more, raise "
@@ -261,7 +261,7 @@ class PolicySpeaker:
         except Exception as e:
             raise ModelFailed(f"the inference engine raised {told(e)}") from e
         if generation.finish_reason is FinishReason.CANCELLED:
-            raise ModelFailed("the inference engine canceled a generation that was still needed")
+            raise ModelFailed("the inference engine cancelled a generation that was still needed")
         return generation
 
     def _too_long(self, why: str, key: str = "rollout.max_model_len") -> EpisodeError:

@@ -120,7 +120,7 @@ T = TypeVar("T")
 _WHILE_IT_STANDS = 0.1
 """Seconds between checks of a stopped clock."""
 GRACE_SECONDS = 5.0
-"""Seconds that a canceled coroutine may use for cleanup before it is abandoned."""
+"""Seconds that a cancelled coroutine may use for cleanup before it is abandoned."""
 
 USER_CODE: contextvars.ContextVar[bool] = contextvars.ContextVar("astuner_user_code", default=False)
 """Whether the current code belongs to a workflow or a judge, including the tasks it starts."""
@@ -155,7 +155,7 @@ async def in_own_loop(function: Callable[..., Coroutine[Any, Any, T]], *args: An
 
     Cancelling the await cancels the function and waits for its end. A second cancellation abandons the thread.
 
-    :raises Misbehaved: It called `sys.exit`, canceled itself, or raised another `BaseException`.
+    :raises Misbehaved: It called `sys.exit`, cancelled itself, or raised another `BaseException`.
     """
     loop, tasks = asyncio.new_event_loop(), []
 
@@ -213,7 +213,7 @@ def contained(*through: type[BaseException]) -> Iterator[None]:
             raise
         let_the_person_stop(e)
         if isinstance(e, asyncio.CancelledError):
-            raise Misbehaved("canceled itself") from e
+            raise Misbehaved("cancelled itself") from e
         said = f"called sys.exit({shown(e.code)})" if isinstance(e, SystemExit) else f"raised {told(e)}"
         raise Misbehaved(said + raised_at(e)) from e
 
@@ -246,9 +246,9 @@ class TimeLimits:
     async def run(self, work: Coroutine[Any, Any, T], seconds: float, *, late: Callable[[], None] = lambda: None) -> T:
         """Return the result of ``work`` if it takes at most ``seconds``, excluding time in queues.
 
-        :param late: Called before the coroutine is canceled because of the limit or from outside.
+        :param late: Called before the coroutine is cancelled because of the limit or from outside.
         :raises OutOfTime: It exceeded the limit.
-        :raises Misbehaved: It called `sys.exit`, canceled itself, or raised another `BaseException`.
+        :raises Misbehaved: It called `sys.exit`, cancelled itself, or raised another `BaseException`.
         """
         slow = asyncio.get_running_loop().slow_callback_duration
         clock, blocked = Clock(CLOCK.get()), 0.0
@@ -287,7 +287,7 @@ class TimeLimits:
         finally:
             self._running.discard(clock)
             if task.done():
-                work.close()  # a coroutine canceled before its start is never awaited
+                work.close()  # a coroutine cancelled before its start is never awaited
         if not task.done() or used() > seconds:
             where = stands_at(work)
             late()

@@ -77,7 +77,7 @@ def prepare_run_dir(
                 run_dir.summary.unlink(missing_ok=True)
                 RunDir.write_atomically(run_dir.resolved, config.dump_yaml())
                 now.write(run_dir.task_digests)
-                note = f"resuming the run in {run_dir.path} from {path.relative_to(run_dir.path)}"
+                note = f"continuing the run in {run_dir.path} from {path.relative_to(run_dir.path)}"
                 return path, "; ".join([*damaged, note, *notes])
             damaged.append(f"{path} cannot be used: {problem}")
         if damaged or resume == "must":
@@ -275,7 +275,7 @@ def next_step(command: RunCommand, run_dir: RunDir, trainer: Backbone, *, start_
     :param start_again: Whether to include the start command if nothing was saved.
     """
     if trainer.has_saved_state(run_dir):
-        return f"resume with: {command.resuming()}"
+        return f"continue with: {command.resuming()}"
     return f"nothing was saved yet, start again with: {command}" if start_again else ""
 
 

@@ -275,7 +275,7 @@ class TrainingRun(RunWriter):
     def _drive(self, work: Coroutine[Any, Any, T]) -> T:
         """Run ``work`` on the run's own event loop.
 
-        :raises Interrupted: The user stopped the run; ``work`` was canceled.
+        :raises Interrupted: The user stopped the run; ``work`` was cancelled.
         """
         task = self._loop.create_task(work)
 
@@ -319,9 +319,9 @@ class TrainingRun(RunWriter):
     ) -> list[Group]:
         """Run the groups of a step until the batch is complete, and replace groups that cannot be trained on.
 
-        :param draws: Draws to start with; those left when the batch is complete are canceled. None: use prefetched
+        :param draws: Draws to start with; those left when the batch is complete are cancelled. None: use prefetched
             groups, which keep running for later steps.
-        :returns: Groups that were canceled, or ended too late.
+        :returns: Groups that were cancelled, or ended too late.
         """
         running.begin(draws or ())
         cut: list[Group] = []
@@ -416,7 +416,7 @@ class TrainingRun(RunWriter):
     def _made(self, of: StepGroups, drawn: Sequence[Group], kept: Sequence[Group]) -> StepRollout:
         """Publish a step's batch and return it.
 
-        :param drawn: All groups that ended, including canceled ones.
+        :param drawn: All groups that ended, including cancelled ones.
         :param kept: The groups to train on.
         """
         step = of.step
@@ -516,7 +516,7 @@ class TrainingRun(RunWriter):
         return [e for g in groups for e in g.episodes]
 
     def _ended_ahead(self, episode: Episode) -> None:
-        if episode.stop_reason is not StopReason.CANCELLED:  # canceled at the end of the run, and not part of a step
+        if episode.stop_reason is not StopReason.CANCELLED:  # cancelled at the end of the run, and not part of a step
             self.publish(EpisodeEnded(step=self._step_ahead, episode=episode))
 
     def _running(self, models: Models | EpisodeHost, on_episode: Callable[[Episode], None]) -> RunningGroups:

@@ -76,7 +76,7 @@ def run_services(
             log = log_file(what)
             stack.enter_context(run_service(service, what, config.astuner.env_service.url, log))
             stack.enter_context(variables_set(service.environ()))
-            lines.append(f"{what} is ready at {service.address()}; its log is {log}")
+            lines.append(f"{what} answers at {service.address()}; its log is {log}")
         yield tuple(lines)
 
 
@@ -95,7 +95,7 @@ def _find(manager: PluginManager, name: str) -> tuple[str, registry.Offer | None
             if registry.hint_for("environment", name):
                 raise  # the message names the package to install
     known = sorted({offered for kind in ("service", "environment") for _, offered, _ in manager.offers(kind)})
-    hint = close_name(name, known) or f". Installed: {', '.join(known) or 'none'}"
+    hint = close_name(name, known) or f"; installed: {', '.join(known) or 'none'}"
     raise UnknownName(f"no service or environment is called {name!r}{hint}")
 
 
@@ -140,7 +140,7 @@ def run_service(service: Service, what: str, url: str, log: Path) -> Iterator[No
         deadline = time.monotonic() + START_TIMEOUT
         while not service.is_ready():
             if time.monotonic() > deadline:
-                raise RunError(f"{what} was not ready within {START_TIMEOUT:g} s; see {log}")
+                raise RunError(f"{what} did not answer within {START_TIMEOUT:g} s; see {log}")
             time.sleep(0.1)
         yield
     finally:

@@ -123,7 +123,7 @@ class TaskSampler:
         return [self._next() for _ in range(n)]
 
     def give_back(self, group_ids: Iterable[str]) -> None:
-        """Return canceled draws to the stream, so that slow tasks are not lost from an epoch."""
+        """Return cancelled draws to the stream, so that slow tasks are not lost from an epoch."""
         self._returned.extend(map(_given_back, group_ids))
 
     def state(self, under_way: Iterable[str] = ()) -> dict[str, Any]:

@@ -548,7 +548,7 @@ def test_functions_of_the_users_own_are_found_beside_the_experiment(users_file: 
 
 @table("name", ["Polite", "later"])
 def test_what_is_no_plain_function_is_refused_before_anything_runs(users_file: Path, name: str) -> None:
-    with pytest.raises(PluginError, match="a check is a plain function of one OutputView"):
+    with pytest.raises(PluginError, match="plain function of one OutputView"):
         build(users_file, f"polite_checks.py->{name}")
 
 

@@ -264,7 +264,7 @@ def test_a_later_system_message_is_shown_or_refused_and_never_lost(name: str, fi
 def test_a_system_message_that_a_template_never_shows_is_refused_by_name() -> None:
     agent = Agent(codec("gpt-oss"))
     reply = agent.say(agent.encode([SYSTEM, ASK]), agent.template.write_reply("four"), "<|return|>")
-    with pytest.raises(UnsupportedRequest, match="leaves out the system message 'From now on, be long"):
+    with pytest.raises(UnsupportedRequest, match="omits the system message 'From now on, be long"):
         agent.encode([SYSTEM, ASK, reply, ORDER, MORE])
     assert agent.encode([SYSTEM, ASK, reply, MORE]).continues == 0
 
