@@ -109,7 +109,7 @@ def test_a_later_message_that_cannot_fit_ends_the_episode_as_an_overflow() -> No
         messages.append((await tuner.chat(messages)).message)  # type: ignore[arg-type]
         before = heard.characters
         messages.append({"role": "user", "content": "A log.\n" * 500_000})
-        with pytest.raises(ContextOverflow, match="raise astuner.rollout.max_model_len"):
+        with pytest.raises(ContextOverflow, match=r"raise astuner.rollout.max_model_len"):
             await tuner.chat(messages)
         assert heard.characters - before <= 8 * CONTEXT
         return tuner

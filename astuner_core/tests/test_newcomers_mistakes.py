@@ -306,7 +306,7 @@ FILES = (
                 "    def __init__(self, url, key):\n        pass\n\n    async def execute",
             )
         },
-        ("MyAgent requires url, key", "write a default", "from_config"),
+        ("MyAgent requires url, key", "Add a default", "from_config"),
         ("workflow.py", "def __init__"),
     ),
     Mistake(

@@ -334,7 +334,7 @@ TOOLS = [
 
 def test_a_tool_call_that_cannot_be_read_is_named() -> None:
     broken = {"role": "assistant", "content": "", "unparsed_tool_calls": ['{"name": "calc", "arguments": ']}
-    assert str(DEFAULT.check(broken)).startswith("wrong_toolcall: cannot read")
+    assert str(DEFAULT.check(broken)).startswith("wrong_toolcall: cannot parse")
 
 
 @table("arguments", [None, "", "{", "[1]", '"text"', [1], "{'a': 1}"])
@@ -363,9 +363,9 @@ def test_a_call_that_fits_passes_every_check(name: str, arguments: Any) -> None:
 def test_a_tool_that_was_not_offered_is_named_and_only_where_the_offer_is_known() -> None:
     check = OutputChecks(["unknown_tool"]).check
     assert check(calling("serch", "{}"), TOOLS) == (
-        "unknown_tool: 'serch' was not offered; there are search, now, strict"
+        "unknown_tool: 'serch' was not offered; the tools are search, now, strict"
     )
-    assert check(calling("serch", "{}"), []) == "unknown_tool: 'serch' was not offered; there are no tools"
+    assert check(calling("serch", "{}"), []) == "unknown_tool: 'serch' was not offered; the tools are none"
     assert check(calling("serch", "{}"), None) is None
     assert DEFAULT.check(calling("serch", "{}"), TOOLS) is None
 
@@ -381,7 +381,7 @@ def test_a_tool_that_was_not_offered_is_named_and_only_where_the_offer_is_known(
         ("search", {"query": "x", "exact": "yes"}, "it must be boolean or null"),
         ("search", {"query": "x", "score": "high"}, "it must be number or null"),
         ("search", {"query": "x", "tags": "a, b"}, "it must be array"),
-        ("strict", {"b": 1}, "has 'b', which the tool does not take"),
+        ("strict", {"b": 1}, "has 'b', which is not an argument of the tool"),
     ],
 )
 def test_arguments_that_do_not_fit_are_named(name: str, arguments: Any, says: str) -> None:

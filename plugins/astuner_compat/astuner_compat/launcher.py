@@ -89,7 +89,7 @@ def beast_logger_go() -> None:
         (folder for path in given for folder in (path, *path.parents) if (folder / "resolved.yaml").exists()), None
     )
     words = [str(run)] if run else ["--root", str(given[0])] if given else []
-    note(" ".join(["use: astuner view", *words]))
+    note(" ".join(["the current command is: astuner view", *words]))
     del sys.argv[1 : 1 + len(given)]
     _astuner("view", *words)
 

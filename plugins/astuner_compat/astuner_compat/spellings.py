@@ -96,7 +96,7 @@ class Spellings(OlderSpellingsPart):
             shown = [
                 f"{key}=…" if is_secret((key := word.partition("=")[0]).rpartition(".")[2]) else word for word in rest
             ]
-            note(f"use: astuner {shlex.join(shown)}")
+            note(f"the current command is: astuner {shlex.join(shown)}")
         return rest
 
     @staticmethod
@@ -196,7 +196,7 @@ def _retire(tree: Tree, key: Key, retired: Retired, report: Report) -> None:
     elif retired.harmless:
         report.problem(place, f"{dotted(key)} can no longer be {value!r}: {retired.reason}. Remove the key")
     else:
-        report.problem(place, f"{dotted(key)} was removed: {retired.reason}")
+        report.problem(place, f"{dotted(key)} is not a key any more: {retired.reason}")
 
 
 def _helper_model(tree: Tree, judge: Offer | None, report: Report) -> None:

@@ -48,7 +48,7 @@ def test_the_first_name_of_the_package_is_the_package_and_told_once():
         "assert astune.contracts.types is astuner.contracts.types\n"
         "import astune.context_manager.cmt_agentscope, astune.context_tracker.agentscope"
     ).stderr
-    assert said.count("the package astune is astuner now") == 1
+    assert said.count("the package astune was renamed to astuner") == 1
     assert said.count("astune.") == said.count("Warning: astune.") == 0
 
 
@@ -83,7 +83,7 @@ def test_a_config_has_its_first_name_also_where_it_was_sent(experiment: Path):
 )
 def test_what_is_typed_is_told_in_todays_words_once(typed: str, meant: str, capsys: pytest.CaptureFixture[str]):
     assert normalise(typed.split()) == meant.split()
-    assert capsys.readouterr().err == f"note: today: astuner {meant}\n"
+    assert capsys.readouterr().err == f"note: the current command is: astuner {meant}\n"
     normalise(meant.split())
     assert capsys.readouterr().err == ""
 
@@ -91,7 +91,7 @@ def test_what_is_typed_is_told_in_todays_words_once(typed: str, meant: str, caps
 def test_a_key_is_not_told(capsys: pytest.CaptureFixture[str]):
     words = ["astuner.helper_models.judge.api_key=sk-1", "a=1"]
     assert normalise(["--conf", "x.yaml", *words]) == ["run", "x.yaml", *words]
-    said = "note: today: astuner run x.yaml 'astuner.helper_models.judge.api_key=…' a=1\n"
+    said = "note: the current command is: astuner run x.yaml 'astuner.helper_models.judge.api_key=…' a=1\n"
     assert capsys.readouterr().err == said
 
 
@@ -131,9 +131,9 @@ def test_kill_ends_what_runs_of_the_experiment_started_and_nothing_else(others, 
         main(words)
     assert left(others) == ["theirs", "nobody's"]
     said = capsys.readouterr().err
-    assert said.count("note: 'cron' is ignored: no run of ASTuner starts anything of that name") == 1
+    assert said.count("note: 'cron' is ignored: ") == 1
     assert said.count("astuner kill --run-dir DIR") == 1
-    assert "today: astuner run mine.yaml --backbone nothing" in said
+    assert "astuner run mine.yaml --backbone nothing" in said
 
 
 def test_a_killer_without_an_experiment_is_of_the_runs_in_this_folder(others, tmp_path: Path):

@@ -134,7 +134,7 @@ def test_defaults_name_layers_and_hydra_is_not_read(load):
     assert problems(load, {}, text="defaults: [trinty_default]\n") == [
         "e.yaml:4:12: no layer is called 'trinty_default'; did you mean trinity_default?"
     ]
-    assert "should be a list of layers" in problems(load, {}, text="defaults: base\n")[0]
+    assert "must be a list of layers" in problems(load, {}, text="defaults: base\n")[0]
 
 
 @table("loss", LOSSES)

@@ -186,7 +186,7 @@ def test_a_bad_row_stops_with_its_place_or_is_skipped_and_counted_once(tmp_path)
 
 def test_a_data_set_without_a_task_says_so(tmp_path):
     rows(question=["", " "]).save_to_disk(tmp_path / "one")
-    with pytest.raises(DataError, match="2 rows, none usable"):
+    with pytest.raises(DataError, match="no usable task in 2 rows"):
         read(tmp_path, "one", on_bad_line="skip")
 
 

@@ -199,9 +199,7 @@ def test_a_run_goes_on_from_the_newest_state_that_is_whole_or_says_that_there_is
         flip_a_bit(state / "model.safetensors")
     for insists in ("must", "auto"):
         (folder / "summary.json").unlink(missing_ok=True)
-        with pytest.raises(
-            RunError, match=r"nothing to resume .*step-000004 cannot be used: .*--no-resume"
-        ):
+        with pytest.raises(RunError, match=r"nothing to resume .*step-000004 cannot be used: .*--no-resume"):
             train(short(save, *quick, "astuner.trainer_common.total_steps=5"), resume=insists)
     assert steps() == [1, 2, 3, 4]
     assert not list(tmp_path.glob("run.*")), "nothing was moved away"
@@ -444,7 +442,7 @@ def test_dynamic_sampling_with_oversampling_trains_on_whole_groups_only(short: O
 
 
 def test_eval_says_when_there_is_no_checkpoint_or_nothing_could_be_judged(short: Overrides, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"there is no checkpoint in .*--checkpoint base"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .*--checkpoint base"):
         evaluate(EXAMPLE, short(), backbone="local")
     (tmp_path / "judge.py").write_text(
         "from astuner import Judge\nclass Down(Judge):\n"

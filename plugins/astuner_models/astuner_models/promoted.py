@@ -59,7 +59,7 @@ class Promotions:
             data = json.loads(file.read_text(encoding="utf-8"))
             if (version := int(data["format"])) > FORMAT:
                 raise CheckpointError(
-                    f"{file} has the format {version}, this version reads up to {FORMAT}. Upgrade ASTuner's packages"
+                    f"{file} has the format {version}, this version reads up to {FORMAT}: upgrade ASTuner's packages"
                 )
             entries = {str(name): {**entry} for name, entry in data["entries"].items()}
             found = cls(folder=folder, serving=data["serving"], entries=entries, changes=tuple(data["changes"]))
