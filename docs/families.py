@@ -8,7 +8,7 @@ from pathlib import Path
 FACTS = Path(__file__).resolve().parent.parent / "plugins/astuner_families/tests/templates/families.json"
 TEMPLATES = {
     "qwen2.5": "Qwen2.5",
-    "hermes": "`hermes`, ours for ChatML",
+    "hermes": "`hermes`, ASTuner's for ChatML",
     "qwen3": "Qwen3",
     "qwen3.5": "Qwen3.5",
     "glm-4.5": "GLM-4.5",

@@ -119,7 +119,7 @@ def test_the_older_root_section(load):
     assert config.astuner.rollout.workflow == "a->B"
     assert any("astune: is now astuner:" in note for note in config.notes)
     assert load({}, "astune.seed=3").astuner.seed == 3
-    assert "both are there" in problems(load, {}, text="astune: {seed: 1}\n")[0]
+    assert "both are set" in problems(load, {}, text="astune: {seed: 1}\n")[0]
 
 
 def load_text(load, text: str) -> Config:

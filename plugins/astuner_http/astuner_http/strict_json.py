@@ -32,13 +32,13 @@ def parse_json(raw: bytes, *, halves: bool = False) -> dict[str, Any]:
         raise _too_deep() from None
     # Other ValueErrors come from the parser, also for integers with more digits than Python converts.
     if not isinstance(found, dict):
-        raise ValueError(f"it is not an object, but {type(found).__name__}")
+        raise ValueError(f"it is not an object but {type(found).__name__}")
     _check_depth(found)
     if not halves and _SURROGATE.search(raw):
         try:
             _encode(found)
         except UnicodeEncodeError:
-            raise ValueError("a text in it has half of a surrogate pair, which is no character") from None
+            raise ValueError("a string in it has half of a surrogate pair, which is not a character") from None
     return found
 
 
@@ -66,7 +66,7 @@ def _encode(found: Any) -> None:
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON number")
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 def _finite(text: str) -> float:

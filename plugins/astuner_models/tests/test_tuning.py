@@ -166,7 +166,7 @@ def test_what_is_wrong_is_said_with_what_to_write(agent: Any) -> None:
         warnings.simplefilter("error")
         with pytest.raises(ConfigError, match="a class, a function or a name, not partial"):
             tune(partial(agent.solve))
-        with pytest.raises(ConfigError, match=r"task 0 of training is no JSON: .*set"):
+        with pytest.raises(ConfigError, match=r"task 0 of training is not JSON: .*set"):
             tune(agent.solve, tasks=[{"question": "?", "tags": {1}}])
         with pytest.raises(ConfigError, match=r"^settings cannot be written as YAML: .*Path"):
             tune(agent.solve, settings={"astuner.model.chat_template": Path("a.jinja")})

@@ -46,7 +46,7 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., st
 
 def test_what_stays_at_once_is_summed_up_and_what_is_free_said(planned: Callable[..., str], tmp_path: Path) -> None:
     for overrides, stay, most in (
-        ((), "at most 4", "110 MiB at most"),  # three and the best, a new one, two states
+        ((), "at most 4", "110 MiB"),  # three and the best, a new one, two states
         (("max_checkpoints=1",), "at most 2", "90 MiB"),
         (("total_steps=100", "save_freq=50"), "at most 2", "90 MiB"),
         (("total_steps=101", "save_freq=50"), "at most 3", "100 MiB"),
