@@ -32,7 +32,7 @@ def parse_json(raw: bytes, *, halves: bool = False) -> dict[str, Any]:
         raise _too_deep() from None
     # Other ValueErrors come from the parser, also for integers with more digits than Python converts.
     if not isinstance(found, dict):
-        raise ValueError(f"it is not an object but {type(found).__name__}")
+        raise ValueError(f"it is not an object, but {type(found).__name__}")
     _check_depth(found)
     if not halves and _SURROGATE.search(raw):
         try:
