@@ -101,8 +101,8 @@ def test_a_role_or_a_name_says_which_entry_applies(tmp_path: Path) -> None:
     [
         ("await ask('fox')", "astuner.agents has no entry for the agent 'fox' (only wolf, sheep)"),
         ("await ask('fox', 'hunter')", "astuner.agents has no entry for the role 'hunter'"),
-        ("await ask('x', 'wolf')\nawait ask('x', 'sheep')", "has the role 'wolf' in this episode and is now given"),
-        ("await ask('wolf')\nreturn WorkflowOutput(reward={'sheep': 1.0})", "none for the agent 'wolf'"),
+        ("await ask('x', 'wolf')\nawait ask('x', 'sheep')", "has the role 'wolf' in this episode"),
+        ("await ask('wolf')\nreturn WorkflowOutput(reward={'sheep': 1.0})", "agent 'wolf'"),
         ("await ask('wolf')\nreturn WorkflowOutput(reward={})", "an empty mapping of rewards"),
         ("await ask('wolf')\nreturn WorkflowOutput(reward={'wolf': float('nan')})", "'wolf': nan"),
         ("await ask('wolf', 'wolff')", "no entry for the role 'wolff'"),
@@ -131,7 +131,8 @@ def test_a_judge_may_reward_each_agent_and_leave_none_out(tmp_path: Path) -> Non
     assert (good.reward_source, good.reward_of("wolf", "wolf")) == ("judge", 1.0)
     bad = play(tmp_path, body, WOLVES + "  task_judge: {judge: judges.py->Wrong}\n")
     assert bad.stop_reason is StopReason.JUDGE_FAILED
-    assert "the judge returned rewards for sheep, and none for the agent 'wolf'" in bad.error
+    assert "the judge returned rewards for sheep" in bad.error
+    assert "agent 'wolf'" in bad.error
 
 
 def test_a_check_that_fires_punishes_the_one_who_spoke(tmp_path: Path) -> None:
@@ -346,8 +347,8 @@ def test_no_tool_is_called_beside_a_structure_when_the_choice_is_none(tmp_path: 
 @table(
     ("options", "complaint"),
     [
-        ({"top_p": 0.5}, "top_p is 0.5, but what is trained is the policy at rollout.top_p = 1"),
-        ({"seed": 3}, "seed is 3, with which all attempts at a task would be the same"),
+        ({"top_p": 0.5}, "top_p is 0.5, .* rollout.top_p = 1"),
+        ({"seed": 3}, "seed is 3"),
     ],
 )
 def test_what_would_spoil_the_training_is_refused_there_only(
@@ -379,7 +380,7 @@ def test_what_an_agent_coped_with_is_not_what_ended_it(tmp_path: Path) -> None:
     coped = play(tmp_path / "a", spoken + "{}['key']", limit)
     assert coped.stop_reason is StopReason.WORKFLOW_FAILED
     assert "KeyError: 'key'" in coped.error
-    assert "before that it had coped with this: agent 'x' has used its 1 model calls" in coped.error
+    assert "earlier error: agent 'x' has used its 1 model calls" in coped.error
     over_http = RuntimeError("""Error code: 403 - {'error': {'message': "agent 'x' has used its 1 model calls"}}""")
     assert blame(over_http, TurnLimitReached("agent 'x' has used its 1 model calls"))[0] is StopReason.TRUNCATED
     refused = "await ask('x')\ntry:\n    await ask('x', stop='')\nexcept Exception:\n    pass\n"

@@ -85,10 +85,10 @@ def test_a_constructor_that_wants_what_nobody_gives_is_refused_with_what_to_writ
     with pytest.raises(PluginError) as e:
         workflow_factory(config)
     line = CODE[: CODE.index("def __init__")].count("\n") + 1
-    assert str(e.value) == (
-        f"{config.base_dir / 'mine.py'}:{line}: W requires temperature, which nobody gives it; write a default, or "
-        "beside it: @classmethod def from_config(cls, section, context): return cls(temperature=…), where "
-        "context.config is the experiment"
+    said = str(e.value)
+    assert said.startswith(f"{config.base_dir / 'mine.py'}:{line}: W requires temperature, ")
+    assert (
+        "@classmethod def from_config(cls, section, context): return cls(temperature=…), where context.config" in said
     )
 
 
@@ -113,7 +113,7 @@ def test_one_written_before_says_by_names_what_it_wants(config: Any) -> None:
 
 def test_one_that_raises_is_named(config: Any) -> None:
     with pytest.raises(
-        PluginError, match=r"^the judge 'mine.py->Raises' cannot be made: it raised KeyError: 'oh' \(.*mine.py:"
+        PluginError, match=r"^the judge 'mine.py->Raises' cannot be built: it raised KeyError: 'oh' \(.*mine.py:"
     ):
         made(config, "Raises")
 

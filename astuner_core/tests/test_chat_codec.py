@@ -770,7 +770,7 @@ def test_an_end_of_turn_that_is_not_one_token_is_a_config_error() -> None:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    with pytest.raises(ConfigError, match=r"<\|im_end\|>.*not one token"):
+    with pytest.raises(ConfigError, match=r"<\|im_end\|>.*not a single token"):
         ChatCodec(PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=PLAIN))
 
 

@@ -189,12 +189,13 @@ def test_the_helper_models_older_keys_go_to_the_judge_that_asks_one(load):
     assert any("alien_llm_model is now astuner.task_judge.llm.model" in note for note in config.notes)
     assert problems(load, "  task_judge: {judge: llm, alien_llm_response_length: 5}\n") == [
         "e.yaml:3:28: astuner.task_judge.alien_llm_response_length: "
-        "the judge 'llm' asks no helper model; remove the key"
+        "the judge 'llm' uses no helper model. Remove the key"
     ]
-    assert "this judge asks no helper model" in problems(load, "  task_judge: {alien_llm_model: big}\n")[0]
+    assert "this judge uses no helper model" in problems(load, "  task_judge: {alien_llm_model: big}\n")[0]
     both = problems(load, "  task_judge: {judge: llm, alien_llm_model: big, llm: {model: small}}\n")
     assert both == [
-        "e.yaml:3:28: astuner.task_judge.alien_llm_model and astuner.task_judge.llm.model are one key; keep one"
+        "e.yaml:3:28: astuner.task_judge.alien_llm_model and astuner.task_judge.llm.model "
+        "are the same key. Keep one of them"
     ]
 
 

@@ -279,5 +279,5 @@ def test_who_is_compared_with_whom_is_read_from_the_config(tmp_path: Path) -> No
 
 
 def test_a_step_in_which_nobody_asked_the_model_stops_the_run(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="in none of 2 episodes did the agent ask the model"):
+    with pytest.raises(RunError, match="no agent called the model in 2 episodes"):
         one_step(tmp_path, "\n        return WorkflowOutput(reward=float(n))\n", 2)

@@ -61,8 +61,8 @@ def test_failed_episodes_are_told_beside_every_success(tmp_path: Path, capsys: p
     summary = finish(run, trains=False).summary()
     run.close()
     before, after = summary.splitlines()[:2]
-    assert before.startswith("validation success before")
-    assert after.startswith("validation success after")
+    assert before.startswith("Success before ")
+    assert after.startswith("Success after ")
     assert before.endswith(f"; {of}; step 0)")
     assert after.endswith(f"; {of}; step 1)")
 
@@ -74,8 +74,8 @@ def test_too_many_failures_in_a_validation_stop_the_run_with_the_first_one(tmp_p
     run.close()
     message = str(stopped.value)
     assert "27 of 32 episodes failed (more than rollout.max_failed_share = 0.5)" in message
-    assert "the first one: workflow_failed: the workflow raised ValueError: cannot be played" in message
-    assert message.endswith(f"all are in {run.run_dir.failures}")
+    assert "first one: workflow_failed: the workflow raised ValueError: cannot be played" in message
+    assert message.endswith(f"All failures are in {run.run_dir.failures}")
 
 
 def test_half_of_them_may_fail_and_not_all(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_half_of_them_may_fail_and_not_all(tmp_path: Path) -> None:
     assert validated(run).failed_episodes == 5
     run.close()
     run = experiment(tmp_path, bad=5, good=0, rollout=", max_failed_share: 1")
-    with pytest.raises(RunError, match="none of 5 episodes could be scored; the first one: workflow_failed"):
+    with pytest.raises(RunError, match=r"none of 5 episodes could be scored. The first one: workflow_failed"):
         validated(run)
     run.close()
 

@@ -60,5 +60,5 @@ def test_a_run_that_is_under_way_does_not_lock_it_out_and_a_second_lender_does(f
 
 @table("resume", ["must", "never"])
 def test_whether_to_go_on_is_said_where_the_run_is(file, resume):
-    with pytest.raises(ConfigError, match="are for the command that has the run"):
+    with pytest.raises(ConfigError, match=r"^--resume and --no-resume"):
         launch.run(file, resume=resume)

@@ -283,7 +283,7 @@ FILES = (
     Mistake(
         "a misspelt method",
         {"workflow.py": ("execute", "excute")},
-        ("MyAgent has no method execute", "excute is close: call it execute"),
+        ("MyAgent has no method execute", "Rename excute to execute"),
         ("workflow.py", "def excute"),
     ),
     Mistake(
@@ -306,7 +306,7 @@ FILES = (
                 "    def __init__(self, url, key):\n        pass\n\n    async def execute",
             )
         },
-        ("MyAgent requires url, key", "write a default", "from_config"),
+        ("MyAgent requires url, key", "Add a default", "from_config"),
         ("workflow.py", "def __init__"),
     ),
     Mistake(
@@ -403,7 +403,7 @@ EPISODES = (
     Mistake(
         "no await",
         {"workflow.py": ("await model_tuner", "model_tuner")},
-        ("is an `await` missing there?",),
+        ("is an `await` missing",),
         ("workflow.py", "reply.text"),
         RUN,
     ),
@@ -445,7 +445,7 @@ EPISODES = (
     Mistake(
         "a reward for an agent who is not there",
         body("return WorkflowOutput(reward={'nobody': 1.0})"),
-        ("returned rewards for nobody, and none for the agent 'default'", "add its name or role"),
+        ("returned rewards for nobody", "agent 'default'", "Add its name or role"),
         ("workflow.py", "async def execute"),
         RUN,
     ),

@@ -80,7 +80,7 @@ def flow(folder: Path, body: str, before: str = "") -> None:
 def test_it_is_refused_with_its_line_and_what_to_write(tmp_path: Path, body: str) -> None:
     flow(tmp_path, body)
     config = fake_config(tmp_path, "", ["astuner.rollout.workflow=flow.py->Flow"])
-    with pytest.raises(ConfigError, match=r"set astuner\.task_judge\.judge, or return WorkflowOutput") as refused:
+    with pytest.raises(ConfigError, match=r"astuner\.task_judge\.judge, or return WorkflowOutput") as refused:
         check_rewards(config)
     assert f"{tmp_path / 'flow.py'}:{LINE}" in str(refused.value)
     check_rewards(
@@ -121,8 +121,8 @@ def test_config_check_finds_it_and_a_try_out_says_it(tmp_path: Path, capsys: pyt
     "rule, judge, says",
     [
         ("judge", None, "scored 0"),
-        ("judge", "flow.py->Flow", "judged like the others"),
-        ("drop", None, "left out of training"),
+        ("judge", "flow.py->Flow", "judged like all other"),
+        ("drop", None, "dropped from training"),
         ("-0.5", None, "scored -0.5"),
         ("0", "flow.py->Flow", "scored 0,"),
     ],

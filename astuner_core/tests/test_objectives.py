@@ -105,12 +105,12 @@ def test_ones_own_are_found_beside_the_experiment(own: Path) -> None:
 def test_what_they_do_wrong_is_said_with_its_line(own: Path) -> None:
     with pytest.raises(PluginError, match=r"'own.py->wrong' raised AttributeError: .*nothing.* \(.*own.py:8 in wrong"):
         token_loss("own.py->wrong", find_loss("own.py->wrong", own), given())
-    with pytest.raises(PluginError, match=r"own.py:10\) returned a tensor of shape \[\]; it must be .* \[2\]"):
+    with pytest.raises(PluginError, match=r"own.py:10\) returned a tensor of shape \[\]; it must .* \[2\]"):
         token_loss("own.py->mean", find_loss("own.py->mean", own), given())
     with pytest.raises(PluginError, match="returned as ratio a tensor of shape"):
         token_loss("x", lambda g: TokenLoss(loss=g.logprobs, ratio=g.logprobs.sum()), given())
     for wrong in (lambda c: [1.0], lambda c: [float("nan")] * 2):
-        with pytest.raises(PluginError, match="must return a finite number for each"):
+        with pytest.raises(PluginError, match="one finite number per reward"):
             estimate_advantages("x", wrong, Compared(rewards=(1.0, 0.0), groups=("a", "a")))
 
 

@@ -111,7 +111,7 @@ def test_a_message_that_the_template_leaves_out_is_named() -> None:
     )
     codec = ChatCodec(make_tokenizer(leaves_out))
     messages = [USER, {"role": "system", "content": "Be kind to all."}, {"role": "user", "content": "and?"}]
-    with pytest.raises(UnsupportedRequest, match=r"leaves out .*messages\[1\]"):
+    with pytest.raises(UnsupportedRequest, match=r"omits .*messages\[1\]"):
         codec.conversation().encode(messages)
 
 

@@ -191,9 +191,9 @@ def test_an_episode_without_a_reward_gives_nothing_to_train_on() -> None:
 @table(
     ("bad", "complaint"),
     [
-        (turn(1, [1, 9, 3], [4], 0), "does not begin with the tokens"),
-        (turn(1, [1, 2, 3], [4], 7), "not its own"),
-        (turn(1, [1, 2, 3], [4], 0, agent="b"), "not its own"),
+        (turn(1, [1, 9, 3], [4], 0), "does not start with the tokens"),
+        (turn(1, [1, 2, 3], [4], 7), "of another agent"),
+        (turn(1, [1, 2, 3], [4], 0, agent="b"), "of another agent"),
         (turn(0, [1], [2]), "recorded twice"),
     ],
 )

@@ -54,7 +54,7 @@ def test_a_sink_that_raises_is_reported_once_and_left_out(tmp_path: Path) -> Non
     assert [row["reward/mean"] for row in run.run_dir.read_metrics()] == [0.5, 0.75]
     notes = run.run_dir.log.read_text().splitlines()
     assert len(notes) == 1
-    assert "Broken failed and is left out from now on: ConnectionError: the tracker is down" in notes[0]
+    assert "Broken failed and is disabled for the rest of the run: ConnectionError: the tracker is down" in notes[0]
 
 
 class Talkative(LogSink):
@@ -87,7 +87,10 @@ class BadEnd(LogSink):
 def test_what_fails_when_it_closes_is_said_too(tmp_path: Path) -> None:
     run = experiment(tmp_path, JsonlSink(), BadEnd())
     run.close()
-    assert "BadEnd failed and is left out from now on: ValueError: it does not close" in run.run_dir.log.read_text()
+    assert (
+        "BadEnd failed and is disabled for the rest of the run: ValueError: it does not close"
+        in run.run_dir.log.read_text()
+    )
 
 
 def test_a_row_cut_off_by_a_crash_is_left_out_and_rewinding_forgets_later_steps(tmp_path: Path) -> None:
@@ -253,7 +256,7 @@ def test_a_tracker_that_cannot_be_opened_is_left_out_too(tmp_path: Path) -> None
     run = experiment(tmp_path, JsonlSink(), CannotOpen())
     run.publish(StepEnded(step=1, metrics={"reward/mean": 0.5}))
     run.close()
-    assert "CannotOpen failed and is left out" in run.run_dir.log.read_text()
+    assert "CannotOpen failed and is disabled" in run.run_dir.log.read_text()
 
 
 def test_the_run_folders_own_books_are_not_optional(tmp_path: Path) -> None:

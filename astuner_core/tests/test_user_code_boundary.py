@@ -199,8 +199,8 @@ VERDICTS = [
     (WORKFLOW, "return WorkflowOutput(reward=1.0, is_success='no')", f"is_success {SUCCESS}, not 'no'"),
     (WORKFLOW, "return WorkflowOutput(is_success=1)", f"is_success {SUCCESS}, not 1"),
     (WORKFLOW, "return WorkflowOutput(evaluation='good')", "it must be an Evaluation or None"),
-    (WORKFLOW, "return WorkflowOutput(reward={'nobody': 1.0})", "none for the agent 'default'"),
-    (WORKFLOW, "return WorkflowOutput(reward=1.0, metrics={'x': Odd(1.0)})", "finite number, or be left out"),
+    (WORKFLOW, "return WorkflowOutput(reward={'nobody': 1.0})", "agent 'default'"),
+    (WORKFLOW, "return WorkflowOutput(reward=1.0, metrics={'x': Odd(1.0)})", "must be a finite number"),
     (JUDGE, "return JudgeOutput(reward=1.0, is_success='no')", f"is_success {SUCCESS}, not 'no'"),
     (JUDGE, "return JudgeOutput(reward=1e308)", "a reward must be a finite number from -1e9 to 1e9"),
     (JUDGE, "return JudgeOutput(reward=10**5000)", "a reward must be a finite number from -1e9 to 1e9"),
@@ -245,7 +245,7 @@ def test_rewards_for_nobody_are_no_reward_where_no_model_was_asked(tmp_path: Pat
         config = fake_config(tmp_path, "", [f"astuner.rollout.workflow=mine.py->{name}"])
         found[name] = asyncio.run(EpisodeRunner(config).run(task, models, SAMPLING))
     assert (found["nobody"].stop_reason, found["nobody"].reward) == (StopReason.WORKFLOW_FAILED, None)
-    assert "returned rewards for nobody; the episode has only default" in found["nobody"].error
+    assert "returned rewards for nobody; the episode only has default" in found["nobody"].error
     assert (found["default"].stop_reason, found["default"].reward) == (StopReason.COMPLETED, 1.0)
 
 

@@ -1,3 +1,3 @@
-"""What ASTuner is known not to hold (docs/reliability.md, "What is not held"): not drawn, until it is mended."""
+"""Known limits of ASTuner (docs/reliability.md, "Known limits"), which are not drawn until they are fixed."""
 
 NOT_HELD: tuple[str, ...] = ()

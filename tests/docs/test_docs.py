@@ -573,7 +573,7 @@ def test_the_first_tutorial_trains_from_python(tmp_path: Path) -> None:
     make(["--tasks-out", str(tmp_path / "math_agent" / "data")])
     command = [sys.executable, "math_agent/train.py"]
     ended = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
-    assert "validation success after" in ended.stdout
+    assert "Success after " in ended.stdout
     assert "cannot be imported" not in ended.stderr
     again = ["run", "launcher_record/from_python.experiment/from_python.yaml", "--resume"]
     ended = subprocess.run([sys.executable, "-m", "astuner", *again], cwd=tmp_path, capture_output=True, text=True)

@@ -203,7 +203,7 @@ def test_smolagents_forgets_a_call_that_it_could_not_run():
         ("out_of_turns", "truncated", "has used its 2 model calls", [200, 200, 403]),
         ("out_of_turns_streaming", "truncated", "has used its 2 model calls", [200, 200, 403]),
         ("check", "check_aborted", "nonsense: 'ha' repeated 400 times", [200, 403]),
-        ("context", "context_overflow", "tokens, and the context only", [200, 400]),
+        ("context", "context_overflow", "tokens, but the context is", [200, 400]),
         ("model_fails", "model_failed", "the GPU is on fire", [200, 502]),
         ("wrong_key", "workflow_failed", "does not belong to a running episode", [401]),
     ],

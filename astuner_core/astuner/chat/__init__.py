@@ -1,5 +1,5 @@
-"""Between messages and tokens.
+"""Conversion between messages and tokens.
 
-`codec.ChatCodec` turns an OpenAI-style request into token ids and token ids into an assistant message.  What the
-model wrote is never tokenised again: its recorded ids are spliced into the next prompt.
+`codec.ChatCodec` converts an OpenAI-style request to token IDs, and token IDs to an assistant message. Text written by
+the model is never tokenized again: its recorded IDs become part of the next prompt.
 """

@@ -1,12 +1,13 @@
-"""Requests to token ids, token ids to replies.
+"""Convert requests to token IDs, and token IDs to replies.
 
-History is never tokenised again.  A request's messages lead to the last turn it continues (`history`); the prompt
-is that turn's recorded prompt and response ids, followed by the ids of what the chat template writes for the
-messages behind it (`template`).  So a turn costs what is new in it, and its prompt begins exactly with what the
-engine saw and made before.  A request that continues no turn is rendered as a whole and says why (`branches`).
+History is never tokenized again. The messages of a request lead to the last turn that it continues (`history`). The
+prompt consists of that turn's recorded prompt and response IDs, followed by the IDs of the text that the chat template
+writes for later messages (`template`). The cost of a turn depends only on its new part, and its prompt starts exactly
+with the tokens that the engine saw and generated before. A request that continues no turn is rendered completely and
+has a branch reason.
 
-Invariant: if ``continues`` is k, ``prompt_ids`` begins with turn k's prompt ids and response ids.  An end-of-turn
-token that the model did not write is part of the prompt, never of a response.
+Invariant: if ``continues`` is k, ``prompt_ids`` starts with turn k's prompt IDs and response IDs. An end-of-turn token
+that the model did not write is part of the prompt, never of a response.
 """
 
 from __future__ import annotations
@@ -31,35 +32,35 @@ from astuner.support.threads import in_daemon_thread
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedPrompt:
-    """A request as token ids, with its place among the turns of its agent."""
+    """A request as token IDs, with its place among the turns of its agent."""
 
     prompt_ids: list[int]
     continues: int | None
-    """The recorded turn whose prompt and response ids ``prompt_ids`` begins with; None starts a branch."""
+    """The recorded turn whose prompt and response IDs ``prompt_ids`` starts with; None for a new branch."""
     branch_reason: str = ""
     """One of `BRANCH_REASONS`; empty for a first turn or a continuation."""
     request: tuple[Message, ...] = ()
-    """The messages that are new since the turn continued (all of them on a branch), normalised."""
+    """Messages added since the continued turn (all messages on a branch), normalized."""
     tools: tuple[Mapping[str, Any], ...] = ()
-    """The tools offered; empty when they are those of the turn continued."""
+    """Offered tools; empty if they equal the tools of the continued turn."""
     approximation: str = ""
-    """What was overlooked to continue a turn, one of `APPROXIMATIONS`, or to continue one before it, whose
-    tokens the prompt holds as well; empty when the prompt says what the request says."""
+    """Difference that was ignored to continue a turn, one of `APPROXIMATIONS`, on the complete path of continued
+    turns. Empty if the prompt matches the request exactly."""
     control_texts: int = 0
-    """Texts that were kept from being control tokens: messages of ``request`` and ``tools`` that hold a name, and names
-    that a text would have completed."""
+    """Number of texts that were prevented from becoming control tokens: messages and tools that contain a name of one,
+    and names that a text would have completed."""
     place: Place = field(repr=False, compare=False)
-    """Where the reply belongs; for `Conversation.accept`."""
+    """Position of the reply in the history, for `Conversation.accept`."""
     context: Context = field(default=Context(), repr=False, compare=False)
-    """What the reply answers; for `Conversation.accept`."""
+    """The conversation up to the reply, for `Conversation.accept`."""
     callable_tools: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
-    """The tools whose calls are read from the reply."""
+    """Tools whose calls are parsed in the reply."""
     heard: tuple[list[Message], list[Mapping[str, Any]]] | None = field(default=None, repr=False, compare=False)
-    """The whole request and its tools, where later ones may be matched by text."""
+    """The complete request and its tools, if later ones may be matched by text."""
 
 
 class ChatCodec:
-    """One per tokenizer and chat template; shared by all episodes and threads."""
+    """Codec of one tokenizer and chat template; shared by all episodes and threads."""
 
     def __init__(
         self,
@@ -74,18 +75,18 @@ class ChatCodec:
     ) -> None:
         """Probe the chat template.
 
-        :param tokenizer: a Hugging Face tokenizer.
-        :param chat_template: the Jinja text to use instead of the tokenizer's own.
-        :param disable_tool_calls: offer no tools and read no tool calls, whatever is asked for.
-        :param chat_template_kwargs: variables for the chat template, e.g. ``{"enable_thinking": False}``.
-        :param merge_level: ``text`` lets a request that continues nothing exactly continue a turn whose messages read
-            the same; what was overlooked is reported.
-        :param end_token_ids: End tokens of the model, in addition to those of the template and the tokenizer. They end
+        :param tokenizer: Hugging Face tokenizer.
+        :param chat_template: Jinja text that replaces the tokenizer's template.
+        :param disable_tool_calls: Offer no tools and parse no tool calls.
+        :param chat_template_kwargs: Variables of the chat template, for example ``{"enable_thinking": False}``.
+        :param merge_level: ``text`` lets a request that continues nothing exactly continue a turn with equal messages;
+            the ignored difference is reported.
+        :param end_token_ids: End tokens of the model, in addition to the tokens of template and tokenizer. They end
             a reply and are not part of its text.
-        :param plugins: those whose chat families are known; None: whatever is installed here.
-        :raises astuner.contracts.errors.ConfigError: there is no chat template, it is of no family that ASTuner reads,
-            or it has no such variables.
-        :raises astuner.contracts.errors.MissingDependency: nothing that is on brings the merge level ``text``.
+        :param plugins: Plugins with chat families; None for the installed ones.
+        :raises astuner.contracts.errors.ConfigError: There is no chat template, its family is not supported, or it has
+            no such variables.
+        :raises astuner.contracts.errors.MissingDependency: No active plugin provides the merge level ``text``.
         """
         self.template = ChatTemplate(
             tokenizer, chat_template, chat_template_kwargs=chat_template_kwargs, plugins=plugins
@@ -102,12 +103,12 @@ class ChatCodec:
         """End-of-turn tokens, for `SamplingParams.stop_token_ids`."""
 
     def conversation(self) -> Conversation:
-        """The state of one agent in one episode."""
+        """Return the state of one agent in one episode."""
         return Conversation(self)
 
 
 class Conversation:
-    """What one agent has said in one episode. Not for several threads at once."""
+    """The recorded replies of one agent in one episode. Not thread-safe."""
 
     def __init__(self, codec: ChatCodec) -> None:
         self._codec = codec
@@ -115,13 +116,13 @@ class Conversation:
         self._relaxed = codec.looser() if codec.looser else None
 
     def encode(self, messages: Sequence[Message], tools: Any = None, *, callable_tools: Any = None) -> EncodedPrompt:
-        """`encode_within`, of whatever length, for who has no event loop."""
+        """Call `encode_within` without a length limit and without an event loop."""
         try:
             self.encode_within(None, messages, tools, callable_tools=callable_tools).send(None)
         except StopIteration as e:
             encoded: EncodedPrompt = e.value
             return encoded
-        raise AssertionError("without a limit it waits for nothing")
+        raise AssertionError("without a limit it never awaits")
 
     async def encode_within(
         self,
@@ -131,21 +132,22 @@ class Conversation:
         *,
         callable_tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> EncodedPrompt:
-        """The token ids that ask the model to answer ``messages``. A thread makes them of what is long.
+        """Return the token IDs that ask the model to answer ``messages``. Long texts are encoded in a thread.
 
-        :param most: the engine's context. None: anything is encoded, and here.
+        :param most: Context length of the engine. None: encode any length, in this thread.
         :param tools: OpenAI-style tool descriptions.
-        :param callable_tools: those whose calls are read from the reply; all by default, none with
+        :param callable_tools: Tools whose calls are parsed in the reply; all by default, none with
             ``tool_choice="none"``. The prompt is the same.
-        :raises astuner.contracts.errors.ContextOverflow: something long has more tokens, as its beginning shows.
-        :raises UnsupportedRequest: a message cannot be rendered, or a tool's name cannot be read from a reply.
-        :raises astuner.contracts.errors.ConfigError: tools are given, and the chat template has no place for them.
+        :raises astuner.contracts.errors.ContextOverflow: The start of a long text already has more tokens.
+        :raises UnsupportedRequest: A message cannot be rendered, or a tool's name cannot be parsed in a reply.
+        :raises astuner.contracts.errors.ConfigError: The request has tools, but the chat template does not support
+            them.
         """
         if not messages:
             raise UnsupportedRequest("'messages' is empty; send at least one message")
         try:
             return await self._encoded(most, messages, tools, callable_tools)
-        except (UnsupportedRequest, TypeError, AttributeError) as e:  # the latter two: a message of another shape
+        except (UnsupportedRequest, TypeError, AttributeError) as e:  # the last two: a message of another form
             refusal = refused_message(messages)
             if refusal is None:
                 raise
@@ -158,15 +160,15 @@ class Conversation:
         tools: Sequence[Mapping[str, Any]] | None,
         callable_tools: Sequence[Mapping[str, Any]] | None,
     ) -> EncodedPrompt:
-        """`encode_within`, whose errors do not state which message they are about."""
+        """Implement `encode_within`; errors do not name the message."""
         messages = [*messages] if {*map(type, messages)} == {dict} else [mapping_of(m) for m in messages]
         template = self._codec.template
         offered = [] if self._codec.disable_tool_calls else [mapping_of(t) for t in tools or ()]
         if offered and not template.renders_tools:
             raise ConfigError(
                 f"the agent offers {len(offered)} tools, but the chat template ({template.format.name}) does not show "
-                "them, or writes calls in a way that ASTuner does not read; write chat_template: hermes (for ChatML) "
-                "or a Jinja file that does as astuner.model.chat_template, or astuner.rollout.disable_tool_calls: true"
+                "them, or writes calls in a format that ASTuner cannot parse. Set astuner.model.chat_template to "
+                "hermes (for ChatML) or a Jinja file with tool calls, or set astuner.rollout.disable_tool_calls: true"
             )
         root, offered = self._history.root(offered)
         place = self._history.find(root, messages)
@@ -208,13 +210,13 @@ class Conversation:
         )
 
     def _context(self, said: Said, new: Sequence[Message]) -> Context:
-        """Return the conversation in which ``new`` (normalised) follow a recorded reply."""
+        """Return the conversation in which ``new`` (normalized) follows a recorded reply."""
         before = said.context
         structure = self._codec.template.outlines.extend(before.structure, [said.message, *new])
         return Context(said, new, before.tools, structure)
 
     async def _aside(self, most: int | None, messages: Sequence[Message], work: Callable[[], Any]) -> Any:
-        """What ``work`` makes of ``messages`` (normalised) and tools; of long ones in a thread, if they may fit."""
+        """Run ``work`` on ``messages`` (normalized) and tools; for long texts in a thread, after a length check."""
         if most is None:
             return work()
         long = any(len(m.get("content", "")) > LONG for m in messages)
@@ -223,7 +225,7 @@ class Conversation:
         return await in_daemon_thread(self._codec.template.if_it_fits, most, messages, work)
 
     def _continuation(self, said: Said, context: Context, *, system: bool) -> Encoded | None:
-        """Return what the template writes after a recorded reply in ``context``; None if that starts a branch."""
+        """Return the template's text after a recorded reply in ``context``; None if it starts a branch."""
         template, spoken = self._codec.template, said.generation.response_ids
         if not template.continues(context.request, system=system, tools=bool(context.tools)):
             return None
@@ -241,15 +243,15 @@ class Conversation:
     ) -> dict[str, Any]:
         """Record the reply to ``encoded`` and return it as an OpenAI-style assistant message.
 
-        ``content`` is always a string; ``reasoning_content``, ``tool_calls`` and ``unparsed_tool_calls`` (the raw
-        texts of calls that cannot be read, which also stay in the content or the reasoning) are there only when not
-        empty. Tool-call ids are unique in the episode.
+        ``content`` is always a string. ``reasoning_content``, ``tool_calls`` and ``unparsed_tool_calls`` are present
+        only if they are not empty. ``unparsed_tool_calls`` has the raw texts of calls that cannot be parsed, which also
+        remain in the content or the reasoning. Tool-call IDs are unique in the episode.
 
-        :param generation: what the engine made of ``encoded.prompt_ids``.
-        :param turn_index: unique in the episode.
-        :param stop: the caller's stop string in the generation's text; the message ends before it.
-        :param structured_tool: a call of this tool stands for an answer: its arguments become the content.
-        :param no_other_call: calls of other tools are text.
+        :param generation: The engine's generation for ``encoded.prompt_ids``.
+        :param turn_index: Index that is unique in the episode.
+        :param stop: The caller's stop string in the generation's text; the message ends before it.
+        :param structured_tool: Name of a tool whose call is an answer: its arguments become the content.
+        :param no_other_call: Treat calls of other tools as text.
         """
         template = self._codec.template
         spoken = generation.response_ids
@@ -273,7 +275,7 @@ class Conversation:
 
 
 def _answer_of(message: dict[str, Any], tool: str) -> dict[str, Any]:
-    """``message`` with the arguments of its first call of ``tool`` as its content, instead of all calls."""
+    """Return ``message`` with the arguments of its first call of ``tool`` as content, without tool calls."""
     for call in message.get("tool_calls", ()):
         if call["function"]["name"] == tool:
             kept = {name: value for name, value in message.items() if name != "tool_calls"}

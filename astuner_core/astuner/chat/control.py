@@ -1,20 +1,20 @@
-"""Keep text from outside (messages, tools) from becoming control tokens in a rendered prompt.
+"""Prevent external text (messages, tools) from becoming control tokens in a rendered prompt.
 
-A tokenizer makes a control token of every occurrence of its name in the rendered text.  Only the template may write
-such a name.  Text from outside can hold a complete name, or a part of one that the template, or a second text,
+A tokenizer converts every occurrence of a control token's name in the rendered text to the control token. Only the
+template may write such a name. External text can contain a complete name, or a part that the template or a second text
 completes: ``<`` + key + ``>`` makes ``<|im_end|>`` of the key ``|im_end|``.
 
-So the characters that every such name would have to contain are *marked* before rendering: each is replaced by a lone
-surrogate.  After rendering, a name that contains a marked character is forged.  It gets a `CUT`
-(a `JOINT` where the text does not hold the complete name itself), at which the encoder splits the text, and is encoded
-as the letters that it has.
+Characters that every such name would contain are therefore *marked* before rendering: each is replaced by a lone
+surrogate. After rendering, a name with a marked character is forged. It gets a `CUT` (a `JOINT` if the text does not
+contain the complete name), where the encoder splits the text, so the name is encoded as ordinary letters.
 
-Marks must not change what a template decides.  The text is therefore also rendered without the marks of incomplete
-names, and must read the same.  A text whose mark changes the rendering is left unmarked, and is refused if it takes
-part in a forged name.
+Marks must not change the template's decisions. The text is therefore also rendered without the marks of incomplete
+names, and both results must have the same text. A text whose mark changes the rendering is left unmarked, and is
+refused
+if it is part of a forged name.
 
-Cost: texts that neither hold a name nor begin or end within one are rendered once, without marks.  So are texts that
-are parts of names only, where the rendering contains none of these names.
+Cost: texts that neither contain a name nor start or end within one are rendered once, without marks. The same is true
+for texts that are only parts of names, if the rendering contains none of these names.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from typing import Any
 from astuner.contracts.errors import UnsupportedRequest
 
 CUT = f"astuner-cut-{secrets.token_hex(8)}"
-"""Separator in a rendering where the name of a control token, written by a text, is split."""
+"""Separator that splits a control token's name written by a text."""
 JOINT = CUT + CUT
-"""The same, of a name that a text would have completed."""
+"""Separator that splits a name that a text would have completed."""
 _MARK = re.compile("[\ud800-\udfff]")
 _FIELDS = frozenset(re.findall(r"\w+", "role content name tool_calls tool_call_id reasoning_content id type function"))
 _FIELDS |= {"arguments", "description", "parameters", "strict"}
-"""Keys that messages, calls and tools have by their form."""
+"""Standard keys of messages, calls and tools."""
 _FIXED_VALUES = {"type": frozenset(["function"]), "role": frozenset(["system", "user", "assistant", "tool"])}
 _MESSAGE_LEVELS, _TOOL_LEVELS = 3, 2
-"""Nested mappings that have such keys: message, call and function; tool and function."""
+"""Levels of nested mappings with such keys: message, call and function; tool and function."""
 _WORD = 40
 _MAX_SUBSETS = 64
-"""Sets of names that renderings contain, of which each has its own search."""
+"""Maximum number of cached searches for subsets of names."""
 _NAMES_END = "\0"
 _WHOLE_MARKS, _PART_MARKS = 0xD800, 0xDC00
 """First surrogates for characters of complete names and of parts of names; 1024 each."""
 
 
 def split_at_cuts(rendered: str) -> list[str]:
-    """Return the pieces of a rendering that are to be encoded separately."""
+    """Return the pieces of a rendering to be encoded separately."""
     return [piece for piece in rendered.split(CUT) if piece] or [""]
 
 
@@ -57,18 +57,18 @@ def without_cuts(rendered: str) -> str:
 
 
 class ControlNames:
-    """The names of a tokenizer's control tokens, and how text from outside is kept from making them."""
+    """The names of a tokenizer's control tokens, and the protection against texts that contain them."""
 
     def __init__(self, names: Iterable[str], separators: Iterable[str] = (), *, changes_case: bool = False) -> None:
         """Prepare the search.
 
-        :param separators: strings at which the chat template splits texts, or which it removes from them.
-        :param changes_case: the template writes texts in small or capital letters.
+        :param separators: Strings at which the chat template splits texts, or which it removes from them.
+        :param changes_case: Whether the template changes the case of texts.
         """
         ordered = sorted(names, key=lambda name: (-len(name), name))
         separators = [*separators]
         self._only = lru_cache(_MAX_SUBSETS)(partial(ControlNames, separators=separators, changes_case=changes_case))
-        """The same search, for some of the names."""
+        """The same search for a subset of the names."""
         pattern = "|".join(map(re.escape, ordered)) or "(?!)"
         self._names = re.compile(pattern)
         self._in_other_case = re.compile(pattern, re.IGNORECASE) if changes_case else None
@@ -79,22 +79,22 @@ class ControlNames:
         self._separators = _any_of(separators)
         near = filter(None, (self._first.pattern, self._last.pattern, self._separators and self._separators.pattern))
         self._near = re.compile("|".join(near), self._first.flags & re.IGNORECASE)
-        """What a text holds that holds a name or, if it is longer than any name, is a part of one."""
+        """Matches each text that contains a name or, if it is longer than any name, is a part of one."""
         letters = sorted({letter for name in ordered for letter in name})[: _PART_MARKS - _WHOLE_MARKS]
         self._whole_marks, self._part_marks = (
             {ord(letter): chr(first + n) for n, letter in enumerate(letters)} for first in (_WHOLE_MARKS, _PART_MARKS)
         )
         self._is_suspect_word = lru_cache(4096)(self._looks_suspect)
-        """For short texts, most of which come again: names of tools and their arguments."""
+        """Cached for short texts, most of which repeat: names of tools and their arguments."""
         pairs = (*self._whole_marks.items(), *self._part_marks.items())
         self._letters = {mark: chr(letter) for letter, mark in pairs}
 
     def in_message(self, message: Mapping[str, Any]) -> bool:
-        """Return whether a message (normalised) holds a complete name."""
+        """Return whether a message (normalized) contains a complete name."""
         return any(map(self._names.search, _texts(message, _MESSAGE_LEVELS)))
 
     def in_tool(self, tool: Mapping[str, Any]) -> bool:
-        """Return whether the description of a tool holds a complete name."""
+        """Return whether the description of a tool contains a complete name."""
         return any(map(self._names.search, _texts(tool, _TOOL_LEVELS)))
 
     def render(
@@ -103,10 +103,10 @@ class ControlNames:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]],
     ) -> str:
-        """Return what ``write`` makes of messages and tools, with a `CUT` or `JOINT` in each forged name.
+        """Return the rendering of messages and tools, with a `CUT` or `JOINT` in each forged name.
 
-        :param write: renders the chat template.
-        :raises UnsupportedRequest: the template refuses the messages, or a name is forged and cannot be split.
+        :param write: Renders the chat template.
+        :raises UnsupportedRequest: The template refuses the messages, or a forged name cannot be split.
         """
         texts = [*_texts(messages, _MESSAGE_LEVELS), *_texts(tools, _TOOL_LEVELS)]
         suspects = self._suspects(texts)
@@ -134,21 +134,21 @@ class ControlNames:
         return text
 
     def _suspects(self, texts: Iterable[str]) -> set[str]:
-        """Return the texts that hold a name, or may be a part of one."""
+        """Return the texts that contain a name, or may be a part of one."""
         looks, looks_short = self._looks_suspect, self._is_suspect_word
         return {text for text in texts if (looks_short(text) if len(text) <= _WORD else looks(text))}
 
     def _looks_suspect(self, text: str) -> bool:
-        """Return whether a text holds a name, or may be a part of one."""
+        """Return whether a text contains a name, or may be a part of one."""
         if not self._longest or (len(text.strip()) >= self._longest and not self._near.search(text)):
             return False
         return self._names.search(text) is not None or next(self._parts(text), None) is not None
 
     def _parts(self, text: str) -> Iterator[int]:
-        """Yield the characters of ``text`` that any name would contain of which the text is a part.
+        """Yield positions of characters that any name with ``text`` as a part would contain.
 
-        A name that begins or ends inside of the text, or has all of it in its middle, contains the text's last or first
-        character.  White space around the text does not count, since templates strip it.
+        A name that starts or ends inside the text, or contains all of it, contains the text's last or first character.
+        White space around the text does not count, because templates strip it.
         """
         for start, end in self._spans(text):
             if end - start < self._longest and self._folded(text[start:end]) in self._joined:
@@ -174,7 +174,7 @@ class ControlNames:
         return text.lower() if self._in_other_case else text
 
     def _spans(self, text: str) -> Iterator[tuple[int, int]]:
-        """Yield begin and end of each part between separators, without the white space around it."""
+        """Yield start and end of each part between separators, without surrounding white space."""
         at = 0
         cuts = [match.span() for match in self._separators.finditer(text)] if self._separators else []
         for end, following in (*cuts, (len(text), 0)):
@@ -198,7 +198,7 @@ class ControlNames:
         return _MARK.sub(lambda mark: self._letters[mark[0]], marked)
 
     def _reads(self, rendered: Callable[..., str], parts: Sequence[str]) -> str | None:
-        """What a rendering with these marks reads like; None where the template refuses it because of them."""
+        """Return the plain text of a rendering with these marks; None if the template refuses it because of them."""
         try:
             return self._plain(rendered(*parts))
         except UnsupportedRequest:
@@ -210,15 +210,15 @@ class ControlNames:
         while match := self._names.search(plain, at):
             at = match.end()
             if mark := _MARK.search(marked, *match.span()):
-                at = match.start() + 1  # what remains of it may hold another name
+                at = match.start() + 1  # the rest may contain another name
                 pieces += [plain[start:at], CUT if ord(mark[0]) < _PART_MARKS else JOINT]
                 start = at
         return "".join([*pieces, plain[start:]])
 
     def _check_unmarked(self, text: str, written: str, marked: Callable[[], str]) -> None:
-        """Check that a text whose mark changes the rendering takes part in no name.
+        """Check that a text whose mark changes the rendering is not part of a name.
 
-        :raises UnsupportedRequest: it does.
+        :raises UnsupportedRequest: It is.
         """
         try:
             harmless = self._cut(marked())
@@ -226,7 +226,7 @@ class ControlNames:
             return
         if self._sequence(harmless) != self._sequence(written):
             raise UnsupportedRequest(
-                f"the text {text[:60]!r} becomes part of a control token in the chat template; send it in another form"
+                f"the text {text[:60]!r} becomes part of a control token in the chat template. Send it in another form"
             )
 
     def _sequence(self, rendered: str) -> list[str]:
@@ -239,17 +239,17 @@ def _any_of(texts: Iterable[str]) -> re.Pattern[str] | None:
 
 
 def _clean(text: str) -> str:
-    """Return ``text`` without lone surrogates (from a tool's undecodable output), which are used as marks here."""
+    """Return ``text`` without lone surrogates (for example from undecodable output), which are used as marks here."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if _MARK.search(text) else text
 
 
 def _is_fixed(key: Any, member: Any) -> bool:
-    """Return whether a message, call or tool has this member by its form."""
+    """Return whether this is a standard member of a message, call or tool."""
     return type(member) is str and key in _FIXED_VALUES and member in _FIXED_VALUES[key]
 
 
 def _texts(value: Any, levels: int) -> list[str]:
-    """Return every string from outside in messages (``levels`` 3) or tools (2), keys included."""
+    """Return every external string in messages (``levels`` 3) or tools (2), including keys."""
     texts: list[str] = []
     _collect(value, levels, texts)
     return texts
@@ -258,7 +258,7 @@ def _texts(value: Any, levels: int) -> list[str]:
 def _collect(value: Any, levels: int, texts: list[str]) -> None:
     if isinstance(value, str):
         texts.append(value)
-    elif isinstance(value, (dict, Mapping)):  # a plain one is told apart without asking its abstract class
+    elif isinstance(value, (dict, Mapping)):  # dict first, because the check of an abstract class is slower
         for key, member in value.items():
             if levels and key in _FIELDS:
                 pass
@@ -290,7 +290,7 @@ def _mapped(value: Any, table: Mapping[str, str], levels: int) -> Any:
 
 
 def _largest(items: Sequence[str], fits: Callable[[Sequence[str]], bool]) -> list[str]:
-    """Return items that fit together, found by halving: all of them where they do, as is usual."""
+    """Return items that fit together, found by bisection: usually all of them."""
 
     def extend(kept: list[str], more: Sequence[str]) -> list[str]:
         if fits([*kept, *more]):

@@ -1,18 +1,19 @@
-"""What an agent has said so far, as a trie of messages.
+"""The recorded replies of an agent, as a trie of messages.
 
-A node is a history: the messages on the way to it from the root, under one list of tools.  A node that ends in a
-reply of the model remembers the turn that made it.  So a request finds the turn it continues by walking its own
-messages; a step compares or looks up one message, and nothing is rendered or tokenised on the way.
+A node is a history: the messages on the path from the root, for one list of tools. A node that ends in a reply of the
+model refers to the turn of that reply. A request finds the turn it continues by following its own messages. Each step
+compares or looks up one message; nothing is rendered or tokenized.
 
-A reply is recognised by its text or its calls' ids, since frameworks drop and respell the rest; what they do give back
-must be what it said.  Any other message is recognised by all it says.  Replies that differ in their reasoning only are
-one to a framework that drops it: then the way on which most is known is taken, and of equals the newest.
+A reply is recognized by its text or its calls' IDs, because frameworks drop and reformat other parts. The parts that
+they return must be equal. Any other message is recognized by its complete content. Replies that differ only in their
+reasoning are equal for a framework that drops it. In this case the path with the longest known history is used, and the
+newest of equals.
 
-Invariant: a request reaches a turn's node only if its messages up to there are those that led to that turn, or a
-known framework's rewriting of them that means the same (`rewrites`).
+Invariant: a request reaches a turn's node only if its messages up to there are the ones that led to that turn, or an
+equivalent rewriting by a known framework (`rewrites`).
 
-`branch_reason` says why a request continues nothing that was recorded, in a closed vocabulary.  It is asked only when a
-request has already failed to continue a turn, so it may take its time.
+`branch_reason` returns why a request continues no recorded turn, as one of a fixed set of values. It is called only for
+requests that continue no turn, so its speed does not matter.
 """
 
 from __future__ import annotations
@@ -47,19 +48,19 @@ from astuner.contracts.types import Generation
 
 
 class Context(NamedTuple):
-    """The conversation that a prompt holds, up to the reply that it asks for."""
+    """The conversation in a prompt, up to the requested reply."""
 
     before: Said | None = None
     """The recorded reply that it continues."""
     request: Sequence[Message] = ()
-    """The messages behind that reply, normalised; all of them where it continues none."""
+    """Messages after that reply, normalized; all messages if it continues none."""
     tools: Sequence[Mapping[str, Any]] = ()
-    """The tools that its first prompt shows."""
+    """Tools in the first prompt."""
     structure: Structure | None = None
-    """None where it is not known whether another conversation has the same."""
+    """Structure for comparison with other conversations; None if unknown."""
 
     def messages(self) -> list[Message]:
-        """Return the complete conversation, normalised."""
+        """Return the complete conversation, normalized."""
         pieces: list[Sequence[Message]] = [self.request]
         said = self.before
         while said is not None:
@@ -70,15 +71,15 @@ class Context(NamedTuple):
 
 @dataclass(frozen=True)
 class Said:
-    """A reply of the model that was recorded."""
+    """A recorded reply of the model."""
 
     turn: int
     generation: Generation
     message: Mapping[str, Any]
     approximation: str = ""
-    """The gravest difference between what the model was asked with and what the agent asked, on the whole way here."""
+    """The gravest difference between the model's prompt and the agent's request, on the complete path to this reply."""
     context: Context = field(default=Context(), repr=False, compare=False)
-    """What the model was asked with."""
+    """The conversation that the model answered."""
 
 
 class Node:
@@ -90,25 +91,25 @@ class Node:
         self.key = key
         self.parent = parent
         self.children: dict[Key, Node] = {}
-        """The histories with one message more that the model did not say, by `full_key`."""
+        """Histories with one more message that the model did not write, by `full_key`."""
         self.replies: dict[Key, dict[str, Node]] = {}
-        """Those with one reply more: by each key it may come back under, then by its reasoning, the newest last."""
+        """Histories with one more reply: by each key it may be returned under, then by its reasoning, newest last."""
         self.most_calls = 0
-        """How many calls one of the replies has at most."""
+        """Maximum number of calls in one of the replies."""
         self.said: Said | None = None
         self.seen: Message | None = None
-        """The last message that led here and nowhere else, as it was spelled: its equal needs no closer look."""
+        """The last message that led only here, as received: an equal message needs no further comparison."""
         self.last: Node | None = None
-        """The next history that was gone to last, which is tried first."""
+        """The most recently used next history, which is tried first."""
 
     def child(self, key: Key) -> Node:
-        """The history with one message more, made if there is none yet."""
+        """Return the history with one more message, and create it if necessary."""
         if key not in self.children:
             self.children[key] = Node(key, self)
         return self.children[key]
 
     def path(self) -> list[Key]:
-        """What the messages from the root to here are recognised by (`key_of`)."""
+        """Return the keys (`key_of`) of the messages from the root to here."""
         keys: list[Key] = []
         node: Node | None = self
         while node is not None and node.parent is not None:
@@ -119,20 +120,20 @@ class Node:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a request stands in the trie."""
+    """Position of a request in the trie."""
 
     node: Node
-    """The longest history known so far that the request begins with."""
+    """The longest known history that is a prefix of the request."""
     rest: tuple[Key, ...]
-    """The full keys of the messages behind it."""
+    """Full keys of the messages after it."""
     said: Said | None
-    """The last recorded reply on the way."""
+    """The last recorded reply on the path."""
     new_from: int
-    """Index in the request of the first message behind that reply."""
+    """Index in the request of the first message after that reply."""
 
 
 class _Reached(NamedTuple):
-    """A place on the way through the trie."""
+    """A position on a path through the trie."""
 
     node: Node
     at: int
@@ -150,12 +151,12 @@ class History:
     def __init__(self) -> None:
         self._roots: dict[str, Node] = {}
         self.replies: dict[Key, Node] = {}
-        """The newest node of each reply, whatever came before it."""
+        """The newest node of each reply, independent of earlier messages."""
 
     def root(self, tools: Sequence[Mapping[str, Any]]) -> tuple[Node, list[Mapping[str, Any]]]:
-        """Where conversations with these tools begin: tools are part of the prompt, so they part histories.
+        """Return the start of conversations with these tools, and a copy of the tools, which the caller may modify.
 
-        Beside it a copy of the tools, since the caller may go on editing its own.
+        Tools are part of the prompt, so different tools mean different histories.
         """
         plain = packed(tools)
         ours, spelled = (copied(list(tools)), spelling(tools)) if plain is None else _unpacked(plain)
@@ -168,19 +169,19 @@ class History:
         return list(self._roots.values())
 
     def find(self, root: Node, messages: Sequence[Message]) -> Place:
-        """Follow ``messages`` from ``root`` as far as they are known."""
+        """Follow ``messages`` from ``root`` through the known histories."""
         best = _Reached(root, 0, None, 0)
         waiting = [best]
-        while waiting:  # usually once; each history is come to once at most
+        while waiting:  # usually once; each history is visited at most once
             end = _follow(waiting.pop(), messages, waiting)
             if (end.new_from, end.at) > (best.new_from, best.at):
                 best = end
         return Place(best.node, tuple(map(full_key, messages[best.at :])), best.said, best.new_from)
 
     def add(self, place: Place, said: Said, *, text: str) -> None:
-        """Put a reply behind the history at ``place``, under every key that a framework may return it as.
+        """Add a reply after the history at ``place``, under every key that a framework may return it as.
 
-        :param text: the whole reply, reasoning and tool calls included.
+        :param text: The complete reply, including reasoning and tool calls.
         """
         node = place.node
         for key in place.rest:
@@ -189,10 +190,10 @@ class History:
         exact, thought, calls = key_of(said.message), reasoning_of(said.message), said.message.get("tool_calls") or ()
         reply = node.last = Node(exact, node)
         reply.said = said
-        reply.seen = copied(said.message) if first else None  # nothing else can be meant by its equal
+        reply.seen = copied(said.message) if first else None  # an equal message can only mean this reply
         same = node.replies.setdefault(exact, {})
         before = same.pop(thought, None)
-        if before is not None:  # the same words and thoughts again: what followed them stays known
+        if before is not None:  # equal words and reasoning: keep what followed them
             reply.children, reply.replies, reply.most_calls = before.children, before.replies, before.most_calls
         same[thought] = reply
         spellings = () if calls else _spellings(said.message["content"], text)
@@ -208,7 +209,7 @@ class History:
 
 @lru_cache(maxsize=256)
 def _unpacked(tools: bytes) -> tuple[list[Mapping[str, Any]], str]:
-    """The tools of all conversations that have the same, and how they are spelled."""
+    """Return tools and their spelling, shared by all conversations with equal tools."""
     ours = marshal.loads(tools)
     return ours, spelling(ours)
 
@@ -218,7 +219,7 @@ def _spellings(content: str, text: str) -> list[Key]:
 
 
 def _follow(reached: _Reached, messages: Sequence[Message], waiting: list[_Reached]) -> _Reached:
-    """Where ``messages`` lead from ``reached``; other ways that they may go are put to those ``waiting``."""
+    """Return the end of the path that ``messages`` take from ``reached``; alternatives are added to ``waiting``."""
     node, at, said, new_from = reached
     end = len(messages)
     while at < end:
@@ -241,12 +242,12 @@ def _follow(reached: _Reached, messages: Sequence[Message], waiting: list[_Reach
 
 
 def _is_telling(message: Message, node: Node) -> bool:
-    """Whether an equal of ``message`` always leads to the same place: a text may also be the first piece of a reply."""
+    """Return whether equal messages always lead to the same node. A text may also be the first part of a reply."""
     return has_text_arguments(message) if message.get("tool_calls") else not node.most_calls
 
 
 def _ways(node: Node, messages: Sequence[Message], at: int) -> list[tuple[Node, int]]:
-    """The histories that the message at ``at`` may lead to, and how many messages that takes; the best first."""
+    """Return the histories that the message at ``at`` may lead to, with the number of messages used; best first."""
     message = messages[at]
     key = key_of(message)
     if key[0] not in ("assistant", "calls"):
@@ -263,7 +264,7 @@ def _ways(node: Node, messages: Sequence[Message], at: int) -> list[tuple[Node, 
 
 
 def _replies(node: Node, message: Message) -> list[Node]:
-    """The recorded replies behind ``node`` that ``message`` may be."""
+    """Return the recorded replies after ``node`` that ``message`` may be."""
     key, thought = key_of(message), reasoning_of(message)
     for known in (key,) if key[0] == "calls" else (key, ("assistant", key[1].strip())):
         replies = node.replies.get(known, {})
@@ -276,9 +277,9 @@ def _replies(node: Node, message: Message) -> list[Node]:
 
 
 def _several(node: Node, messages: Sequence[Message], at: int) -> tuple[Node, int] | None:
-    """The recorded reply that several assistant messages in a row are together, and how many.
+    """Return the recorded reply that consists of several consecutive assistant messages, and their number.
 
-    OpenAI's responses keep a reply's text and each of its parallel calls as items of their own.
+    OpenAI's responses API returns a reply's text and each of its parallel calls as separate items.
     """
     end, most = at, min(len(messages), at + 1 + node.most_calls)
     while end < most and role_of(messages[end]) == "assistant":
@@ -295,12 +296,12 @@ def _several(node: Node, messages: Sequence[Message], at: int) -> tuple[Node, in
 
 
 def _same_calls(node: Node, message: Message) -> bool:
-    """Whether ``message``, which has the ids of the reply at ``node``, also says what that reply said."""
-    assert node.said is not None  # the caller looked
+    """Return whether ``message``, which has the IDs of the reply at ``node``, also has its content."""
+    assert node.said is not None  # checked by the caller
     theirs = [call_parts(call) for call in message["tool_calls"]]
     content = text_of(message.get("content"))
     ours = node.said.message
-    if content.strip() not in ("", ours["content"].strip()):  # some frameworks drop the text beside a call
+    if content.strip() not in ("", ours["content"].strip()):  # some frameworks drop the text next to a call
         return False
     mine = [call_parts(call) for call in ours["tool_calls"]]
     return all(
@@ -310,11 +311,11 @@ def _same_calls(node: Node, message: Message) -> bool:
 
 
 _TELLING = 12
-"""Characters from which on a text in another's message is no chance."""
+"""Minimum length of a text whose occurrence in another message is not a coincidence."""
 
 
 def branch_reason(history: History, root: Node, place: Place, messages: Sequence[Message]) -> str:
-    """The reason why a request that was found at ``place``, below ``root``, continues no turn."""
+    """Return why a request that was found at ``place``, below ``root``, continues no turn."""
     if not history.replies:
         return ""
     if not place.rest and place.node.replies:

@@ -1,7 +1,7 @@
-"""Which strings of a message a chat template looks for, and what it does with them, read from its source.
+"""Read from a chat template's source which strings it searches for in messages, and how it uses them.
 
-A template decides by roles, by which fields a message has, and at times by words in a text: ``/no_think`` switches
-thinking off, ``</think>`` parts a thought from an answer.  The words are string constants of the template.
+A template decides by roles, by the fields of a message, and sometimes by words in a text: ``/no_think`` disables
+thinking, ``</think>`` separates a thought from an answer. These words are string constants of the template.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 _CUTTERS = frozenset(["split", "rsplit", "partition", "rpartition", "replace", "removeprefix", "removesuffix"])
-"""Methods and filters after which parts of a text may stand next to each other, or next to the template's text."""
+"""Methods and filters after which parts of a text may be adjacent to each other, or to the template's text."""
 _CASES = frozenset(["lower", "upper", "title", "capitalize", "swapcase", "casefold"])
 _FIELD = re.compile(
     "role|content|names?|tool_calls?|tool_call_id|tool_responses?|tool_results|reasoning|reasoning_content|thinking|thought"
@@ -19,11 +19,11 @@ _FIELD = re.compile(
     "|image|image_url|images|video|input_audio|audio|file|user|assistant|system|developer|tool|model|ipython|citations"
     "|documents"
 )
-"""Words that a template looks for in the keys of a message or tool, not in its text."""
+"""Words that a template searches in the keys of a message or tool, not in its text."""
 
 
 class Literals(NamedTuple):
-    """The string constants of a chat template that concern texts."""
+    """String constants of a chat template that concern texts."""
 
     held: frozenset[str]
     """Constants that it searches for in texts."""
@@ -32,9 +32,9 @@ class Literals(NamedTuple):
     separators: frozenset[str]
     """Constants at which it splits texts, or which it removes from them."""
     changes_case: bool
-    """Whether it writes texts in other letters, small or capital."""
+    """Whether it changes the case of texts."""
     counts: bool
-    """Whether it compares numbers, as of messages, or takes remainders, but for 0, 1 and 2."""
+    """Whether it compares numbers, such as the number of messages, or takes remainders, except for 0, 1 and 2."""
 
     @classmethod
     def of(cls, templates: Iterable[str]) -> Literals:
@@ -52,17 +52,17 @@ class Literals(NamedTuple):
         return cls(frozenset(held), frozenset(equal), frozenset(separators), changes_case, counts)
 
     def pattern(self) -> re.Pattern[str] | None:
-        """Return what matches any of `held`; None where there are none."""
+        """Return a pattern that matches any of `held`, or None if it is empty."""
         return re.compile("|".join(map(re.escape, sorted(self.held)))) if self.held else None
 
 
 def sources(template: Any) -> list[str]:
-    """Return the template texts of a tokenizer's ``chat_template``: one text, or several by name."""
+    """Return the texts of a tokenizer's ``chat_template``: one text, or several by name."""
     return [text for text in (template.values() if isinstance(template, Mapping) else [template]) if text]
 
 
 def _parsed(template: str) -> Any:
-    """Return the syntax tree, parsed with the tags that transformers adds to Jinja's."""
+    """Return the syntax tree, parsed with the tags that transformers adds to Jinja."""
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     tree: Any = _compile_jinja_template(template).environment.parse(template)
@@ -80,7 +80,7 @@ def _looked_for(tree: Any) -> Iterator[str]:
         if isinstance(call.node, nodes.Getattr) and call.node.attr not in ("get", "strip", "lstrip", "rstrip"):
             for argument in call.args:
                 yield from _strings(argument)
-    for assigned in tree.find_all((nodes.Assign, nodes.Keyword)):  # ``set``, and the members of a namespace
+    for assigned in tree.find_all((nodes.Assign, nodes.Keyword)):  # ``set``, and members of a namespace
         value = assigned.node if isinstance(assigned, nodes.Assign) else assigned.value
         if isinstance(value, nodes.Const) and isinstance(value.value, str) and not value.value.isidentifier():
             yield value.value

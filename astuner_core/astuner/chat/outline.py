@@ -1,17 +1,18 @@
-"""The structure of a conversation, as far as a chat template can decide by it.
+"""The structure of a conversation, as far as a chat template can depend on it.
 
-What a template writes after a reply can depend on all earlier messages: on their roles, on which tool a result belongs
-to, on a word such as ``/no_think`` in the first message.  Two conversations of the same structure differ only in what
-the template copies, so a result for one of them is valid for the other (`ChatTemplate.follow`).
+The text that a template writes after a reply can depend on all earlier messages: on their roles, on the call that a
+result belongs to, on a word such as ``/no_think`` in the first message. Two conversations with the same structure
+differ
+only in text that the template copies, so a result for one of them is valid for the other (`ChatTemplate.follow`).
 
-Structures are the same if the conversations have
+Structures are equal if the conversations have
 
-- the same kinds of messages next to each other, anywhere (`Structure.pairs`),
-- the same texts, in the same places, of those in which the template looks for words and finds one (`Structure.words`),
-- the same kinds of messages and the same such texts from the last reply on (`Structure.recent`),
-- about the same length; exactly the same where the template compares numbers.
+- the same kinds of adjacent messages, anywhere (`Structure.pairs`),
+- the same texts at the same positions, for texts in which the template finds one of its words (`Structure.words`),
+- the same kinds of messages and the same such texts since the last reply (`Structure.recent`),
+- about the same length, or exactly the same if the template compares numbers.
 
-A structure is made of the one before the last reply, and costs what is new.
+A structure is computed from the one before the last reply, at the cost of the new messages.
 """
 
 from __future__ import annotations
@@ -23,26 +24,26 @@ from astuner.chat.literals import Literals
 from astuner.contracts.messages import Message, spelling
 
 _SHORT = 16
-"""Number of messages up to which lengths count exactly; longer conversations have two lengths per doubling."""
+"""Number of messages up to which the length counts exactly; longer conversations have two lengths per doubling."""
 
 
 class Structure(NamedTuple):
-    """One structure; also what the next one is made of."""
+    """One structure; also the basis of the next one."""
 
     tools: int = 0
-    """Whether tools are shown, and their words."""
+    """Hash of whether tools are shown, and of their words."""
     pairs: frozenset[int] = frozenset()
     """Which kinds of messages follow each other."""
     words: int = 0
     recent: int = 0
     last: int = 0
-    """The kind of the last message."""
+    """Kind of the last message."""
     length: int = 0
 
     def key(self, *, exactly: bool) -> tuple[int, frozenset[int], int, int, int]:
-        """Return what is equal for the same structures.
+        """Return a key that is equal for equal structures.
 
-        :param exactly: the length counts exactly.
+        :param exactly: Whether the length counts exactly.
         """
         n = self.length
         size = n if exactly or n < _SHORT else -2 * (n * n).bit_length() - n % 2
@@ -64,11 +65,11 @@ class Outlines:
         return Structure(hash((bool(tools), spelled if self._holds(spelled) else "")))
 
     def extend(self, structure: Structure | None, messages: Iterable[Message]) -> Structure | None:
-        """Return the structure of a conversation after more messages (normalised).
+        """Return the structure of a conversation after more messages (normalized).
 
-        :param structure: None where it cannot be compared with that of another conversation.
-        :param messages: the model's last reply first, whose tool results may follow.
-        :return: None where a tool result belongs to none of the calls just before it.
+        :param structure: None if it cannot be compared with another conversation's.
+        :param messages: The model's last reply first, so that tool results may follow it.
+        :return: None if a tool result belongs to none of the preceding calls.
         """
         if structure is None:
             return None
@@ -116,6 +117,6 @@ def _emptiness(text: str | None) -> int:
 
 
 def _of_function(function: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return a call's tool, and whether its arguments are an object, and empty."""
+    """Return a call's tool, the first character of its arguments, and whether they are empty."""
     arguments = function["arguments"].strip()
     return function["name"], arguments[:1], arguments == "{}"

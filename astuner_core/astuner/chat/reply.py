@@ -1,17 +1,17 @@
-"""A reply of the model, read: reasoning, text, tool calls, as its family writes them.
+"""Parse a reply of the model: reasoning, text and tool calls, in the format of its family.
 
-The families are ChatML with Hermes calls, what plugins register, and the tokenizer's own word: a family that nobody
-registers is read by transformers where the tokenizer has a ``response_template``; that gives arguments as objects,
-which are written as JSON again here, so they are not the model's own spelling, and a reply that it cannot read is text.
+Families are ChatML with Hermes calls, families registered by plugins, and the tokenizer's ``response_template``. The
+latter is used by transformers for unknown families. It returns arguments as objects, which are written as JSON here, so
+they are not the model's own spelling. A reply that it cannot parse is text.
 
-An answer in a given structure is one more tool, whose arguments are the answer.  Sampling is never constrained to the
-structure: the log-probabilities would no longer be the policy's.
+A structured answer is a call of an additional tool, whose arguments are the answer. Sampling is never constrained to
+the structure: the log-probabilities would no longer be the policy's.
 
-An answer ends before the caller's stop strings.  An engine that is given them (`SamplingParams.stop`) ends there by
-itself, as far as it can; what it leaves is cut here.  A prefix of a sampled answer is itself a sample, so cutting the
-tokens behind the first one with which the text holds a stop string is exactly what stopping there would have given.
+An answer ends before the caller's stop strings. Engines that receive them (`SamplingParams.stop`) stop there as far as
+they can; the rest is cut here. A prefix of a sampled answer is itself a sample, so cutting the tokens after the first
+one that completes a stop string gives the same result as stopping there.
 
-Invariant: reading never fails and never guesses; what cannot be read stays in the text.
+Invariant: parsing never fails and never guesses; text that cannot be parsed stays text.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ THINK, END_THINK = "<think>", "</think>"
 
 
 def split_reasoning(text: str, *, thinking: bool) -> tuple[str, str]:
-    """Split a reply into (reasoning, the rest), as Qwen3's template joins them.
+    """Split a reply into (reasoning, rest), as Qwen3's template joins them.
 
-    :param thinking: the prompt has already opened the thought.
+    :param thinking: Whether the prompt has already opened the thought.
     """
     lead, opened, inside = text.partition(THINK)
     if opened and not lead.strip():
-        pass  # the reply opens its thought itself
+        pass  # the reply opens its thought
     elif thinking:
         inside = text
     else:
@@ -48,17 +48,17 @@ def split_reasoning(text: str, *, thinking: bool) -> tuple[str, str]:
 
 
 def opens_thought(prompt: str) -> bool:
-    """Whether ``prompt`` ends in a thought just opened, which the reply goes on with."""
+    """Return whether ``prompt`` ends with a newly opened thought, which the reply continues."""
     _, opened, thought = prompt.rpartition(THINK)
     return bool(opened) and not thought.strip()
 
 
 def read_tagged(text: str, style: CallStyle, tools: Tools, *, reasoning: bool, thinking: bool) -> Read:
-    """Take a reply apart whose thought, if it has one, stands between ``<think>`` tags in front.
+    """Parse a reply whose thought, if it has one, is between ``<think>`` tags at the start.
 
-    :param tools: the tools whose calls are to be read; none: calls stay text.
-    :param reasoning: whether the family marks its reasoning.
-    :param thinking: the prompt has already opened the thought.
+    :param tools: Tools whose calls are parsed; without tools, calls stay text.
+    :param reasoning: Whether the family marks its reasoning.
+    :param thinking: Whether the prompt has already opened the thought.
     """
     thought, content = split_reasoning(text, thinking=thinking) if reasoning else ("", text)
     if not tools:
@@ -70,10 +70,10 @@ def read_tagged(text: str, style: CallStyle, tools: Tools, *, reasoning: bool, t
 
 
 def calls_in_thought(thought: str, style: CallStyle, tools: Tools) -> list[str]:
-    """Return the texts of the calls inside a thought that no answer follows.
+    """Return the texts of calls inside a thought that no answer follows.
 
-    Such a model meant to call a tool and did not end its thought, or it only considered a call. So these are not calls,
-    but calls that cannot be read: the agent, checks and metrics see them.
+    The model may have called a tool without ending its thought, or only considered a call. These are therefore not
+    calls but calls that cannot be parsed, visible to the agent, checks and metrics.
     """
     _, calls, broken = style.read(thought, tools)
     if not calls:
@@ -87,12 +87,12 @@ def calls_in_thought(thought: str, style: CallStyle, tools: Tools) -> list[str]:
 
 
 def assistant_message(reply: Read, *, id_prefix: str) -> dict[str, Any]:
-    """``reply`` as an OpenAI-style assistant message.
+    """Return a parsed reply as an OpenAI-style assistant message.
 
-    ``content`` is always a string.  ``reasoning_content``, ``tool_calls`` and ``unparsed_tool_calls`` (raw texts,
-    not part of OpenAI's message) are there only when they are not empty.
+    ``content`` is always a string. ``reasoning_content``, ``tool_calls`` and ``unparsed_tool_calls`` (raw texts, not
+    part of OpenAI's message) are present only if they are not empty.
 
-    :param id_prefix: tool-call ids are this, a number and, where the model gave the call an id, that.
+    :param id_prefix: Prefix of tool-call IDs, followed by a number and the model's ID of the call, if there is one.
     """
     message: dict[str, Any] = {"role": "assistant", "content": reply.content}
     if reply.reasoning:
@@ -115,7 +115,7 @@ STRUCTURED_TOOL = "generate_structured_output"
 
 
 def structured_tool(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The tool that takes an answer of this JSON schema (an object's)."""
+    """Return the tool that takes an answer of this JSON schema (of an object)."""
     return {
         "type": "function",
         "function": {
@@ -131,10 +131,10 @@ CHATML = Family("ChatML", "<|im_start|>assistant", closes=("<|im_end|>",), stops
 
 
 def known_families(manager: PluginManager | None = None) -> tuple[Family, ...]:
-    """Every family of the plugins that are on, the core's own first.
+    """Return the families of the core and of all active plugins, the core's first.
 
-    :param manager: None: whatever is installed here.
-    :raises PluginError: a plugin registers something else.
+    :param manager: Plugins; None for the installed ones.
+    :raises PluginError: A plugin registers an object that is not a family.
     """
     manager = manager or load_plugins()
     found = [CHATML]
@@ -150,7 +150,7 @@ def known_families(manager: PluginManager | None = None) -> tuple[Family, ...]:
 
 
 def can_parse(tokenizer: Any) -> bool:
-    """Whether the tokenizer says how its model's replies are read, and transformers is new enough to do it."""
+    """Return whether the tokenizer has a response template and transformers is new enough to use it."""
     if not getattr(tokenizer, "response_template", None):
         return False
     try:
@@ -161,9 +161,9 @@ def can_parse(tokenizer: Any) -> bool:
 
 
 def read_by_template(text: str, response_template: Any, *, prompt: str, tools: Tools) -> Read:
-    """Take a reply apart as ``response_template`` says.
+    """Parse a reply with the tokenizer's ``response_template``.
 
-    :param prompt: the end of the prompt, from the generation prompt on.
+    :param prompt: End of the prompt, starting at the generation prompt.
     """
     read = _parsed(text, response_template, prompt=prompt, tools=tools)
     if read is None:
@@ -178,7 +178,7 @@ def read_by_template(text: str, response_template: Any, *, prompt: str, tools: T
 
 
 def _parsed(text: str, response_template: Any, *, prompt: str, tools: Tools) -> Read | None:
-    """Return what transformers reads in ``text``, or None where it is not as the template describes."""
+    """Return transformers' result for ``text``, or None if the text does not match the template."""
     from transformers.utils.chat_parsing import parse_response
 
     try:
@@ -203,9 +203,9 @@ def _call(call: Any) -> ToolCall:
 def cut_at_stop(
     generation: Generation, stops: Sequence[str], decode: Callable[[Sequence[int]], str]
 ) -> tuple[Generation, str | None]:
-    """The generation up to the first of ``stops``, and which of them that was (None: none, and nothing is cut).
+    """Return the generation up to the first stop string, and that string; (generation, None) without one.
 
-    :param decode: the text of token ids.
+    :param decode: Converts token IDs to text.
     """
     ids = generation.response_ids
     if not stops or not ids:
@@ -217,7 +217,7 @@ def cut_at_stop(
 
     if not holds_stop(len(ids)):
         return generation, None
-    n = 1 + bisect_left(range(1, len(ids)), True, key=holds_stop)  # the more tokens, the more they hold
+    n = 1 + bisect_left(range(1, len(ids)), True, key=holds_stop)  # monotonic: more tokens contain more text
     text = decode(ids[:n])
     first = min((stop for stop in stops if stop in text), key=text.index)
     cut = replace(generation, response_ids=ids[:n], logprobs=generation.logprobs[:n], finish_reason=FinishReason.STOP)

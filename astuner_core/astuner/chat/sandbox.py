@@ -1,7 +1,7 @@
-"""What jinja's sandbox allows, remembered: to ask it anew takes half of a rendering.
+"""Cache the verdicts of Jinja's sandbox, which take half of the time of a rendering.
 
-A chat template may come from anywhere, so transformers renders it in a sandbox, which looks at every attribute that is
-read, some fifty in a rendering.  What may be read depends on the type and the name alone.
+A chat template may come from anywhere, so transformers renders it in a sandbox. The sandbox checks every attribute
+access, about fifty per rendering. Its verdict depends only on the type and the attribute's name.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from typing import Any
 from astuner.contracts.messages import ENCODE
 
 _TRIED = {"<é'": [1, -2.5, True, None, '"\n']}
-"""A value on which transformers' way to write JSON is compared with ours."""
+"""A value on which transformers' JSON filter is compared with ASTuner's."""
 
 
 def quicken(template: str) -> None:
-    """Have transformers' renderings of ``template`` in this process take from memory what may be read.
+    """Cache the sandbox's verdicts for ``template`` in this process.
 
-    Its global names are joined once, and one encoder writes all JSON.  Renderings write what they wrote before.  Where
-    a release of transformers keeps its templates elsewhere, nothing changes.
+    Its global names are joined once, and one encoder writes all JSON. Results do not change. If a release of
+    transformers stores its templates elsewhere, nothing is changed.
     """
     from transformers.utils import chat_template_utils
 
     if (compiled := getattr(chat_template_utils, "_compile_jinja_template", None)) is None:
         return
     loaded = compiled(template)
-    loaded.globals = dict(loaded.globals)  # a chain of mappings, which jinja joins anew in every rendering
+    loaded.globals = dict(loaded.globals)  # a chain of mappings, which Jinja would join again in every rendering
     environment = loaded.environment
-    if "getattr" in vars(environment):  # done before
+    if "getattr" in vars(environment):  # already done
         return
     asked, look, of_dict = environment.is_safe_attribute, environment.getattr, frozenset(dir(dict))
     verdicts: dict[tuple[type, str], bool] = {}
@@ -39,7 +39,7 @@ def quicken(template: str) -> None:
         return verdicts[key]
 
     def get_attribute(obj: Any, attribute: str) -> Any:
-        if type(obj) is dict and attribute not in of_dict:  # a key, which needs no verdict
+        if type(obj) is dict and attribute not in of_dict:  # a key, which needs no check
             return obj[attribute] if attribute in obj else environment.undefined(obj=obj, name=attribute)
         return look(obj, attribute)
 
@@ -48,6 +48,6 @@ def quicken(template: str) -> None:
     def to_json(value: Any, *args: Any, **kwargs: Any) -> str:
         return str(plain(value, *args, **kwargs)) if args or kwargs else write_json(value)
 
-    if plain(_TRIED) == write_json(_TRIED):  # it needs no new encoder for every value
+    if plain(_TRIED) == write_json(_TRIED):  # the cached encoder gives the same result
         environment.filters["tojson"] = to_json
     environment.is_safe_attribute, environment.getattr = is_safe_attribute, get_attribute

@@ -1,23 +1,21 @@
-"""A tokenizer's own chat template, rendered piece by piece.
+"""A tokenizer's chat template, rendered piece by piece.
 
-The whole conversation is rendered once, for a first prompt.  After that only what is new is: it is put behind a
-short stand-in conversation, and what the template writes behind the stand-in's last reply is the piece.  That this
-is what the template would have written in the real conversation is probed when the template is loaded, on every kind of
-message that can follow a reply; where it is not, `continues` says no.  Invariant: a trait that a probe did not see is
-not assumed.  Where a template writes what follows a reply in one way in a short conversation and in another way in a
-longer one, or puts it somewhere else, `find_breaks` says when.
+A first prompt is rendered completely. Later prompts render only new messages: they are appended to a short stand-in
+conversation, and the template's text after the stand-in's last reply is the new piece. When the template is loaded,
+probes check for every kind of message after a reply that the piece equals the template's text in the real conversation.
+If it does not, `continues` returns False. Invariant: a property that no probe has shown is not assumed. If a template
+writes different text after a reply in a longer conversation, or moves it, `find_breaks` finds the conditions.
 
-A `Shape` is the form that messages must have for one template.  Invariant: what a message says is not changed; where a
-template has no place for something, it is left out here as the template itself would leave it out, and never silently
-put elsewhere.
+A `Shape` is the form of messages that one template requires. Invariant: the content of a message is not changed. Parts
+that a template does not support are omitted, as the template would omit them, and never moved silently.
 
-What a template would do to the part before the reply once something follows (Qwen3's leaves earlier reasoning out,
-Mistral's moves the tools) is not done: recorded tokens are kept, so that the turns of an episode stay one sample.
+Some templates change text before a reply when messages follow it (Qwen3's drops earlier reasoning, Mistral's moves the
+tools). This is not done here: recorded tokens are kept, so that the turns of an episode remain one sample.
 
-What messages and tools say is text: the name of a control token (``<|im_end|>``) that it holds, or takes part in, is
-encoded as ordinary letters, so that a text cannot open a turn of another role (`astuner.chat.control`).
+Messages and tools are text: the name of a control token (``<|im_end|>``) that they contain, or are a part of, is
+encoded as ordinary letters. A text therefore cannot open a turn of another role (`astuner.chat.control`).
 
-Invariant: where `continues` holds, prompt + reply + `continuation_ids` is the template's own text around the reply.
+Invariant: if `continues` returns True, prompt + reply + `continuation_ids` is the template's own text around the reply.
 """
 
 from __future__ import annotations
@@ -58,32 +56,33 @@ from astuner.contracts.messages import ENCODE, Message, normalise, packed, parse
 from astuner.plugins.loader import PluginManager
 
 REMEMBERED = 512
-"""Renderings kept of each kind; a batch has far fewer different first prompts than episodes."""
+"""Cached renderings of each kind. A batch has far fewer different first prompts than episodes."""
 MAX_VERDICTS = 1 << 16
-"""Structures of conversations that are remembered."""
+"""Maximum number of cached structures of conversations."""
 LONG = 32 << 10
-"""Bytes of messages, or characters, that are long: to tokenise them takes 15 ms, and a thread for it 0.1 ms."""
+"""Length of texts, in characters or bytes, from which on a thread (0.1 ms) costs less than tokenization (15 ms)."""
 _CHARACTERS = 8
-"""Of the beginning by which a long text is measured, for each token of the context; prose and code have 3 to 5."""
+"""Characters of a long text that are encoded first, per token of the context. Prose and code have 3 to 5 per token."""
 _UNSETTLED = 256
-"""Tokens at the end of a beginning that the whole may not have. Seen were 2 with byte pairs (Qwen's among them), 7 with
-a unigram model, and 99 where a long word becomes one unknown token."""
+"""Tokens at the end of a text's start that may differ in the complete text. Observed: 2 with byte pairs (such as
+Qwen's),
+7 with a unigram model, and 99 if a long word becomes one unknown token."""
 _MOST: contextvars.ContextVar[int | None] = contextvars.ContextVar("astuner_most_tokens", default=None)
-"""Tokens that a text may have which is encoded here."""
+"""Maximum number of tokens for texts encoded in this context."""
 _TAIL = 64
-"""Tokens of a prompt's end that the readers of whole replies look at."""
+"""Tokens at the end of a prompt that parsers of complete replies get."""
 _OPENING = 16
-"""Tokens of a prompt's end that can hold a thought just opened: a tag, and white space behind it."""
+"""Tokens at the end of a prompt that can contain a newly opened thought: a tag, followed by white space."""
 _MOST_VARIABLES = 64
-"""Variables of requests whose effect is kept."""
+"""Maximum number of cached results for variables of requests."""
 _MOST_BEGINNINGS = 64
-"""Beginnings of refused messages that are rendered to find the one that is refused."""
+"""Maximum number of prefixes that are rendered to find a refused message."""
 _HINT = "set astuner.model.chat_template to a Jinja file, such as Qwen2.5's or Qwen3's template"
 _MORE = "Llama, Mistral, DeepSeek, GLM, gpt-oss and Gemma come with: pip install astuner-families"
 _TRIED = ("a", " a b", "\n\n a\n", "Zwölf, 十二, 🙂 = 12.", '{"x": [1, -2.5]}', "    return x  # y\t\n")
-"""Texts on which the backend of a tokenizer is compared with the tokenizer."""
+"""Texts on which a tokenizer's backend is compared with the tokenizer."""
 MARK, THOUGHT = (f"astuner-stand-in-{what}-{secrets.token_hex(8)}" for what in ("reply", "thought"))
-"""Random, so that no message holds them by chance or on purpose: what stands in front of the mark is cut off."""
+"""Random marks that no message contains. Text before the mark is cut off."""
 PROBE = "astuner_probe"
 TOOL = {
     "type": "function",
@@ -101,15 +100,15 @@ ANSWER, CALLING = {"role": "assistant", "content": "a"}, {"role": "assistant", "
 
 @dataclass(frozen=True)
 class Shape:
-    """What a chat template wants of messages."""
+    """The form of messages that a chat template requires."""
 
     text_arguments: bool = False
-    """Arguments as JSON text, for templates that put them between strings; else as the object."""
+    """Whether arguments are JSON text, for templates that put them between strings; otherwise they are objects."""
     style: CallStyle = NO_CALLS
 
 
 def shaped(messages: Sequence[Message], shape: Shape) -> list[Message]:
-    """``messages`` (normalised), as a template of this shape takes them."""
+    """Return ``messages`` (normalized) in the form that a template of this shape requires."""
     if shape.style.reshape is not None:
         messages = shape.style.reshape(messages)
     return [_shaped(message, shape) for message in messages]
@@ -117,7 +116,7 @@ def shaped(messages: Sequence[Message], shape: Shape) -> list[Message]:
 
 def _shaped(message: Message, shape: Shape) -> Message:
     calls = message.get("tool_calls")
-    if not calls or shape.text_arguments:  # others write ``arguments | tojson``; text that is no object stays as it is
+    if not calls or shape.text_arguments:  # others write ``arguments | tojson``; invalid JSON stays text
         return message
     return {**message, "tool_calls": [_with_object(call) for call in calls]}
 
@@ -140,35 +139,35 @@ class Render(Protocol):
 
 
 class Encoded(NamedTuple):
-    """A rendered text as token ids."""
+    """A rendered text as token IDs."""
 
     ids: list[int]
     cuts: int = 0
-    """Names of control tokens that are letters."""
+    """Number of control tokens' names that are encoded as letters."""
     joined: int = 0
-    """Of these, the ones that no text holds completely."""
+    """Number of these names that no single text contains completely."""
 
 
 class Behind(Enum):
-    """What a template writes after a reply in a complete conversation."""
+    """The template's text after a reply in a complete conversation."""
 
     SAME = "same"
-    """The same as after that reply in a short conversation."""
+    """Equal to the text after the same reply in a short conversation."""
     OWN = "own"
-    """Something else, behind an unchanged beginning."""
+    """Different text, after an unchanged prefix."""
     BRANCH = "branch"
-    """Something that cannot follow the recorded tokens."""
+    """Text that cannot follow the recorded tokens."""
 
 
 class Following(NamedTuple):
-    """What comes behind a reply, as far as templates care."""
+    """Kinds of messages after a reply that templates distinguish."""
 
     results: bool
-    """There are tool results."""
+    """Whether there are tool results."""
     others: bool
-    """There are other messages, such as a user's."""
+    """Whether there are other messages, such as a user's."""
     systems: bool
-    """There are system messages, which some templates move to the front."""
+    """Whether there are system messages, which some templates move to the front."""
 
     @classmethod
     def of(cls, messages: Sequence[Message]) -> Following:
@@ -177,7 +176,7 @@ class Following(NamedTuple):
 
 
 class Break(NamedTuple):
-    """When a template does not write the same behind a reply as behind the same reply in a short conversation."""
+    """Conditions under which a template's text after a reply differs from the text in a short conversation."""
 
     system: bool
     tools: bool
@@ -185,17 +184,17 @@ class Break(NamedTuple):
 
 
 def reply(**more: Any) -> dict[str, Any]:
-    """A marked reply."""
+    """Return a marked reply."""
     return {"role": "assistant", "content": MARK, **more}
 
 
 def stand_in(
     following: Sequence[Message], calls: Sequence[Any], *, shows_calls: bool, one_call: bool
 ) -> dict[str, Any]:
-    """A marked reply that ``following`` may follow: one that calls the tools whose results are the first messages.
+    """Return a marked reply that ``following`` may follow: it calls the tools of the results at its start.
 
-    :param calls: the calls of the real reply; those that the results ask for are made up where there are none.
-    :param shows_calls: the template writes calls, so that a call can carry the mark; else the content does.
+    :param calls: Calls of the real reply; if empty, calls are invented for the results.
+    :param shows_calls: Whether the template writes calls, so that a call can contain the mark instead of the content.
     """
     made: list[tuple[Any, Any]] = []
     if following and following[0]["role"] == "tool":
@@ -219,25 +218,25 @@ def stand_in(
 
 
 def behind_mark(text: str, family: Family) -> str:
-    """What ``text`` holds from the end of the marked reply on.
+    """Return the part of ``text`` that starts at the end of the marked reply.
 
-    :raises ValueError: the mark is not there, or nothing ends the reply.
+    :raises ValueError: The mark is missing, or the reply has no end token.
     """
     at = text.rindex(MARK)
     ends = [end for token in (family.closes or family.follows) if (end := text.find(token, at)) != -1]
     if not ends:
-        raise ValueError("nothing ends the reply")
+        raise ValueError("the reply has no end token")
     return text[min(ends) :]
 
 
 def find_families(
     render: Render, known: Sequence[Family], special: Sequence[str], parser: ReadReply | None
 ) -> tuple[Sequence[Family], str, str]:
-    """The families that it may be, the generation prompt, and what the template writes behind a reply.
+    """Return possible families, the generation prompt, and the template's text after a reply.
 
-    :param known: those that are looked for; several may differ in how they write calls alone.
-    :param special: the tokenizer's special tokens.
-    :param parser: reads replies as the tokenizer itself says, for families that ASTuner does not know.
+    :param known: Known families; several may differ only in their tool calls.
+    :param special: Special tokens of the tokenizer.
+    :param parser: Parser of the tokenizer's response template, for unknown families.
     """
     asked, prompt = render([USER], generation_prompt=False), render([USER])
     asks = prompt[len(asked) :] if prompt.startswith(asked) else ""
@@ -260,15 +259,15 @@ def find_families(
 
 
 def written(render: Render, family: Family, message: Message, tools: Tools, shape: Shape, *, asks: str) -> str:
-    """The text that a model would have written for ``message``, as the template writes it: no header, no end token.
+    """Return the text that a model would have written for ``message``: the template's text without header and end.
 
-    :param asks: the generation prompt.
+    :param asks: The generation prompt.
     """
     asked = render([USER], tools, generation_prompt=False, shape=shape)
     text = render([USER, message], tools, generation_prompt=False, shape=shape)
     spoken = text[_shared(asked, text) :]
     header = _shared(spoken, asks)
-    while 0 < header < len(asks) and asks[header - 1] not in ">\n｜":  # what both begin with by chance is no header
+    while 0 < header < len(asks) and asks[header - 1] not in ">\n｜":  # a partial match is not a header
         header -= 1
     spoken = spoken[header:]
     end = max((spoken.rfind(token) for token in family.closes), default=-1)
@@ -276,13 +275,13 @@ def written(render: Render, family: Family, message: Message, tools: Tools, shap
 
 
 def _shared(one: str, other: str) -> int:
-    """How many characters both begin with."""
+    """Return the length of the common prefix."""
     length = min(len(one), len(other))
     return next((n for n in range(length) if one[n] != other[n]), length)
 
 
 def find_calls(render: Render, family: Family, *, asks: str) -> Shape | None:
-    """How the template shows tools and writes calls; None when it does not, or in no way that is known."""
+    """Return how the template shows tools and writes calls; None if it does not, or in an unknown format."""
     for text_arguments in (False, True):
         for style in family.styles:
             shape = Shape(text_arguments, style)
@@ -299,7 +298,10 @@ def find_calls(render: Render, family: Family, *, asks: str) -> Shape | None:
 
 
 def shape_without_calls(render: Render) -> Shape:
-    """The shape for a template whose calls cannot be read: messages with calls may come from elsewhere all the same."""
+    """Return the shape for a template whose calls cannot be parsed.
+
+    Messages with calls may still come from elsewhere.
+    """
     for shape in (Shape(), Shape(text_arguments=True)):
         try:
             render([USER, CALLING, RESULT, USER], shape=shape)
@@ -319,7 +321,7 @@ _SEEN: tuple[list[Message], ...] = (
     [SYSTEM, USER, {**ANSWER, "reasoning_content": "t"}, USER],
     [USER, CALLING, RESULT],
 )
-"""Conversations by which `renders_alike` compares variables."""
+"""Conversations with which `renders_alike` compares variables."""
 _FOLLOWING: tuple[list[Message], ...] = (
     [],
     [_ASKS],
@@ -333,22 +335,22 @@ _FOLLOWING: tuple[list[Message], ...] = (
     [_GETS, _ORDERS],
     [_GETS, _ORDERS, _ASKS],
 )
-"""What may follow a reply: each kind of `Following` at least once."""
+"""Messages after a reply: each kind of `Following` at least once."""
 _EARLIER: tuple[list[Message], ...] = (
     [USER],
     [USER, ANSWER, USER],
     [USER, CALLING, RESULT],
     [USER, CALLING, RESULT, ANSWER, USER],
 )
-"""What may come before it."""
+"""Messages before a reply."""
 
 
 def find_breaks(render: Render, family: Family, shape: Shape, *, tools: bool) -> frozenset[Break]:
-    """When what the template writes behind a reply depends on what came before it, or is not all that follows.
+    """Return when the template's text after a reply depends on earlier messages, or lacks later ones.
 
-    A conversation of which the template leaves a message out altogether does not count: it is refused.
+    Conversations of which the template omits a message are not counted, because they are refused.
 
-    :param tools: whether the template shows tools.
+    :param tools: Whether the template shows tools.
     """
     breaks: set[Break] = set()
     for following in _FOLLOWING:
@@ -364,7 +366,7 @@ def find_breaks(render: Render, family: Family, shape: Shape, *, tools: bool) ->
                     try:
                         text = render([*before, *marked], offered, shape=shape)
                     except UnsupportedRequest:
-                        continue  # such a conversation cannot come about
+                        continue  # such a conversation cannot occur
                     if any(message["content"] not in text for message in following):
                         continue
                     try:
@@ -378,7 +380,7 @@ def find_breaks(render: Render, family: Family, shape: Shape, *, tools: bool) ->
 
 
 class ChatTemplate:
-    """Renders messages and turns text into token ids. Safe to use from several threads."""
+    """Renders messages and converts text to token IDs. Thread-safe."""
 
     def __init__(
         self,
@@ -388,13 +390,13 @@ class ChatTemplate:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         plugins: PluginManager | None = None,
     ) -> None:
-        """Load and probe.
+        """Load and probe the template.
 
-        :param chat_template: the Jinja text to use instead of the tokenizer's own.
-        :param chat_template_kwargs: variables for every rendering, e.g. ``{"enable_thinking": False}``.
-        :param plugins: those whose families are known; None: whatever is installed here.
-        :raises astuner.contracts.errors.ConfigError: there is no template, it is of no family that ASTuner reads, or it
-            has no such variables.
+        :param chat_template: Jinja text that replaces the tokenizer's template.
+        :param chat_template_kwargs: Variables for every rendering, for example ``{"enable_thinking": False}``.
+        :param plugins: Plugins with chat families; None for the installed ones.
+        :raises astuner.contracts.errors.ConfigError: There is no template, its family is not supported, or it has no
+            such variables.
         """
         self._tokenizer = tokenizer
         self._encode, self._decode = fastest(tokenizer)
@@ -403,8 +405,9 @@ class ChatTemplate:
         self._lock, self._one_long = threading.Lock(), threading.Lock()
         self._swallows = any(token.lstrip for token in getattr(tokenizer, "added_tokens_decoder", {}).values())
         self.whole = _remembering(lambda messages, tools: self._encoded(self._complete(messages, tools)))
-        """Whole messages (normalised) with tools, encoded; `UnsupportedRequest` where the template refuses them or
-        leaves one out. Remembered: all attempts of a group begin with the same ones."""
+        """Encodes complete conversations (normalized) with tools. Raises `UnsupportedRequest` if the template refuses
+        or
+        omits a message. Cached, because all attempts of a group start with the same messages."""
         self._behind = _remembering(self._encode_behind)
         self._verdicts: dict[Any, Behind] = {}
         self._families = known_families(plugins)
@@ -412,7 +415,7 @@ class ChatTemplate:
         self._control = ControlNames(())
         self._name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
         self.tokens_encoded = 0
-        """How many tokens were made of text so far; what is remembered or spliced is not made again."""
+        """Number of tokens created from text so far, without cached or reused ones."""
         if self._template is None and not getattr(tokenizer, "chat_template", None):
             raise ConfigError(f"the tokenizer of {self._name} has no chat template; {_HINT}")
         self._kwargs = dict(chat_template_kwargs or {})
@@ -425,46 +428,46 @@ class ChatTemplate:
             raise ConfigError(
                 f"the chat template of {self._name} cannot render a plain conversation ({e}); {_HINT}"
             ) from e
-        if isinstance(text := self._template or tokenizer.chat_template, str):  # else it has several
+        if isinstance(text := self._template or tokenizer.chat_template, str):  # otherwise there are several
             quicken(text)
         tried = [(shaped(messages, self._shape), tools) for messages in _SEEN for tools in ([], [TOOL])]
         self._write_plain = fastest_writer(tokenizer, chat_template, self._kwargs, tried)
 
     def _probe(self) -> None:
-        """Find out how the template behaves by rendering with it."""
+        """Determine the behavior of the template by rendering with it."""
         own = self._parse if can_parse(self._tokenizer) else None
         special = [str(token) for token in getattr(self._tokenizer, "all_special_tokens", ())]
         families, self.generation_prompt, tail = find_families(self._render, self._families, special, own)
         if not families:
             raise ConfigError(
-                f"the chat template of {self._name} ends a turn with {tail.strip()[:40]!r} and asks for one with "
-                f"{self.generation_prompt[:40]!r}, as no family does that is installed ({_MORE}); {_HINT}"
+                f"the chat template of {self._name} ends a turn with {tail.strip()[:40]!r} and starts one with "
+                f"{self.generation_prompt[:40]!r}, which matches no installed chat family ({_MORE}); {_HINT}"
             )
         literals = Literals.of(sources(self._template or self._tokenizer.chat_template))
         self.outlines = Outlines(literals)
-        """Structures of conversations, by which `follow` remembers what it found out."""
+        """Structures of conversations, the keys of `follow`'s cache."""
         ways = ((family, find_calls(self._render, family, asks=self.generation_prompt)) for family in families)
         family, found = next((way for way in ways if way[1]), (families[0], None))
         self.format: Family = family
-        """How the family writes its replies."""
+        """The family, which defines the format of replies."""
         written_end = next(t for t in (family.closes or family.follows) if tail.startswith(t))
         self._id_of(written_end)
         self.end_of_turn_id: int = self._id_of(family.stops[0])
-        """The token at which a turn of the model is usually over."""
+        """The token that usually ends a turn of the model."""
         stops = [i for token in family.stops if (i := self._single_id(token)) is not None]
         self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(stops))
-        """All tokens at which it may be."""
+        """All tokens that may end a turn."""
         self._closing = {i for token in family.closes if (i := self._single_id(token)) is not None}
         self.renders_tools: bool = found is not None
-        """Whether the template shows tools to the model, and writes calls in a way that can be read."""
+        """Whether the template shows tools to the model, and writes calls in a format that can be parsed."""
         self._shape = found or shape_without_calls(self._render)
         self.calls = self._shape.style
-        """How calls are written."""
+        """The format of tool calls."""
         names, changes_case = self._find_control(), literals.changes_case
         self._control = ControlNames(names, literals.separators, changes_case=changes_case)
         self._probe_reasoning()
         self.breaks: frozenset[Break] = find_breaks(self._render, family, self._shape, tools=self.renders_tools)
-        """When a reply cannot be continued."""
+        """Conditions under which a reply cannot be continued."""
 
     def _probe_reasoning(self) -> None:
         thoughtful = reply(reasoning_content=THOUGHT)
@@ -479,27 +482,27 @@ class ChatTemplate:
             or (self.format.channels is not None and bool(after))
             or THOUGHT not in self.render([USER, in_content, USER])
         )
-        """Whether the family marks its reasoning, which is then split off the reply's text."""
+        """Whether the family marks its reasoning, which is then separated from the reply's text."""
         self.drops_reasoning: bool = self.reasons and THOUGHT not in self.render([USER, thoughtful, USER])
-        """Whether the template leaves earlier reasoning out once the user speaks again (Qwen3's does)."""
+        """Whether the template omits earlier reasoning after another user message (as Qwen3's does)."""
 
     def _find_control(self) -> set[str]:
-        """The names of control tokens: special ones, and those that the template writes between messages.
+        """Return the names of control tokens: special tokens, and tokens that the template writes between messages.
 
-        Tags of thoughts are none: prompts ask for them, and templates look for them in a message.
+        Tags of thoughts are excluded: prompts mention them, and templates search messages for them.
         """
         added = getattr(self._tokenizer, "added_tokens_decoder", {}).values()
         between = self.continuation([USER])
-        with contextlib.suppress(UnsupportedRequest):  # it has no tool results
+        with contextlib.suppress(UnsupportedRequest):  # no support for tool results
             between += self.continuation([RESULT])
         names = {str(token) for token in added if token.special or str(token) in between}
         names |= set(map(str, getattr(self._tokenizer, "all_special_tokens", ())))
-        return {n for n in names if len(n.strip()) > 1} - {THINK, END_THINK}  # of one letter nothing can be cut
+        return {n for n in names if len(n.strip()) > 1} - {THINK, END_THINK}  # a single letter cannot be split
 
     def count_control(self, encoded: Encoded, messages: Sequence[Message], tools: Tools = ()) -> int:
-        """Return how many texts were kept from being control tokens.
+        """Return the number of texts that were prevented from becoming control tokens.
 
-        :param messages: those that were encoded (normalised).
+        :param messages: The encoded messages (normalized).
         """
         if not encoded.cuts + encoded.joined:
             return 0
@@ -508,19 +511,19 @@ class ChatTemplate:
 
     @property
     def variables(self) -> dict[str, Any]:
-        """A copy of the variables that every rendering gets."""
+        """A copy of the variables for every rendering."""
         return dict(self._kwargs)
 
     def mentions(self, variable: str) -> bool:
-        """Return whether the template's text has a variable of this name."""
+        """Return whether the template's source contains a variable of this name."""
         own = self._template or self._tokenizer.chat_template
         texts = own.values() if isinstance(own, Mapping) else [own]
         return any(re.search(rf"\b{re.escape(variable)}\b", text) for text in texts)
 
     def renders_alike(self, variables: Mapping[str, Any]) -> bool:
-        """Return whether these variables change nothing: the template renders as it does with the run's own.
+        """Return whether these variables have no effect on the template, compared with the run's own variables.
 
-        Every kind of message is rendered once with both; the answer is kept for the latest variables.
+        Every kind of message is rendered once with both. The result for the latest variables is cached.
         """
         names = inspect.signature(self._tokenizer.apply_chat_template).parameters
         if not variables.keys().isdisjoint({"messages", *names}):
@@ -541,34 +544,35 @@ class ChatTemplate:
             write = through_transformers(self._tokenizer, self._template, kwargs)
             asks = messages[-1]["role"] != "assistant"
             return write(shaped(messages, self._shape), tools, generation_prompt=asks)
-        except Exception:  # whatever a template raises for a value that it does not expect
+        except Exception:  # templates may raise anything for an unexpected value
             return None
 
     @property
     def incremental(self) -> bool:
-        """Whether any reply can be continued, whatever follows it."""
+        """Whether any reply can be continued, independent of the messages after it."""
         return not self.breaks
 
     def continues(self, messages: Sequence[Message], *, system: bool, tools: bool) -> bool:
-        """Whether `continuation_ids` may be used for ``messages``.
+        """Return whether `continuation_ids` may be used for ``messages``.
 
-        :param system: the conversation begins with a system message.
-        :param tools: the conversation has tools.
+        :param system: Whether the conversation starts with a system message.
+        :param tools: Whether the conversation has tools.
         """
         return not self.breaks or Break(system, tools, Following.of(messages)) not in self.breaks
 
     def render(self, messages: Sequence[Message], tools: Tools | None = None, *, generation_prompt: bool = True) -> str:
-        """The template's text for ``messages`` (normalised), with a `CUT` or `JOINT` in each name of a control token
-        that is not the template's own.
+        """Return the template's text for ``messages`` (normalized).
 
-        :raises UnsupportedRequest: the template refuses them, for instance two user messages in a row.
+        Names of control tokens that the template did not write contain a `CUT` or `JOINT`.
+
+        :raises UnsupportedRequest: The template refuses them, for example two user messages in a row.
         """
         return self._render(messages, tools or (), generation_prompt=generation_prompt, shape=self._shape)
 
     def shaped(self, messages: Sequence[Message], *, text_arguments: bool | None = None) -> list[Message]:
-        """Return ``messages`` (normalised) in the form that the template takes.
+        """Return ``messages`` (normalized) in the form that the template requires.
 
-        :param text_arguments: Whether arguments of tool calls are JSON text or objects; None: what the template takes.
+        :param text_arguments: Whether arguments of tool calls are JSON text or objects; None for the template's form.
         """
         shape = self._shape if text_arguments is None else replace(self._shape, text_arguments=text_arguments)
         return shaped(messages, shape)
@@ -580,20 +584,19 @@ class ChatTemplate:
         return self._control.render(write, shaped(messages, shape), tools)
 
     def _write(self, messages: Sequence[Message], tools: Tools, *, generation_prompt: bool) -> str:
-        """Return what the template itself writes for shaped messages."""
+        """Return the template's own text for shaped messages."""
         from jinja2 import TemplateError
 
         try:
             return self._write_plain(messages, tools, generation_prompt=generation_prompt)
-        except (TemplateError, TypeError, AttributeError) as e:  # the latter two: it met what it does not expect
-            raise UnsupportedRequest(f"the chat template does not take these messages: {type(e).__name__}: {e}") from e
+        except (TemplateError, TypeError, AttributeError) as e:  # the last two: unexpected values in a message
+            raise UnsupportedRequest(f"the chat template rejects these messages: {type(e).__name__}: {e}") from e
 
     def continuation(self, messages: Sequence[Message], *, calls: Sequence[Any] = ()) -> str:
-        """What the template writes behind a reply when ``messages`` follow, from the reply's end token to the next
-        generation prompt.
+        """Return the template's text after a reply, from its end token to the next generation prompt.
 
-        :param calls: the reply's tool calls.
-        :raises UnsupportedRequest: the template refuses them, or does not show all of them behind the reply.
+        :param calls: Tool calls of the reply.
+        :raises UnsupportedRequest: The template refuses ``messages``, or does not show all of them after the reply.
         """
         marked = stand_in(messages, calls, shows_calls=self.renders_tools, one_call=self._shape.style.one_call)
 
@@ -607,16 +610,17 @@ class ChatTemplate:
 
         text = behind(messages)
         if lost := _left_out(text, messages, behind):
-            raise UnsupportedRequest(f"the chat template does not write {_shown(lost[0])} behind the reply")
+            raise UnsupportedRequest(f"the chat template does not write {_shown(lost[0])} after the reply")
         return text
 
     def if_it_fits(self, most: int, messages: Sequence[Message], work: Callable[[], Any]) -> Any:
-        """What ``work`` makes of long ``messages`` (normalised) and tools, in this thread alone, one at a time.
+        """Run ``work`` for long ``messages`` (normalized) and tools in this thread, one at a time.
 
-        They are measured before they are copied and rendered: what users and tools say stands in every rendering
-        (`_left_out`), but for white space around it.
+        Their length is checked before they are copied and rendered: texts of users and tools are part of every
+        rendering
+        (`_left_out`), except for surrounding white space.
 
-        :raises ContextOverflow: a text has more tokens than ``most``.
+        :raises ContextOverflow: A text has more tokens than ``most``.
         """
         _MOST.set(most)
         with self._one_long:
@@ -624,7 +628,7 @@ class ChatTemplate:
             return work()
 
     def _measured(self, text: str) -> str:
-        """``text``; a long one that cannot fit is refused by its beginning, at the cost of what may fit."""
+        """Return ``text``. A long text that cannot fit is refused after encoding only its start."""
         if (most := _MOST.get()) is None:
             return text
         size = max(LONG, _CHARACTERS * most)
@@ -632,15 +636,15 @@ class ChatTemplate:
             beginning = text[:size].rstrip() if self._swallows else text[:size]
             n = len(self.encode(beginning)) - _UNSETTLED
             if n > most:
-                raise ContextOverflow(f"its prompt has more than {n} tokens, and the context only {most}")
+                raise ContextOverflow(f"its prompt has more than {n} tokens, but the context is {most}")
             size *= 2
         return text
 
     def _complete(self, messages: Sequence[Message], tools: Tools) -> str:
-        """`render`, if all is there: no model is to be trained for what it never saw.
+        """Return `render`, if no message is missing: a model must not be trained on messages that it never saw.
 
-        Where a template shows its one system message only sometimes (Mistral Nemo's: while the user speaks last), that
-        is its own way, which the model knows.
+        Some templates show a system message only in some cases (Mistral Nemo's: while the user's message is the last).
+        This is accepted, because the model knows it.
         """
         try:
             text = self.render(messages, tools)
@@ -653,15 +657,15 @@ class ChatTemplate:
         if lost:
             index = next(n for n, message in enumerate(messages) if message is lost[0])
             raise UnsupportedRequest(
-                f"the chat template of {self._name} leaves out {_shown(lost[0])} (messages[{index}]); send what it "
-                f"says in another message, or {_HINT}"
+                f"the chat template of {self._name} omits {_shown(lost[0])} (messages[{index}]). Send its text in "
+                f"another message, or {_HINT}"
             )
         return self._measured(text)
 
     def _refused_at(self, messages: Sequence[Message], tools: Tools) -> int | None:
-        """Return the index of the first message with which the template refuses the conversation.
+        """Return the index of the first message that makes the template refuse the conversation.
 
-        None: it takes no beginning of them, or they are many.
+        Return None if the template accepts no prefix, or if there are too many messages.
         """
         for end in range(len(messages) - 1, max(0, len(messages) - _MOST_BEGINNINGS), -1):
             with contextlib.suppress(UnsupportedRequest):
@@ -672,25 +676,25 @@ class ChatTemplate:
     def continuation_ids(
         self, messages: Sequence[Message], *, last: int | None, calls: Sequence[Any] = ()
     ) -> list[int]:
-        """Token ids of `continuation` behind a reply. Remembered: in a group, the same tool results come again.
+        """Return the token IDs of `continuation` after a reply. Cached, because groups repeat tool results.
 
-        :param last: the reply's last token.  If it is the end token with which the continuation begins, or one that
-            means the same, it is not repeated; a reply without one is ended here.
+        :param last: The reply's last token. If it is the end token at the start of the continuation, or an equivalent
+            one, it is not repeated. A reply without an end token gets one here.
         """
         named = [(call.get("id"), call["function"]["name"]) for call in calls]
         return self._without_end(self._behind(messages, named).ids, last)
 
     def follow(self, asked: Context, reply: Mapping[str, Any], context: Context, *, last: int | None) -> Encoded | None:
-        """Encode what the template writes after a recorded reply in the complete conversation.
+        """Encode the template's text after a recorded reply in the complete conversation.
 
-        The complete conversation is rendered for the first conversation of each structure (`Outlines`).  Where the
-        template writes there what it writes in a short one, `continuation_ids` is enough from then on.
+        The complete conversation is rendered for the first conversation of each structure (`Outlines`). If the text
+        equals the text in a short conversation, `continuation_ids` is sufficient from then on.
 
-        :param asked: what the reply answers.
-        :param reply: the reply, with its tool calls.
-        :param context: ``asked``, the reply, and the messages that follow it.
-        :param last: the reply's last token, as in `continuation_ids`.
-        :return: None where the template refuses the conversation, or writes what came before in another way.
+        :param asked: The conversation that the reply answers.
+        :param reply: The reply, with its tool calls.
+        :param context: ``asked``, the reply, and the messages after it.
+        :param last: The reply's last token, as in `continuation_ids`.
+        :return: None if the template refuses the conversation, or changes earlier text.
         """
         following, calls = context.request, reply.get("tool_calls", ())
         verdict, text = self._verdict(asked, reply, context)
@@ -703,7 +707,7 @@ class ChatTemplate:
         return Encoded(self._without_end(encoded.ids, last), encoded.cuts, encoded.joined)
 
     def _verdict(self, asked: Context, reply: Mapping[str, Any], context: Context) -> tuple[Behind, str]:
-        """Return how a conversation continues, and what the template writes after the reply if that differs."""
+        """Return how a conversation continues, and the template's text after the reply if it differs."""
         structure = context.structure
         key = None if structure is None else structure.key(exactly=self.outlines.counts)
         known = None if key is None else self._verdicts.get(key)
@@ -719,7 +723,7 @@ class ChatTemplate:
     def _look_behind(
         self, earlier: Sequence[Message], reply: Message, following: Sequence[Message], tools: Tools
     ) -> tuple[Behind, str]:
-        """`_verdict`, by rendering the complete conversation."""
+        """Return the `_verdict` by rendering the complete conversation."""
         marked = _marked(reply, shows_calls=self.renders_tools)
 
         def behind(following: Sequence[Message]) -> tuple[str, str]:
@@ -728,7 +732,7 @@ class ChatTemplate:
 
         try:
             whole, tail = behind(following)
-            with contextlib.suppress(UnsupportedRequest):  # in a short conversation
+            with contextlib.suppress(UnsupportedRequest):  # raised for the short conversation
                 if tail == self.continuation(following, calls=reply.get("tool_calls", ())):
                     return Behind.SAME, ""
             kept = whole.startswith(self.render(earlier, tools, generation_prompt=False))
@@ -752,10 +756,10 @@ class ChatTemplate:
         return Encoded(self.encode(rendered), cuts - joined, joined)
 
     def read(self, text: str, tools: Tools, *, prompt_ids: Sequence[int]) -> Read:
-        """Take a reply apart (without its end token).
+        """Parse a reply (without its end token).
 
-        :param tools: the tools whose calls are to be read; none: calls stay text.
-        :param prompt_ids: what the model was asked with.
+        :param tools: Tools whose calls are parsed; without tools, calls stay text.
+        :param prompt_ids: The prompt of the reply.
         """
         if self.format.channels is None:
             thinking = self.reasons and self._opens_thought(prompt_ids)
@@ -772,20 +776,22 @@ class ChatTemplate:
         *,
         prompt_ids: Sequence[int] | None = None,
     ) -> str:
-        """The text that a model of this family would write for such a reply, without its end token.
+        """Return the text that a model of this family would write for a reply, without its end token.
 
-        It is what the template writes for it as the last message.  What the template has no place for is missing
-        (Llama's and Mistral's leave out the content beside a call; Qwen2.5's leaves out reasoning); white space around
-        the content is the template's.  Read it again with `read` to see what is left.
+        It is the template's text for the reply as the last message. Parts that the template does not support are
+        missing
+        (Llama's and Mistral's omit the content next to a call; Qwen2.5's omits reasoning). White space around the
+        content
+        is the template's. Parse the result with `read` to see which parts remain.
 
-        :param tool_calls: OpenAI-style, ``arguments`` as JSON text or an object.
-        :param prompt_ids: what the model is asked with; None: a plain conversation.
-        :raises UnsupportedRequest: the family has no such replies, e.g. two calls where it makes one at a time.
+        :param tool_calls: OpenAI-style calls; ``arguments`` as JSON text or an object.
+        :param prompt_ids: The prompt of the reply; None for a plain conversation.
+        :raises UnsupportedRequest: The family has no such replies, for example two calls where only one is possible.
         """
         if tool_calls and not self.renders_tools:
-            raise UnsupportedRequest(f"{self.format.name}: this chat template has no tool calls that can be read")
+            raise UnsupportedRequest(f"{self.format.name}: this chat template has no tool calls that can be parsed")
         if len(tool_calls) > 1 and self._shape.style.one_call:
-            raise UnsupportedRequest(f"{self.format.name} makes one call in a reply, not {len(tool_calls)}")
+            raise UnsupportedRequest(f"{self.format.name} supports one call per reply, not {len(tool_calls)}")
         message = normalise({"role": "assistant", "content": content, "tool_calls": [*tool_calls]})
         if reasoning:
             message["reasoning_content"] = reasoning
@@ -793,19 +799,19 @@ class ChatTemplate:
         text = without_cuts(text)
         if (
             self._opens_thought(prompt_ids) and END_THINK not in text
-        ):  # the template shows no thought, but the prompt has opened one
+        ):  # the template shows no thought, although the prompt has opened one
             return f"{reasoning}\n{END_THINK}\n\n{text}"
         return text
 
     def _opens_thought(self, prompt_ids: Sequence[int] | None) -> bool:
-        """Return whether a prompt, or that of a plain conversation, has already opened a thought."""
+        """Return whether a prompt, or the prompt of a plain conversation, has already opened a thought."""
         return self.thinking if prompt_ids is None else opens_thought(self.decode(prompt_ids[-_OPENING:]))
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of ``text``, special tokens in it recognised and none added; between pieces at a cut is none."""
+        """Return the token IDs of ``text``. Special tokens are recognized, except across a cut; none are added."""
         try:
             text.encode()
-        except UnicodeEncodeError:  # lone surrogates, e.g. from a tool's undecodable output: no tokenizer takes them
+        except UnicodeEncodeError:  # lone surrogates, for example from undecodable output, which tokenizers reject
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         first, *others = split_at_cuts(text)
         ids = self._encode(first)
@@ -816,22 +822,22 @@ class ChatTemplate:
         return ids
 
     def _encode_inside(self, piece: str) -> list[int]:
-        """Token ids of a text that stands behind another, where a tokenizer puts no space before it."""
+        """Return the token IDs of a text after another one, where tokenizers add no leading space."""
         before = self._encode("\n")
         ids = self._encode(f"\n{piece}")
         return ids[len(before) :] if ids[: len(before)] == before else self._encode(piece)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ``ids``, every special token visible; bytes that are no UTF-8 become U+FFFD."""
+        """Return the text of ``ids`` including special tokens; invalid UTF-8 becomes U+FFFD."""
         return self._decode(list(ids))
 
     def token_bytes(self, ids: Sequence[int]) -> list[bytes | None]:
-        """Return the bytes of each token, as `TokenBytes` finds them."""
+        """Return the bytes of each token, as found by `TokenBytes`."""
         return self._token_bytes.of(ids)
 
     @property
     def eos_token_id(self) -> int | None:
-        """The tokenizer's own end token, which base models use beside the template's."""
+        """The tokenizer's end token, which base models use in addition to the template's."""
         eos: int | None = self._tokenizer.eos_token_id
         return eos
 
@@ -843,15 +849,15 @@ class ChatTemplate:
         taken = {"messages", *inspect.signature(self._tokenizer.apply_chat_template).parameters} - {"documents"}
         for name in self._kwargs:
             if name in taken:
-                raise ConfigError(f"astuner.model.chat_template_kwargs: {name!r} is set by ASTuner; leave it out")
+                raise ConfigError(f"astuner.model.chat_template_kwargs: {name!r} is set by ASTuner. Remove it")
             if not self.mentions(name):
                 raise ConfigError(
-                    f"astuner.model.chat_template_kwargs: the chat template of {self._name} knows no {name!r}; "
-                    "leave it out, or look into the template for the name it uses"
+                    f"astuner.model.chat_template_kwargs: the chat template of {self._name} has no variable {name!r}. "
+                    "Remove it, or use a name that the template contains"
                 )
 
     def _single_id(self, token: str) -> int | None:
-        """The id of ``token``, if it is one token of the tokenizer."""
+        """Return the ID of ``token`` if it is a single token of the tokenizer."""
         ids = self.encode(token)
         return ids[0] if len(ids) == 1 else None
 
@@ -859,19 +865,19 @@ class ChatTemplate:
         found = self._single_id(token)
         if found is None:
             raise ConfigError(
-                f"the chat template of {self._name} ends a turn with {token!r}, which is not one token of its "
-                f"tokenizer; add it to the tokenizer's special tokens, or {_HINT}"
+                f"the chat template of {self._name} ends a turn with {token!r}, which is not a single token of its "
+                f"tokenizer. Add it to the tokenizer's special tokens, or {_HINT}"
             )
         return found
 
 
 def _shown(message: Message) -> str:
-    """A message, for people."""
+    """Return a message for error texts."""
     return f"the {message['role']} message {message['content'].strip()[:60]!r}"
 
 
 def _marked(message: Message, *, shows_calls: bool) -> dict[str, Any]:
-    """``message``, with the mark at its end: in the arguments of its last call, where calls are shown."""
+    """Return ``message`` with the mark at its end: in the arguments of its last call, if calls are shown."""
     calls = message.get("tool_calls")
     if not calls or not shows_calls:
         return {**message, "content": message["content"] + MARK}
@@ -881,11 +887,11 @@ def _marked(message: Message, *, shows_calls: bool) -> dict[str, Any]:
 
 
 def _remembering(compute: Callable[[Any, Any], Encoded]) -> Callable[[Any, Any], Encoded]:
-    """``compute``, whose latest answers to plain data are kept, for several threads; who asks gets a list of their own.
+    """Return a thread-safe function that caches the latest results of ``compute``. Callers get their own lists.
 
-    What is not made of Python's own types (`packed`) is not remembered.
+    Data that does not consist of Python's built-in types (`packed`) is not cached.
     """
-    kept: dict[bytes, tuple[tuple[int, ...], int, int]] = {}  # the latest last
+    kept: dict[bytes, tuple[tuple[int, ...], int, int]] = {}  # in order of use, latest last
     lock = threading.Lock()
 
     def ask(messages: Any, other: Any) -> Encoded:
@@ -908,15 +914,15 @@ def _remembering(compute: Callable[[Any, Any], Encoded]) -> Callable[[Any, Any],
 
 
 def _left_out(text: str, messages: Sequence[Message], render: Callable[[list[Message]], str]) -> list[Message]:
-    """Those of ``messages`` (normalised) that ``text`` does not show.
+    """Return the messages (normalized) that ``text`` does not show.
 
-    Some templates take only the first or the last system message, and say nothing about the others.  A message is said
-    to be left out only when its text is nowhere in the rendering, in no spelling.  Assistant messages are not looked
-    at: templates drop earlier reasoning on purpose.
+    Some templates accept only the first or the last system message and silently omit others. A message is considered
+    omitted only if its text occurs nowhere in the rendering, in any spelling. Assistant messages are not checked,
+    because templates drop earlier reasoning intentionally.
 
-    :param text: what the template wrote for them.
-    :param render: writes again, for other contents.  It is used where a text is found neither as it stands nor as JSON
-        (gpt-oss), as in a template that escapes it in another way.
+    :param text: The template's text for the messages.
+    :param render: Renders messages with other contents. It is used if a text is found neither unchanged nor as JSON (as
+        with gpt-oss), for templates with another escaping.
     """
     text = without_cuts(text)
     missing = [n for n, m in enumerate(messages) if m["role"] != "assistant" and not _stands_in(text, m["content"])]
@@ -933,17 +939,16 @@ def _stands_in(text: str, content: str) -> bool:
 
 
 def fastest(tokenizer: Any) -> tuple[Callable[[str], list[int]], Callable[[list[int]], str]]:
-    """Two functions, from text to ids and back, by the shortest way that a tokenizer has.
+    """Return the fastest functions from text to IDs and back that a tokenizer supports.
 
-    A Hugging Face tokenizer asks its Rust backend for offsets and masks too, which takes nearly as long as the ids, and
-    nobody here needs them; what it is to decode it looks through first, for tensors.  The backend is asked directly
-    where that gives the same, which is tried on load. It answers several threads at once; a tokenizer may be set up
-    differently by each call, and then raises "Already borrowed".
+    A Hugging Face tokenizer also requests offsets and masks from its Rust backend, which takes nearly as long as the
+    IDs, and checks its input for tensors before decoding. The backend is called directly if it gives the same results,
+    which is checked on load. It supports several threads at the same time. The tokenizer does not: each call may
+    configure it differently, which raises "Already borrowed".
 
-    Invariant: what is returned encodes as ``tokenizer.encode(text, add_special_tokens=False)`` does, and decodes as
+    Invariant: the functions encode like ``tokenizer.encode(text, add_special_tokens=False)`` and decode like
     ``tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)``.
     """
-
     lock = threading.Lock()
 
     def encode(text: str) -> list[int]:
@@ -961,14 +966,14 @@ def fastest(tokenizer: Any) -> tuple[Callable[[str], list[int]], Callable[[list[
         return encode, decode
 
     def encode_directly(text: str) -> list[int]:
-        if backend.truncation is not None or backend.padding is not None:  # somebody else's call left them behind
+        if backend.truncation is not None or backend.padding is not None:  # set by a call of other code
             return encode(text)
         try:
             ids: list[int] = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        except BaseException as e:  # Rust's panic, which is no `Exception` and has no name to import
+        except BaseException as e:  # Rust's panic, which is not an `Exception` and cannot be imported
             if type(e).__name__ != "PanicException":
                 raise
-            raise UnsupportedRequest(f"the tokenizer does not take a text of {len(text)} characters: {e}") from e
+            raise UnsupportedRequest(f"the tokenizer rejects a text of {len(text)} characters: {e}") from e
         return ids
 
     def decode_directly(ids: list[int]) -> str:

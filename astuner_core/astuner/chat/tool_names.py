@@ -1,8 +1,8 @@
-"""Find tools that a model could not call, because its format cannot express their names.
+"""Find tools that a model could not call because its format cannot express their names.
 
-JSON can express any name, but a name between tags must not look like a tag, an end token ends the reply, and some
-tokenizers normalise characters. So each name is tried once: the chat template writes a call, which is encoded, decoded
-and read again.
+JSON can express any name. But a name between tags must not look like a tag, an end token ends the reply, and some
+tokenizers normalize characters. Each name is therefore tried once: the chat template writes a call, which is encoded,
+decoded and parsed again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 class ToolNames:
-    """The names that one chat template can express. Safe to use from several threads."""
+    """The names that one chat template can express. Thread-safe."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
@@ -33,9 +33,9 @@ class ToolNames:
         self._unreadable = lru_cache(REMEMBERED)(self._find_unreadable)
 
     def check(self, tools: Tools) -> None:
-        """Check that calls of ``tools`` can be read. The result is cached for each list of names.
+        """Check that calls of ``tools`` can be parsed. The result is cached for each list of names.
 
-        :raises UnsupportedRequest: a name cannot be expressed.
+        :raises UnsupportedRequest: A name cannot be expressed.
         """
         name = self._unreadable(tool_names(tools))
         if name is not None:
@@ -45,10 +45,10 @@ class ToolNames:
             )
 
     def _find_unreadable(self, names: tuple[str, ...]) -> str | None:
-        """Return the first of ``names`` whose call is not read as it was written."""
+        """Return the first of ``names`` whose call is not parsed correctly."""
         tools = [_tool(name) for name in names]
         unreadable = next((name for name in names if not self._is_read(name, tools)), None)
-        if unreadable is None or not self._is_read(PROBE, [_tool(PROBE)]):  # then the names are not the reason
+        if unreadable is None or not self._is_read(PROBE, [_tool(PROBE)]):  # the names are not the reason
             return None
         return unreadable
 
@@ -60,19 +60,19 @@ class ToolNames:
         return False
 
     def _calls_of(self, name: str) -> tuple[str, ...]:
-        """Return the texts with which the model may call ``name``: as the template writes it, and with JSON's escapes.
+        """Return the texts of a call of ``name``: as the template writes it, and with JSON escapes.
 
-        Many templates put names between quotes without escaping them, where a model writes correct JSON.
+        Many templates put names between quotes without escaping them, but models write correct JSON.
         """
         probe = self._written(PROBE) or ""
         texts = {self._written(name), probe.replace(PROBE, json.dumps(name, ensure_ascii=False)[1:-1])}
         possible = [text for text in texts if text and not any(stop in text for stop in self._stops)]
-        if _PLAIN.fullmatch(name):  # a tokenizer may normalise other characters
+        if _PLAIN.fullmatch(name):  # tokenizers may normalize other characters
             return tuple(possible)
         return tuple(self._template.decode(self._template.encode(text)) for text in possible)
 
     def _write(self, name: str) -> str | None:
-        """Return a call as the chat template writes it, or None if it refuses to."""
+        """Return a call as the chat template writes it, or None if the template refuses it."""
         function = {"name": name, "arguments": _ARGUMENTS}
         try:
             return self._template.write_reply("", [{"id": _ID, "type": "function", "function": function}])

@@ -1,1 +1,1 @@
-"""One episode and many: recording, running, grouping, judging, and turning what happened into training samples."""
+"""Episodes: running, recording, grouping and judging them, and converting them to training samples."""

@@ -1,7 +1,7 @@
-"""What an agent's own code starts by `subprocess` or asyncio ends with its episode.
+"""End the processes that an agent's code started with `subprocess` or asyncio when its episode ends.
 
-What a library starts for it (a browser's driver, a pool of workers) may serve other episodes, and so may what a judge
-or a constructor starts: that ends with the run (`astuner_debug.left_behind`), as a mere fork does.
+Processes started by a library (a browser driver, a pool of workers), a judge or a constructor may serve other episodes.
+They end with the run (`astuner_debug.left_behind`), as do plain forks.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ import psutil
 from astuner.plugins.user_code import is_own
 
 _STARTED: contextvars.ContextVar[list[psutil.Process] | None] = contextvars.ContextVar("astuner_started", default=None)
-"""Where what is started here is kept, by whatever task or thread of the episode."""
+"""Started processes of the current episode, shared by all its tasks and threads."""
 _PASSED_OVER = (subprocess.__file__, os.path.join(os.path.dirname(asyncio.__file__), ""))
 _GRACE = 2.0
-"""Seconds between being asked to end and being killed."""
+"""Seconds between SIGTERM and SIGKILL."""
 
 
 def keep_what_is_started(found: list[psutil.Process]) -> None:
-    """From here on, in this task and what it starts: processes that the agent's own code starts go to ``found``."""
+    """Record processes that the agent's own code starts in this context in ``found``."""
     if not hasattr(subprocess.Popen.__init__, "__wrapped__"):
         subprocess.Popen.__init__ = _kept(subprocess.Popen.__init__)  # type: ignore[method-assign]
     _STARTED.set(found)
 
 
 def end(started: Iterable[psutil.Process]) -> None:
-    """End what still runs of them, and what they have started; whoever waits for one hears how it ended as ever."""
+    """End the given processes and their descendants. A caller that waits for one still gets its exit status."""
     left = set(started)
     for process in list(left):
         with suppress(psutil.Error):
@@ -54,12 +54,12 @@ def end(started: Iterable[psutil.Process]) -> None:
 def _runs(process: psutil.Process) -> bool:
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:  # it has just gone
+    except psutil.Error:  # the process has just ended
         return False
 
 
 def _kept(start: Callable[..., None]) -> Callable[..., None]:
-    """`subprocess.Popen.__init__` that also keeps what is started; asyncio calls it, too."""
+    """Wrap `subprocess.Popen.__init__` to record started processes. asyncio uses it, too."""
 
     @functools.wraps(start)
     def started(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -68,7 +68,7 @@ def _kept(start: Callable[..., None]) -> Callable[..., None]:
         while found is not None and frame.f_back and frame.f_code.co_filename.startswith(_PASSED_OVER):
             frame = frame.f_back
         if found is not None and is_own(frame.f_code.co_filename):
-            with suppress(psutil.Error):  # it has ended already
+            with suppress(psutil.Error):  # already ended
                 found.append(psutil.Process(self.pid))
 
     return started

@@ -1,16 +1,15 @@
-"""Advantages over the episodes of a group, and the weight of each trained token.
+"""Compute advantages within groups of episodes, and the weight of each trained token.
 
-Advantages are computed over *episodes*, then given to all samples of the episode: an episode that forks into many
-samples counts once in the group's statistics.  Where agents have roles, each role is compared with itself only: a
-wolf's reward with those of the wolves in the other attempts, never with a villager's; `populations` is the one
-definition of who is compared with whom.  Aggregation is a weight per token: whatever the mode, the policy loss of a
-step is the sum over all trained tokens of ``token_weight * token_loss``, so a backbone only adds up; each policy's
-loss is a sum of its own.
+Advantages are computed per *episode* and assigned to all its samples: an episode that forks into many samples counts
+once in the group's statistics. If agents have roles, each role is compared only with itself: a wolf's reward with the
+wolves of other attempts, never with a villager's. `populations` is the single definition of these comparisons.
+Aggregation is a weight per token. In every mode the policy loss of a step is the sum of ``token_weight * token_loss``
+over all trained tokens, so a backbone only adds up. Each policy has a separate loss.
 
-How the rewards of one population in one group, or in the step (a team that shares its reward counts once), become
-advantages is an estimator's (`astuner.contracts.objective.AdvantageEstimator`).  With E the scored episodes of the
-step in which the policy spoke for an agent with a reward, T_e the trained tokens of the policy in episode e, and L a
-constant length, a token weighs:
+An estimator (`astuner.contracts.objective.AdvantageEstimator`) converts the rewards of one population, in one group or
+in the step, to advantages. A team with a shared reward counts once. With E the scored episodes of the step in which the
+policy acted for an agent with a reward, T_e the trained tokens of the policy in episode e, and L a constant length, the
+weight of a token is:
 
 ===========================  =====================================
 ``token-mean``               1 / sum of all T_e (DAPO, Yu et al. 2025)
@@ -19,7 +18,7 @@ constant length, a token weighs:
 ``seq-mean-token-sum-norm``  1 / (E * L)        (Dr. GRPO)
 ===========================  =====================================
 
-The loss and the estimator are a stranger's, so what they raise or return wrongly is said with its place in their file.
+Losses and estimators are user code, so errors name the place in their file.
 """
 
 from __future__ import annotations
@@ -49,36 +48,36 @@ T = TypeVar("T")
 
 
 def loss_of(config: Config) -> Loss:
-    """The loss of an experiment; raises as `find_loss`."""
+    """Return the loss of an experiment; raises as `find_loss`."""
     name = config.astuner.trainer_common.algorithm.loss
     return _function("loss", name, config.resolve("loss", name))
 
 
 def estimator_of(config: Config) -> AdvantageEstimator:
-    """The advantage estimator of an experiment; raises as `find_estimator`."""
+    """Return the advantage estimator of an experiment; raises as `find_estimator`."""
     name = config.astuner.trainer_common.algorithm.adv_estimator
     return _function(_ESTIMATOR, name, config.resolve(_ESTIMATOR, name))
 
 
 @lru_cache(maxsize=64)
 def find_loss(name: str, base_dir: Path | None = None) -> Loss:
-    """What `algorithm.loss` names, for a process of a trainer that has no `Config`; found once.
+    """Return the loss named by `algorithm.loss`, for trainer processes without a `Config`. The result is cached.
 
-    :param base_dir: the experiment file's folder, where the user's own code is looked for first.
-    :raises PluginError: it names nothing, cannot be imported, or is no function.
+    :param base_dir: Folder of the experiment file, which is searched first for user code.
+    :raises PluginError: The name is unknown, cannot be imported, or is not a function.
     """
     return _function("loss", name, registry.resolve(load_plugins(), "loss", name, base_dir=base_dir))
 
 
 def find_estimator(name: str, base_dir: Path | None = None) -> AdvantageEstimator:
-    """What `algorithm.adv_estimator` names; as `find_loss`."""
+    """Return the estimator named by `algorithm.adv_estimator`; see `find_loss`."""
     return _function(_ESTIMATOR, name, registry.resolve(load_plugins(), _ESTIMATOR, name, base_dir=base_dir))
 
 
 def token_loss(name: str, loss: Loss, given: LossInput) -> TokenLoss:
-    """What ``loss`` says of ``given``.
+    """Call a loss and return its checked result.
 
-    :raises PluginError: it raised, or returned something else than a number for each token.
+    :raises PluginError: The loss raised, or did not return one number per token.
     """
     found = _ask("loss", name, loss, given)
     term = found if isinstance(found, TokenLoss) else TokenLoss(loss=found)
@@ -94,22 +93,22 @@ def token_loss(name: str, loss: Loss, given: LossInput) -> TokenLoss:
         if tensor is not None and (shape := getattr(tensor, "shape", None)) != wanted:
             what = type(tensor).__name__ if shape is None else f"a tensor of shape {list(shape)}"
             raise PluginError(
-                f"the loss {name!r} ({written_at(loss)}) returned {f'as {part} ' if part else ''}{what}; it must be a "
-                f"tensor of shape {list(wanted)}, a value for each token (do not average: weights are applied later)"
+                f"the loss {name!r} ({written_at(loss)}) returned {f'as {part} ' if part else ''}{what}; it must "
+                f"return a tensor of shape {list(wanted)}, one value per token (without averaging: weights follow)"
             )
     return term
 
 
 def estimate_advantages(name: str, estimator: AdvantageEstimator, compared: Compared) -> list[float]:
-    """What ``estimator`` makes of ``compared``.
+    """Call an estimator and return its checked advantages.
 
-    :raises PluginError: it raised, or returned something else than a finite number for each reward.
+    :raises PluginError: The estimator raised, or did not return one finite number per reward.
     """
     found = [float(value) for value in _ask(_ESTIMATOR, name, lambda: list(estimator(compared)))]
     if len(found) != len(compared.rewards) or not all(map(math.isfinite, found)):
         raise PluginError(
-            f"the advantage estimator {name!r} ({written_at(estimator)}) made {found} of the rewards "
-            f"{list(compared.rewards)}; it must return a finite number for each"
+            f"the advantage estimator {name!r} ({written_at(estimator)}) returned {found} for the rewards "
+            f"{list(compared.rewards)}; it must return one finite number per reward"
         )
     return found
 
@@ -117,7 +116,7 @@ def estimate_advantages(name: str, estimator: AdvantageEstimator, compared: Comp
 def _ask(kind: str, name: str, function: Callable[..., T], *given: Any) -> T:
     try:
         return function(*given)
-    except BaseException as e:  # a stranger's function may raise anything
+    except BaseException as e:  # user code may raise anything
         let_the_person_stop(e)
         raise PluginError(f"the {kind} {name!r} raised {told(e)}{raised_at(e, caller=__file__)}") from e
 
@@ -130,7 +129,7 @@ def _function(kind: str, name: str, found: object) -> Callable[..., Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Who is compared with whom, as the config says."""
+    """Which agents are compared with each other, according to the config."""
 
     by: str = "role"
     """``role`` or ``agent``: `algorithm.adv_compare`."""
@@ -144,7 +143,7 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Credit:
-    """What one agent of an episode gets."""
+    """The reward of one agent in an episode."""
 
     agent: str
     role: str
@@ -154,22 +153,22 @@ class Credit:
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """One scored episode: its group, its reward, and the samples it was cut into."""
+    """One scored episode: its group, its reward, and its samples."""
 
     episode_id: str
     group_id: str
     reward: float
     samples: tuple[Sample, ...]
     credits: tuple[Credit, ...] = ()
-    """One for each agent that trained."""
+    """One entry per trained agent."""
     agents_named: bool = False
-    """Whether the experiment tells agents apart. Then an episode without credits has nobody to be compared with;
-    otherwise its reward is that of the one agent there is, which said nothing."""
+    """Whether the experiment distinguishes agents. If so, an episode without credits is compared with no other.
+    Otherwise its reward belongs to its only agent, which produced no turns."""
 
     @classmethod
     def of(cls, episode: Episode, samples: Sequence[Sample], *, agents_named: bool = False) -> Scored:
-        """What `assign_credit` needs of a scored episode."""
-        assert episode.reward is not None  # the caller looked
+        """Return the parts of a scored episode that `assign_credit` needs."""
+        assert episode.reward is not None  # checked by the caller
         spoke = {t.agent: t for t in episode.turns if t.trained}
         credits = [
             Credit(agent=t.agent, role=t.role, policy=t.policy, reward=reward)
@@ -188,7 +187,7 @@ class Scored:
 
     @property
     def each(self) -> tuple[Credit, ...]:
-        """The credits; one for the episode as a whole when it has none and the experiment names no agents."""
+        """The credits. An episode without any gets one, unless the experiment names agents."""
         if self.credits or self.agents_named:
             return self.credits
         first = self.samples[0] if self.samples else None
@@ -203,7 +202,7 @@ class Scored:
 
 
 Penalties = Mapping[tuple[str, str], float]
-"""(episode id, agent) -> what to subtract from its reward."""
+"""(episode ID, agent) -> penalty to subtract from its reward."""
 
 
 def assign_credit(
@@ -214,12 +213,12 @@ def assign_credit(
     penalties: Penalties | None = None,
     estimator: AdvantageEstimator | None = None,
 ) -> list[Sample]:
-    """The samples of all ``episodes`` with ``advantage`` and ``token_weight`` set, in the order given.
+    """Return the samples of all episodes with ``advantage`` and ``token_weight`` set, in the given order.
 
     :param constant_length: L, in tokens, for ``seq-mean-token-sum-norm``.
-    :param penalties: KL in the reward; a team that shares its reward also shares the mean of its penalties.
-    :param estimator: what `algorithm.adv_estimator` names; None: what is installed under that name.
-    :raises PluginError: the estimator raised, or returned something else than a finite number for each reward.
+    :param penalties: KL penalties of the reward. A team with a shared reward shares the mean of its penalties.
+    :param estimator: Advantage estimator; None for the installed one that `algorithm.adv_estimator` names.
+    :raises PluginError: The estimator raised, or did not return one finite number per reward.
     """
     estimator = estimator or find_estimator(algorithm.adv_estimator)
     found = _advantages(episodes, algorithm, penalties or {}, estimator)
@@ -232,9 +231,9 @@ def assign_credit(
 
 
 def populations(episodes: Sequence[Scored], by: str) -> dict[str, list[tuple[int, Credit]]]:
-    """Who is compared with whom: role -> (index of the episode, credit) of everybody in it.
+    """Return the sets of compared agents: role -> (index of the episode, credit).
 
-    :param by: ``role``, or ``agent`` for the agents' own names as keys.
+    :param by: ``role``, or ``agent`` to group by agent name.
     """
     found: dict[str, list[tuple[int, Credit]]] = {}
     for i, e in enumerate(episodes):
@@ -244,9 +243,9 @@ def populations(episodes: Sequence[Scored], by: str) -> dict[str, list[tuple[int
 
 
 def has_spread(group: Sequence[Scored], by: str) -> bool:
-    """Whether some population of one group has different rewards, before penalties.
+    """Return whether rewards differ within some population of one group, before penalties.
 
-    Exactly then, an estimator that compares within groups finds an advantage other than 0.
+    Exactly in this case, an estimator that compares within groups returns a nonzero advantage.
     """
     return any(len({c.reward for _, c in entries}) > 1 for entries in populations(group, by).values())
 
@@ -254,12 +253,11 @@ def has_spread(group: Sequence[Scored], by: str) -> bool:
 def _advantages(
     episodes: Sequence[Scored], algorithm: AlgorithmSection, penalties: Penalties, estimator: AdvantageEstimator
 ) -> dict[tuple[int, str], float]:
-    """(index of the episode, agent) -> advantage: the estimator is asked about each set that is compared.
+    """Return (index of the episode, agent) -> advantage. The estimator is called for each compared set.
 
-    What counts once in it is a team where all teams of the set share their rewards, else an agent.  A team's reward
-    counted once per member would be compared with itself, and would make a large team's variance look small.  Only
-    those that are compared with each other (the group, or the step) decide together, by their rewards before penalties:
-    what happens in one group changes nothing in another.
+    If all teams of a set share their rewards, each team counts once; otherwise each agent does. Counting a team's
+    reward once per member would compare it with itself and underestimate the variance of large teams. This decision
+    uses only the rewards of the set (the group or the step) before penalties, so groups do not affect each other.
     """
     found: dict[tuple[int, str], float] = {}
     for entries in populations(episodes, algorithm.adv_compare).values():
@@ -282,12 +280,12 @@ def _advantages(
 
 
 def _penalty(episode: Scored, members: Sequence[Credit], penalties: Penalties) -> float:
-    """The mean over ``members``."""
+    """Return the mean penalty of the members."""
     return math.fsum(penalties.get((episode.episode_id, c.agent), 0.0) for c in members) / len(members)
 
 
 def _weights(episodes: Sequence[Scored], mode: str, constant_length: int) -> dict[tuple[int, str], float]:
-    """(index of the episode, policy) -> token weight; each policy's loss is a loss of its own."""
+    """Return (index of the episode, policy) -> token weight. Each policy has a separate loss."""
     found: dict[tuple[int, str], float] = {}
     for policy in dict.fromkeys(c.policy for e in episodes for c in e.each):
         indices = [i for i, e in enumerate(episodes) if any(c.policy == policy for c in e.each)]
@@ -298,7 +296,7 @@ def _weights(episodes: Sequence[Scored], mode: str, constant_length: int) -> dic
 
 
 def episode_token_weights(trained_tokens: Sequence[int], mode: str, *, constant_length: int) -> list[float]:
-    """What each trained token of an episode weighs, one number per episode; see the module's table."""
+    """Return the weight of each trained token, one number per episode; see the module's table."""
     n = len(trained_tokens)
     if mode == "token-mean":
         total = sum(trained_tokens)

@@ -1,8 +1,8 @@
-"""How an attempt ended, and what it is called: from what was raised to a stop reason and a sentence.
+"""Map exceptions of an attempt to a stop reason and an error message.
 
-Frameworks wrap and swallow errors, so the one that came out says little; what the model tuner saw says more.  A limit
-that the policy ran into, or a request that was refused, counts only where it is what ended the workflow: it may have
-coped with it and failed of something else.
+Agent frameworks wrap or swallow exceptions, so the exception that leaves the workflow is often not the cause. Errors
+recorded by the model tuner take precedence. Limits and refused requests are an exception: an agent can recover from
+them, so they count only if they ended the workflow.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from astuner.config.schema import AstunerSection
 
 LIMITS = (ContextOverflow, TurnLimitReached)
-"""What an agent may run into, cope with, and still be judged by what it returns."""
+"""Limits that an agent can handle and still return a result to be judged."""
 
 BEARABLE = (*LIMITS, UnsupportedRequest)
-"""What an agent may cope with."""
+"""Errors that an agent can handle and continue from."""
 
 _NONE = "'NoneType' object"
 _HINTS = {
-    "'coroutine' object": "; is an `await` missing there?",
-    _NONE: "; the model was not asked yet: is the agent given model_tuner, as in model=model_tuner?",
+    "'coroutine' object": "; is an `await` missing?",
+    _NONE: "; the model was never called: pass it to the agent, as in model=model_tuner",
 }
-"""What an error of a workflow says -> what it mostly means."""
+"""Fragment of a workflow's error -> its most likely cause."""
 
 _OUTCOMES: tuple[tuple[type[EpisodeError], StopReason], ...] = (
     (PromptTooLong, StopReason.PROMPT_TOO_LONG),
@@ -58,20 +58,20 @@ _OUTCOMES: tuple[tuple[type[EpisodeError], StopReason], ...] = (
 
 
 def cut_off(turns: Sequence[Turn], settings: AstunerSection) -> str:
-    """Which limit cut off the last reply, and what to raise; empty where none did."""
+    """Return which limit truncated the last reply and which key to raise, or an empty string."""
     if not turns or turns[-1].generation.finish_reason is not FinishReason.LENGTH:
         return ""
     last = turns[-1]
-    said = len(last.generation.response_ids)
-    return (
-        f"the last reply of agent {last.agent!r} was cut off after {said} tokens{advice(cut_by(last, turns, settings))}"
-    )
+    said, how_to_raise = len(last.generation.response_ids), advice(cut_by(last, turns, settings))
+    return f"the last reply of agent {last.agent!r} was truncated after {said} tokens{how_to_raise}"
 
 
 def cut_by(turn: Turn, turns: Sequence[Turn], settings: AstunerSection) -> str:
-    """The key of the limit that cut a reply off; empty where it is the model's context or the agent's `max_tokens`.
+    """Return the key of the limit that truncated a reply.
 
-    :param turns: all of the episode.
+    The result is empty for the model's own context length and for `max_tokens` of the request.
+
+    :param turns: All turns of the episode.
     """
     prompt, said = len(turn.generation.prompt_ids), len(turn.generation.response_ids)
     if said >= settings.rollout.max_response_length_in_one_turn:
@@ -87,14 +87,14 @@ def cut_by(turn: Turn, turns: Sequence[Turn], settings: AstunerSection) -> str:
 
 
 def before_that(reason: StopReason, error: str) -> str:
-    """Of an attempt without a verdict, what a reader has to know besides: how its workflow ended, if at a limit."""
+    """Return a note for an attempt without a verdict whose workflow ended at a limit, otherwise an empty string."""
     if not reason.is_limit:
         return ""
-    return f"; a limit had ended it ({error}), and astuner.rollout.truncated_reward: 0 scores those without a judge"
+    return f"; it ended at a limit ({error}). To score it without a judge, set astuner.rollout.truncated_reward: 0"
 
 
 def ended_by(episode: Episode) -> str:
-    """The key of the limit that an agent's next call ran into, as the error names it; empty where none did."""
+    """Return the key of the limit that refused an agent's next call, as named in the error, or an empty string."""
     if not episode.stop_reason.is_limit and episode.stop_reason is not StopReason.LEFT_OUT:
         return ""
     keys = ("astuner.rollout.multi_turn.max_steps", "astuner.rollout.max_model_len", "astuner.data.max_response_length")
@@ -102,24 +102,26 @@ def ended_by(episode: Episode) -> str:
 
 
 def advice(key: str) -> str:
-    """What to do about a limit, as the end of a sentence."""
+    """Return the advice about a limit, as the end of a sentence."""
     if not key:
-        return ", at the end of the model's context or at the max_tokens that the agent asked for"
+        return ", at the end of the model's context or at the request's max_tokens"
     return f"; if good answers need more, raise {key}"
 
 
 def unfinished(turns: Sequence[Turn], reason: StopReason) -> WorkflowOutput:
-    """What the judge gets when a limit ended the workflow before it returned anything."""
+    """Return the output to judge if a limit ended the workflow before it returned one."""
     last = turns[-1].message.get("content") if turns else None
     return WorkflowOutput(response=last or "", metadata={"stop_reason": reason.value})
 
 
 def blame(error: BaseException, seen: EpisodeError | None, *, asked: bool = True) -> tuple[StopReason, str]:
-    """What ended the workflow: what the tuner saw, else what was raised or what led to it.
+    """Return the stop reason and message for a failed workflow.
 
-    :param error: what came out of the workflow.
-    :param seen: what the tuner raised or found while it ran.
-    :param asked: whether the model was asked at all.
+    The error recorded by the model tuner takes precedence over the raised exception and its causes.
+
+    :param error: Exception that left the workflow.
+    :param seen: Error that the model tuner recorded during the episode, if any.
+    :param asked: Whether the model was called.
     """
     raised = list(_chain(error))
     known = [e for e in raised if isinstance(e, EpisodeError)]
@@ -130,33 +132,33 @@ def blame(error: BaseException, seen: EpisodeError | None, *, asked: bool = True
         for kind, reason in _OUTCOMES:
             if isinstance(e, kind):
                 return reason, safe_text(e)
-    before = f"; before that it had coped with this: {safe_text(seen)}" if seen is not None else ""
+    before = f"; it had recovered from an earlier error: {safe_text(seen)}" if seen is not None else ""
     said = safe_text(error)
     hint = next((text for sign, text in _HINTS.items() if sign in said and (sign != _NONE or not asked)), "")
     return StopReason.WORKFLOW_FAILED, story("the workflow", error) + hint + before
 
 
 def story(who: str, error: BaseException) -> str:
-    """Return ``who raised Kind: message (file:line in function)``, and for an import that failed why it may have."""
+    """Return ``source raised Type: message (file:line in function)``, with a hint for a failed import."""
     if isinstance(error, Misbehaved):
         return f"{who} {error}"
     return f"{who} raised {told(error)}{raised_at(error)}{import_hint(error)}"
 
 
 def late(why: str, error: OutOfTime, failure: EpisodeError | None = None) -> str:
-    """``why``, with the line that blocked the loop where it is known.
+    """Return the message for a timeout, with the line that blocked the event loop if it is known.
 
-    :param failure: What the model tuner raised before, such as the limit that an agent ignored until the time was up.
+    :param failure: Earlier error of the model tuner, for example a limit that the agent ignored until the timeout.
     """
     blocked = next((f": {e}" for e in _chain(error) if isinstance(e, LoopBlocked)), None)
-    before = "" if failure is None else f"; before that, a call of the model failed: {safe_text(failure)}"
+    before = "" if failure is None else f"; an earlier call of the model had failed: {safe_text(failure)}"
     return why + (blocked if blocked is not None else f", {error}" if str(error) else "") + before
 
 
 def _chain(error: BaseException | None, *, hidden: bool = False) -> Iterator[BaseException]:
-    """``error``, and what it was raised from or while handling, outermost first.
+    """Yield an exception and its causes and contexts, outermost first.
 
-    :param hidden: what ``from None`` was to keep out of tracebacks, too.
+    :param hidden: Include contexts suppressed with ``from None``.
     """
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
@@ -166,10 +168,10 @@ def _chain(error: BaseException | None, *, hidden: bool = False) -> Iterator[Bas
 
 
 def _is_told(seen: EpisodeError, raised: Sequence[BaseException]) -> bool:
-    """Whether one of the errors repeats this one's message, as a framework's own does that heard of it over HTTP."""
+    """Return whether one of the errors repeats this message, as errors of frameworks do that call over HTTP."""
     return any(_bare(safe_text(seen)) in _bare(safe_text(e)) for e in raised)
 
 
 def _bare(text: str) -> str:
-    """Without what a JSON or Python spelling of a text adds."""
+    """Return a text without the quotes and backslashes of its JSON or Python notation."""
     return text.translate({ord(c): None for c in "\\'\""})

@@ -1,13 +1,12 @@
-"""From a workflow's output to a verdict: its own reward, or the judge's, which sees one attempt or a whole group.
+"""Get the verdict on an episode: the workflow's own reward, or a judge's, which sees one attempt or a complete group.
 
-A judge that fails is asked again about the same output: rolling out again for it would select what it can judge.
-Where the judge compares attempts (`astuner.contracts.judge.GroupJudge`), one whose reward is open ends without a
-verdict, though it ended in a way that is scored; when all of its group have ended, the judge is asked about those
-together, once.
+If a judge fails, it is called again for the same output. Repeating the rollout instead would favor outputs that the
+judge can handle. With a judge that compares attempts (`astuner.contracts.judge.GroupJudge`), attempts without a reward
+end without a verdict. When all attempts of the group have ended, the judge is called once for all of them.
 
-Invariants: there is a verdict for every agent that trained, or none at all; and what `Judging.judged` returns has a
-verdict, or has ended as `StopReason.JUDGE_FAILED`.  What a workflow or a judge returned is checked
-once, so that nothing behind it has to doubt a number.
+Invariants: there is a verdict for every trained agent, or none at all. Each result of `Judging.judged` has a verdict or
+the stop reason `StopReason.JUDGE_FAILED`. Values from workflows and judges are validated once, here; later code relies
+on it.
 """
 
 from __future__ import annotations
@@ -47,11 +46,11 @@ if TYPE_CHECKING:
 
 
 LONGEST_VALUE = 200
-"""Characters of a refused value that a message shows."""
+"""Maximum characters of an invalid value in a message."""
 
 
 def as_output(returned: Any) -> WorkflowOutput:
-    """Accept our `WorkflowOutput`, one shaped like agentscope.tuner's, or a bare reward (or agents' rewards)."""
+    """Convert a workflow's result: a `WorkflowOutput`, agentscope.tuner's equivalent, a reward or rewards per agent."""
     if isinstance(returned, WorkflowOutput):
         output = returned
     elif isinstance(returned, Mapping) or as_float(returned) is not None:
@@ -69,9 +68,9 @@ def as_output(returned: Any) -> WorkflowOutput:
 
 
 def checked(read: Callable[[Any], T], answer: Any, by: Any) -> T:
-    """What ``read`` makes of an answer; where it refuses that, it says where ``by``, which gave it, is written.
+    """Return ``read(answer)``. If it is rejected, add the place of the code that returned the answer.
 
-    :raises Misbehaved: it is refused.
+    :raises Misbehaved: The answer is invalid.
     """
     try:
         return read(answer)
@@ -82,14 +81,14 @@ def checked(read: Callable[[Any], T], answer: Any, by: Any) -> T:
 
 
 def _code_of(asked: Any) -> Any:
-    """Return the function or class that a callable is written as, below `functools.partial` and ``__call__``."""
+    """Return the function or class of a callable, without `functools.partial` and ``__call__``."""
     while isinstance(asked, functools.partial):
         asked = asked.func
     return asked if hasattr(asked, "__name__") else type(asked)
 
 
 def as_verdict(answer: Any) -> JudgeOutput:
-    """Accept our `JudgeOutput`, one shaped like it, a bare reward, True or False, or the seeds' pair."""
+    """Convert a judge's result: a `JudgeOutput` or similar object, a reward, a bool, or a pair as in the seeds."""
     if isinstance(answer, JudgeOutput):
         said = _verdict(answer.rewards or answer.reward, answer.is_success, _as_metrics(answer.metrics))
         return replace(said, reward=answer.reward)
@@ -103,7 +102,7 @@ def as_verdict(answer: Any) -> JudgeOutput:
 
 
 def as_verdicts(answer: Any, wanted: int) -> list[JudgeOutput | JudgeFailed]:
-    """What a group judge says of ``wanted`` attempts."""
+    """Convert a group judge's result for ``wanted`` attempts."""
     if getattr(answer, "shape", ()) and hasattr(answer, "tolist"):  # an array of rewards
         answer = answer.tolist()
     if not isinstance(answer, Sequence) or isinstance(answer, str):
@@ -121,13 +120,16 @@ def _verdict(reward: Any, is_success: Any, metrics: Mapping[str, float]) -> Judg
 
 
 def _as_reward(reward: Any, otherwise: str = "") -> float | dict[str, float]:
-    """:param otherwise: what else it may be, for the message."""
+    """Return the validated reward or rewards per agent.
+
+    :param otherwise: Other accepted values, for the message.
+    """
     if not isinstance(reward, Mapping):
         if (number := as_reward(reward)) is None:
             raise Misbehaved(f"returned the reward {_brief(reward)}; it must be {A_REWARD}{otherwise}")
         return number
     if not reward:
-        raise Misbehaved("returned an empty mapping of rewards; it must name every agent or role that trains")
+        raise Misbehaved("returned an empty mapping of rewards; it must name every trained agent or role")
     found = {name: as_reward(own) for name, own in reward.items()}
     for name, number in found.items():
         if not isinstance(name, str) or number is None:
@@ -140,11 +142,11 @@ def _as_success(value: Any) -> bool | None:
     try:
         return check_success("is_success", value)
     except ValueError as e:
-        raise Misbehaved(f"returned a verdict that is refused: {e}") from None
+        raise Misbehaved(f"returned an invalid verdict: {e}") from None
 
 
 def _as_metrics(metrics: Any) -> dict[str, float]:
-    """The metrics as floats: they are averaged over a step, where one that is no number would spoil all."""
+    """Return the metrics as floats. An invalid number would corrupt the average of the step."""
     if not isinstance(metrics, Mapping):
         raise Misbehaved(f"returned the metrics {_brief(metrics)}; they must be a mapping of names to finite numbers")
     found = {}
@@ -153,19 +155,19 @@ def _as_metrics(metrics: Any) -> dict[str, float]:
             raise Misbehaved(f"returned a metric called {_brief(name)}; its name must be a string")
         if (number := as_float(value)) is None:
             said = f"{name} = {_brief(value)}"
-            raise Misbehaved(f"returned the metric {said}; it must be a finite number, or be left out")
+            raise Misbehaved(f"returned the metric {said}; it must be a finite number, or be omitted")
         found[name] = number
     return found
 
 
 def _brief(value: Any) -> str:
-    """Return a refused value for a message: in one line, and short."""
+    """Return an invalid value for a message, shortened to one line."""
     text = " ".join(shown(value).split())
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}… ({type(value).__name__})"
 
 
 def _or_a_number(value: Any) -> str:
-    """Return what else is accepted, where somebody seems to have meant a number."""
+    """Return that a number is also accepted, if the value looks like one was intended."""
     meant = hasattr(type(value), "__float__") or isinstance(value, (str, bytes, complex, tuple, list))
     return f", or {A_REWARD}" if meant else ""
 
@@ -174,7 +176,7 @@ T = TypeVar("T")
 
 
 class NoVerdict(Exception):
-    """There is none for good; `reason` says whose failure that is."""
+    """There is no verdict; `reason` is the stop reason."""
 
     def __init__(self, message: str, *, reason: StopReason = StopReason.JUDGE_FAILED, asked_again: int = 0) -> None:
         super().__init__(message)
@@ -185,8 +187,8 @@ class NoVerdict(Exception):
 class Judging:
     """Gives every scored attempt its verdict.
 
-    :param judge: None where the workflow sets rewards.
-    :param workflow_at: the file and line of the workflow, for messages.
+    :param judge: None if the workflow returns rewards.
+    :param workflow_at: File and line of the workflow, for messages.
     """
 
     def __init__(self, config: Config, judge: Any, limits: TimeLimits, workflow_at: str = "") -> None:
@@ -195,14 +197,14 @@ class Judging:
         self._judge = judge
         self._limits = limits
         self.by_group = isinstance(judge, GroupJudge)
-        """Whether the judge is asked about whole groups."""
+        """Whether the judge evaluates complete groups."""
 
     def leaves_open(self, output: WorkflowOutput | None, reason: StopReason) -> bool:
-        """Whether an attempt that ended so gets its verdict when the others of its group have ended too."""
+        """Return whether the attempt gets its verdict only after its complete group has ended."""
         return self.by_group and reason is not StopReason.CHECK_ABORTED and self._asks(output, reason)
 
     def wants_evaluation(self, output: WorkflowOutput | None, reason: StopReason) -> bool:
-        """Whether the judge will be asked about an attempt that ended so, and wants its environment's evaluation."""
+        """Return whether the judge will be called for this attempt and needs the environment's evaluation."""
         if not getattr(self._judge, "wants_evaluation", False) or not self._asks(output, reason):
             return False
         if reason is StopReason.CHECK_ABORTED:
@@ -211,11 +213,11 @@ class Judging:
         return True
 
     def _asks(self, output: WorkflowOutput | None, reason: StopReason) -> bool:
-        """Whether an attempt that ended so is scored, and neither the workflow nor the config says how."""
+        """Return whether the attempt is scored and neither the workflow nor the config sets its reward."""
         return reason.is_scored and not self._fixed(reason) and (output is None or output.reward is None)
 
     def _fixed(self, reason: StopReason) -> JudgeOutput | None:
-        """The verdict on an attempt that ended so, where `rollout.truncated_reward` is a number."""
+        """Return the verdict on the attempt if `rollout.truncated_reward` is a number."""
         reward = self._settings.rollout.truncated_reward
         return JudgeOutput(reward=reward, is_success=False) if reason.is_limit and isinstance(reward, float) else None
 
@@ -228,9 +230,9 @@ class Judging:
         turns: Sequence[Turn],
         ended: StopReason = StopReason.COMPLETED,
     ) -> tuple[JudgeOutput, str, int]:
-        """The verdict, where it comes from, and how many times the judge was asked again for it.
+        """Return the verdict, its source, and the number of repeated calls of the judge.
 
-        :raises NoVerdict: there is none.
+        :raises NoVerdict: There is no verdict.
         """
         asked_again, source = 0, "workflow"
         if (fixed := self._fixed(ended)) is not None:
@@ -251,10 +253,10 @@ class Judging:
         turns: Sequence[Turn],
         complaints: Sequence[EpisodeAborted],
     ) -> JudgeOutput:
-        """What an attempt is worth in which a check fired.
+        """Return the verdict on an attempt in which an output check fired.
 
-        Where agents are named, only those it fired on are punished; the others keep their own rewards if the episode
-        went on to its end, and have none if it did not.
+        If agents are named, only agents that fired a check are punished. The others keep their own rewards if the
+        episode continued, and have none if it did not.
         """
         reward = self._settings.rollout.agent_madness_reward
         mad = {c.turn.agent for c in complaints if c.turn is not None}
@@ -273,14 +275,14 @@ class Judging:
         return JudgeOutput.per_agent(rewards, is_success=False)
 
     async def _ask(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> tuple[JudgeOutput, int]:
-        """The judge's verdict, and how many times it was asked again.
+        """Return the judge's verdict and the number of repeated calls.
 
-        :raises NoVerdict: it gave none, or there is no judge.
+        :raises NoVerdict: The judge failed, or there is no judge.
         """
         if self._judge is None:
             raise NoVerdict(no_reward(self._workflow_at))
         if self.by_group:
-            raise NoVerdict(f"the judge {type(self._judge).__name__} is asked about whole groups, never one attempt")
+            raise NoVerdict(f"the judge {type(self._judge).__name__} judges complete groups, not single attempts")
         about, asked_again = f"judge {workflow_task.episode_id}", 0
         while True:
             try:
@@ -293,9 +295,9 @@ class Judging:
     # ---------------------------------------------------------------- a group
 
     async def judged(self, episodes: Sequence[Episode]) -> list[Episode]:
-        """The open episodes of one group, with their verdicts or without one for good.
+        """Return the open episodes of one group with their verdicts, or as failed.
 
-        :raises astuner.contracts.errors.ConfigError: no judge could be asked, e.g. since a budget is spent.
+        :raises astuner.contracts.errors.ConfigError: The judge cannot be called, for example because a budget is spent.
         """
         about = f"judge {episodes[0].workflow_task.group_id}"
         attempts = tuple(
@@ -309,7 +311,7 @@ class Judging:
                 given = await ask_group_judge(self._judge, attempts, about, self._in_time)
             except JudgeFailed as e:
                 given = [e] * len(attempts)
-            if not answers or _failed(given) <= _failed(answers):  # one answer's verdicts: two may not compare
+            if not answers or _failed(given) <= _failed(answers):  # verdicts of one call: two may not be comparable
                 answers = given
             if asked_again >= self._settings.rollout.max_retries or not _failed(answers):
                 break
@@ -335,12 +337,14 @@ class Judging:
             return await self._limits.run(work, timeout)
         except OutOfTime as e:
             who = f"the judge {type(self._judge).__name__}"
-            raise JudgeFailed(late(f"{who} gave no verdict within task_judge.judge_timeout = {timeout:g} s", e)) from e
+            raise JudgeFailed(
+                late(f"{who} returned no verdict within task_judge.judge_timeout = {timeout:g} s", e)
+            ) from e
 
     def _for_everybody(self, verdict: JudgeOutput, turns: Sequence[Turn], source: str) -> JudgeOutput:
-        """The verdict, with the episode's reward as the mean over who is there: a name that nobody has moves nothing.
+        """Return the verdict with the episode's reward: the mean over existing agents. Unknown names are ignored.
 
-        :raises NoVerdict: an agent that trained has no reward (one that never got to speak may have one too).
+        :raises NoVerdict: A trained agent has no reward. (An agent that never acted may have one.)
         """
         if not (rewards := verdict.rewards):
             return verdict
@@ -351,15 +355,15 @@ class Judging:
         for turn in turns:
             if turn.trained and turn.agent not in rewards and turn.role not in rewards:
                 raise NoVerdict(
-                    f"{who} returned rewards for {', '.join(rewards)}, and none for the agent {turn.agent!r} (role "
-                    f"{turn.role!r}), which trains; add its name or role, or set train: false for it in astuner.agents",
+                    f"{who} returned rewards for {', '.join(rewards)}, but none for the trained agent {turn.agent!r} "
+                    f"(role {turn.role!r}). Add its name or role, or set train: false for it in astuner.agents",
                     reason=reason,
                 )
         known = {*(self._settings.agents or (DEFAULT_AGENT,)), *(t.agent for t in turns), *(t.role for t in turns)}
         there = [reward for name, reward in rewards.items() if name in known]
         if not there:
             names, has = ", ".join(rewards), ", ".join(sorted(known))
-            raise NoVerdict(f"{who} returned rewards for {names}; the episode has only {has}", reason=reason)
+            raise NoVerdict(f"{who} returned rewards for {names}; the episode only has {has}", reason=reason)
         return replace(verdict, reward=math.fsum(there) / len(there))
 
 
@@ -377,14 +381,14 @@ async def _as_it_is(work: Coroutine[Any, Any, Any]) -> Any:
 async def ask_judge(
     judge: Any, workflow_task: WorkflowTask, output: WorkflowOutput, about: str, wait: Wait = _as_it_is, who: str = ""
 ) -> JudgeOutput:
-    """A judge's verdict on one attempt, checked.
+    """Return a judge's validated verdict on one attempt.
 
-    :param judge: what has ``judge``, or the seeds' ``compute_reward``.
-    :param about: the name of its thread, for who looks at a process that stands still.
-    :param wait: waits for its answer, such as under a time limit.
-    :param who: what messages call it; its class by default.
-    :raises JudgeFailed: whatever went wrong, said with the line in the judge's file.
-    :raises ConfigError: as the judge raises it, since no other attempt would do better.
+    :param judge: Object with ``judge``, or with ``compute_reward`` as in the seeds.
+    :param about: Name of its thread, visible when inspecting a process that hangs.
+    :param wait: Awaits its answer, for example with a time limit.
+    :param who: Its name in messages; its class by default.
+    :raises JudgeFailed: The judge failed; the message has the line in its file.
+    :raises ConfigError: Raised by the judge; no other attempt would succeed.
     """
     ask = judge.judge if hasattr(judge, "judge") else judge.compute_reward
     asked = call(ask, copy_attempt(workflow_task), output, name=about)
@@ -394,7 +398,7 @@ async def ask_judge(
 async def ask_group_judge(
     judge: GroupJudge, attempts: Sequence[Attempt], about: str, wait: Wait = _as_it_is, who: str = ""
 ) -> list[JudgeOutput | JudgeFailed]:
-    """Its verdict on each attempt of a group, or why there is none; parameters and errors as of `ask_judge`."""
+    """Return a verdict or an error for each attempt of a group; parameters and errors as in `ask_judge`."""
     ask = judge.judge_group
 
     def read(answer: Any) -> list[JudgeOutput | JudgeFailed]:
@@ -411,14 +415,14 @@ def _named(judge: Any) -> str:
 async def _asked(work: Coroutine[Any, Any, Any], read: Callable[[Any], T], by: Any, wait: Wait, who: str) -> T:
     try:
         return contained()(checked)(read, await wait(work), by)
-    except (JudgeFailed, ConfigError):  # a mistake in the config, or a budget that is spent: no other would do
+    except (JudgeFailed, ConfigError):  # a mistake in the config, or a spent budget: retrying does not help
         raise
     except Exception as e:
         raise JudgeFailed(story(who, e)) from e
 
 
 async def call(function: Callable[..., Any], *args: Any, name: str) -> Any:
-    """``async def`` on the loop, plain ``def`` in a thread of its own."""
+    """Call a function: ``async def`` on the event loop, plain ``def`` in a new thread."""
     if inspect.iscoroutinefunction(function):
         return await function(*args)
     result = await in_daemon_thread(contained()(function), *args, name=name)

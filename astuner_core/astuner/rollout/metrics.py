@@ -1,6 +1,6 @@
-"""What a step's episodes and samples say, as named numbers (``docs/metrics.md``), and how good a policy is.
+"""Metrics of a step's episodes and samples (``docs/metrics.md``), and the evaluation of a policy.
 
-That is measured on tasks that it does not train on, with an honest interval (`evaluate_groups`).
+`evaluate_groups` measures success on validation tasks, with a confidence interval.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Metrics = dict[str, float]
 
 
 def rollout_metrics(groups: Sequence[Group], settings: AstunerSection | None = None) -> Metrics:
-    """Rewards, successes, lengths, limits and failures of one step's groups.
+    """Return rewards, successes, lengths, limits and failures of one step's groups.
 
-    :param settings: those of the limits; None: which limits were met is not said.
+    :param settings: Settings of the limits; None to omit the metrics of limits.
     """
     episodes = [e for g in groups for e in g.episodes]
     scored = [e for e in episodes if e.reward is not None]
@@ -67,7 +67,7 @@ def rollout_metrics(groups: Sequence[Group], settings: AstunerSection | None = N
 
 
 def _limits(episodes: Sequence[Episode], settings: AstunerSection) -> Metrics:
-    """For each limit that was met, the share of the calls that it cut off, or of the episodes that it ended if more."""
+    """Return, for each limit, the share of truncated calls or of ended episodes, whichever is larger."""
     turns = [(t, e.turns) for e in episodes for t in e.turns]
     cut = Counter(cut_by(t, of, settings) for t, of in turns if t.generation.finish_reason is FinishReason.LENGTH)
     ended = Counter(filter(None, map(ended_by, episodes)))
@@ -80,7 +80,7 @@ def _limits(episodes: Sequence[Episode], settings: AstunerSection) -> Metrics:
 
 
 def _counted(turns: Sequence[Turn]) -> Metrics:
-    """What occurred at some turns only: those that started a branch, by reason, and what is noted of their requests."""
+    """Return counts of events at single turns: new branches, by reason, and notes on requests."""
     counts = Counter(f"merge/branches/{t.branch_reason}" for t in turns if t.branch_reason)
     for turn in turns:
         counts.update(turn.notes)
@@ -88,9 +88,9 @@ def _counted(turns: Sequence[Turn]) -> Metrics:
 
 
 def _per_role(episodes: Sequence[Episode]) -> Metrics:
-    """The mean reward of every role's agents that train, over the episodes that tell agents apart.
+    """Return the mean reward of each role's trained agents over episodes that distinguish agents.
 
-    An episode counts once, whatever the size of its team.
+    An episode counts once, independent of the size of its team.
     """
     told = [Scored.of(e, (), agents_named=True) for e in episodes if e.verdict and e.verdict.rewards]
     metrics = {}
@@ -105,9 +105,9 @@ def _per_role(episodes: Sequence[Episode]) -> Metrics:
 def sample_metrics(
     samples: Sequence[Sample], scored_episodes: int, policy_version: int, policies: Sequence[str] = ()
 ) -> Metrics:
-    """How episodes were cut into samples, what they are credited with, and how old their tokens are.
+    """Return how episodes were split into samples, their advantages, and the age of their tokens.
 
-    :param policies: those that train and have numbers of their own: none where there is only one policy.
+    :param policies: Trained policies with separate metrics; empty if there is only one policy.
     """
     known = [s.policy_version for s in samples if s.policy_version >= 0]
     staleness = [float(policy_version - version) for version in known]
@@ -131,7 +131,7 @@ _POLICY = re.compile(r"(policy/[^/]+/)(.+)")
 
 
 def derived(metrics: Mapping[str, float]) -> Metrics:
-    """The numbers that follow from others; `Run.publish` adds them, so that they are the same everywhere."""
+    """Return metrics computed from others. `Run.publish` adds them, so they are defined once."""
     found: Metrics = {}
     for name, value in metrics.items():
         whose, bare = (policy[1], policy[2]) if (policy := _POLICY.fullmatch(name)) else ("", name)
@@ -143,16 +143,16 @@ def derived(metrics: Mapping[str, float]) -> Metrics:
 
 
 def _credit_metrics(samples: Sequence[Sample]) -> Metrics:
-    """What one policy, or all, can learn from."""
+    """Return the learning signal of one policy, or of all."""
     rewards = [s.reward for s in samples]
     spread = {"adv/reward_min": min(rewards), "adv/reward_max": max(rewards)} if rewards else {}
     return {"adv/zero_frac": mean([float(s.advantage == 0) for s in samples]) if samples else 1.0, **spread}
 
 
 def continued_share(episodes: Iterable[Episode]) -> float:
-    """Share of later turns (not an agent's first) that continue an earlier one exactly; 1 when there are none.
+    """Return the share of later turns (not an agent's first) that continue an earlier one exactly; 1 without any.
 
-    As in the certificate, a turn that goes on from one that says almost the same is not exact.
+    As in the certificate, a turn that continues an almost equal one is not exact.
     """
     later = [t for e in episodes for t in e.turns if t.continues is not None or t.branch_reason]
     return mean([float(t.continues is not None and not t.approximation) for t in later]) if later else 1.0
@@ -160,7 +160,7 @@ def continued_share(episodes: Iterable[Episode]) -> float:
 
 def _spread(name: str, values: Sequence[float]) -> Metrics:
     m = mean(values)
-    std = math.sqrt(mean([(v - m) * (v - m) for v in values]))  # ** raises where this is infinite
+    std = math.sqrt(mean([(v - m) * (v - m) for v in values]))  # ** raises on overflow
     return {
         f"{name}/mean": m,
         f"{name}/std": std,
@@ -184,31 +184,32 @@ class Evaluation:
     tasks: int
     """Tasks with at least one scored episode."""
     unscored_tasks: int
-    """Tasks without one; in neither the numerator nor the denominator."""
+    """Tasks without a scored episode; not part of the success rate."""
     repeat: int
     success: float
     """Mean over tasks of the share of successful episodes (mean@k)."""
     ci_low: float
     ci_high: float
-    """95 %: Wilson's for one episode per task, else normal over task means (episodes of a task are not independent)."""
+    """95 % interval: Wilson's for one episode per task, otherwise normal over task means (episodes of a task are not
+    independent)."""
     pass_at_k: float
     """Share of tasks with at least one success among `repeat` episodes."""
     reward: float
     failed_episodes: int
-    """Not scored; in neither the numerator nor the denominator."""
+    """Episodes that were not scored; not part of the success rate."""
     success_stated: float = 0.0
-    """The share of scored episodes of which a judge or a workflow stated whether they succeeded."""
+    """Share of scored episodes whose success was set by a judge or a workflow."""
 
     @property
     def hint(self) -> str:
-        """How to define success, where it is the same for every task and the reward is not that; else empty."""
+        """How to define success, if success is equal for all tasks but the reward is not; otherwise empty."""
         constant = self.pass_at_k == 0 or self.success == 1
         if self.success_stated or not constant or math.isclose(self.reward, self.success, abs_tol=1e-6):
             return ""
-        return f"success (a reward of 1 or more) does not separate the policies here; to define it, {HOW_TO_DEFINE}"
+        return f"success (a reward of 1 or more) does not separate the policies here. To define it, {HOW_TO_DEFINE}"
 
     def metrics(self) -> dict[str, float]:
-        """As named numbers, for the log sinks."""
+        """Return the evaluation as named numbers for log sinks."""
         return {
             f"val/success/mean@{self.repeat}": self.success,
             f"val/success/pass@{self.repeat}": self.pass_at_k,
@@ -227,22 +228,22 @@ class Evaluation:
 
 
 def counted(metrics: Mapping[str, float]) -> str:
-    """What a success is taken over, e.g. ``5 of 32 tasks; 27 episodes failed and were not counted``.
+    """Return the number of evaluated tasks: ``5 of 32 tasks; 27 episodes failed and were not counted``.
 
-    Said wherever a success is shown: tasks that always fail are not in it.
+    It accompanies every success rate, because tasks that always fail are not part of it.
 
-    :param metrics: of `Evaluation.metrics`.
+    :param metrics: Result of `Evaluation.metrics`.
     """
-    tasks, unscored = metrics["val/tasks"], metrics.get("val/unscored_tasks", 0)  # an older run's lacks them
+    tasks, unscored = metrics["val/tasks"], metrics.get("val/unscored_tasks", 0)  # missing in runs of older versions
     text = f"{tasks:.0f} of {tasks + unscored:.0f} tasks" if unscored else f"{tasks:.0f} tasks"
     failed = metrics.get("val/failed_episodes", 0)
     return text + (f"; {failed:.0f} episodes failed and were not counted" if failed else "")
 
 
 def reward_beside(metrics: Mapping[str, float]) -> str:
-    """Return the mean reward of a validation as the end of a line, e.g. ``; reward 0.412``; empty where it is success.
+    """Return the mean reward of a validation as the end of a line, ``; reward 0.412``, or "" if it equals success.
 
-    :param metrics: of `Evaluation.metrics`.
+    :param metrics: Result of `Evaluation.metrics`.
     """
     reward = metrics.get("val/reward/mean")
     if reward is None or math.isclose(reward, metrics["val/success"], rel_tol=1e-6, abs_tol=1e-6):
@@ -253,11 +254,11 @@ def reward_beside(metrics: Mapping[str, float]) -> str:
 def evaluate_groups(
     groups: Sequence[Group], *, repeat: int, max_failed_share: float, failures: Path | None = None
 ) -> Evaluation:
-    """Summarise validation groups (one per task).
+    """Evaluate validation groups (one per task).
 
-    :param max_failed_share: `rollout.max_failed_share`: with more failures the success is of the tasks that are left.
-    :param failures: the file that has them all, where they are written down.
-    :raises RunError: more episodes failed, or no episode could be scored, so there is nothing to say about the policy.
+    :param max_failed_share: `rollout.max_failed_share`. With more failures, success would cover only easy tasks.
+    :param failures: File with all failures, if there is one.
+    :raises RunError: Too many episodes failed, or none could be scored.
     """
     scored = [g.scored for g in groups if g.scored]
     episodes = [e for g in groups for e in g.episodes]
@@ -288,19 +289,19 @@ def evaluate_groups(
 
 
 def check_failures(step: int, groups: Sequence[Group], max_failed_share: float, failures: Path) -> None:
-    """Whether a step's episodes are worth training on.
+    """Check that a step's episodes can be trained on.
 
     :param max_failed_share: `rollout.max_failed_share`.
-    :param failures: the file that has all failed episodes.
-    :raises RunError: more episodes failed, or in none of them the agent asked the model.
+    :param failures: File with all failed episodes.
+    :raises RunError: Too many episodes failed, or no agent called the model.
     """
     episodes = [e for g in groups for e in g.episodes]
     scored = [e for e in episodes if e.reward is not None]
     if scored and not any(e.turns or e.external for e in scored):
         raise RunError(
-            f"step {step}: in none of {len(scored)} episodes did the agent ask the model, so there is nothing to "
-            "train; pass model=model_tuner to the agent, or give it model_tuner.base_url_and_key() (a program has "
-            "them in OPENAI_BASE_URL and OPENAI_API_KEY)"
+            f"step {step}: no agent called the model in {len(scored)} episodes, so there is nothing to train. Pass "
+            "model=model_tuner to the agent, or model_tuner.base_url_and_key() (programs have them in OPENAI_BASE_URL "
+            "and OPENAI_API_KEY)"
         )
     _check_share(f"step {step}", episodes, max_failed_share, failures)
 
@@ -314,10 +315,10 @@ def _check_share(of: str, episodes: Sequence[Episode], most: float, failures: Pa
 
 def _failed(of: str, what: str, episodes: Sequence[Episode], failures: Path | None) -> RunError:
     first = next(e for e in episodes if e.reward is None)
-    where = f"; all are in {failures}" if failures else ""
-    return RunError(f"{of}: {what}; the first one: {describe_failure(first)}{where}")
+    where = f". All failures are in {failures}" if failures else ""
+    return RunError(f"{of}: {what}. The first one: {describe_failure(first)}{where}")
 
 
 def describe_failure(episode: Episode) -> str:
-    """How an episode that is not scored ended, in one line."""
+    """Return how an unscored episode ended, in one line."""
     return f"{episode.stop_reason.value}: {episode.error or 'no message'}"

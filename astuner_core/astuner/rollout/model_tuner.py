@@ -1,12 +1,11 @@
-"""The model, as the workflow sees it.
+"""The model that a workflow calls.
 
-Everything an agent asks goes through `ModelTuner.chat`, which finds out who speaks (`rollout.agents`) and lets that
-one answer (`rollout.speaker`).  Adapters only translate, and are parts that packages bring (`astuner.contracts.parts`):
-``agentscope``, to which this model hands on what an AgentScope agent asks of it, and ``endpoint``.  The engine lives on
-one event loop; a call from another thread, or from another loop in such a thread, is carried over to it.
+All requests of agents pass through `ModelTuner.chat`, which finds the agent's entry (`rollout.models`) and lets its
+speaker answer (`rollout.speaker`). Adapters only translate. They are parts from plugins (`astuner.contracts.parts`):
+``agentscope`` answers AgentScope agents, ``endpoint`` serves HTTP. The engine runs on one event loop; calls from other
+threads or loops are forwarded to it.
 
-Invariant: a reply that the workflow gets to see is recorded before that, and a recorded reply that nobody got to see
-is never trained.
+Invariant: a reply is recorded before the workflow sees it, and a recorded reply that no one received is never trained.
 """
 
 from __future__ import annotations
@@ -52,12 +51,12 @@ _OF_AGENTSCOPE = frozenset({"count_tokens", "context_size", "formatter", "genera
 
 
 class ModelTuner:
-    """The model of one episode. Pass it as an AgentScope model, call `chat`, or hand out a URL and a key."""
+    """The model of one episode. Pass it as an AgentScope model, call `chat`, or use its URL and key."""
 
     model_name = model = "astuner"
-    """AgentScope 1.x asks for the first, 2.x for the second; the endpoint lists it."""
+    """Model name: AgentScope 1.x reads ``model_name``, 2.x reads ``model``; the endpoint lists it."""
     stream = False
-    """True is honoured where it is an AgentScope model: the answer then comes as a stream, all of it in one piece."""
+    """Whether AgentScope receives answers as a stream. A streamed answer arrives in one piece."""
 
     def __init__(
         self,
@@ -72,19 +71,22 @@ class ModelTuner:
         endpoint: Callable[[], EndpointPart] | None = None,
         world: World | None = None,
     ) -> None:
-        """:param world: the task's environment; None: one that is opened when it is first stepped."""
+        """Create the model of an episode.
+
+        :param world: Environment of the task; None for one that opens on its first step.
+        """
         self.config = config
         self.workflow_task = workflow_task
         self.agent_name = agent_name
         self.failure: EpisodeError | None = None
-        """What was raised or found first; kept because agent frameworks swallow and wrap what is raised.
+        """First error that was raised or found, because agent frameworks swallow and wrap exceptions.
 
-        What an agent can bear (`endings.BEARABLE`) gives way to anything else that comes later.
+        Errors that an agent can recover from (`endings.BEARABLE`) are replaced by any later other error.
         """
         self.mistake: ConfigError | None = None
-        """A mistake in the config that showed in a call; it ends the run, even if a framework swallowed it."""
+        """A mistake in the config found by a call. It ends the run, even if a framework swallowed it."""
         self.complaints: list[EpisodeAborted] = []
-        """Every check that fired."""
+        """All output checks that fired."""
         self._models = models
         self._agentscope_models: list[Any] = []
         self._episode = EpisodeState(
@@ -106,12 +108,12 @@ class ModelTuner:
         self._under_way: set[concurrent.futures.Future[Any] | asyncio.Task[Any]] = set()
         try:
             self._loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
-        except RuntimeError:  # built outside a loop: the first call decides
+        except RuntimeError:  # created outside a loop: the first call sets it
             self._loop = None
 
     @property
     def context_overflow(self) -> bool:
-        """Whether a later prompt of this episode no longer fitted, and nothing worse happened."""
+        """Whether a later prompt of this episode was too long, and no worse error occurred."""
         return isinstance(self.failure, ContextOverflow)
 
     # ------------------------------------------------------------------- chat
@@ -134,22 +136,23 @@ class ModelTuner:
         """Answer OpenAI-style ``messages``.
 
         :param tools: OpenAI-style tool descriptions.
-        :param agent_name: whose conversation this is; the tuner's own name by default.
-        :param role: the entry of ``astuner.agents`` that applies to the agent; the one of its name by default.
-        :param max_tokens: fewer tokens than the configured budget leaves.
-        :param temperature: instead of the configured one; in validation only, since the trainer takes the
-            log-probabilities for those of `rollout.temperature`. So too ``top_p`` and ``seed``.
-        :param stop: the answer ends before the first of these; the tokens behind it are not recorded.
-        :param tool_choice: ``none`` reads no tool calls. ``required`` or a tool's name never constrains the sampling
-            (the log-probabilities would no longer be the policy's); the agent sees whether the model complied.
-        :param response_schema: the JSON schema of an object that the answer should be; the model is offered a tool
-            that takes it, and the call's arguments become the content. Never constrains the sampling.
-        :raises astuner.contracts.errors.PromptTooLong: the first prompt of the episode does not fit.
-        :raises astuner.contracts.errors.ContextOverflow: a later prompt leaves no room for an answer.
-        :raises astuner.contracts.errors.TurnLimitReached: the agent has used its `rollout.multi_turn.max_steps` calls.
-        :raises astuner.contracts.errors.EpisodeAborted: a check fired, or the episode is over.
-        :raises astuner.contracts.errors.ModelFailed: the engine failed.
-        :raises UnsupportedRequest: the request cannot be turned into tokens, or would spoil the training.
+        :param agent_name: Agent of this conversation; the tuner's own agent name by default.
+        :param role: Entry of ``astuner.agents`` for the agent; the entry with the agent's name by default.
+        :param max_tokens: Limit below the configured one.
+        :param temperature: Replaces the configured value. Only in validation, because training assumes
+            `rollout.temperature` for the log-probabilities. The same applies to ``top_p`` and ``seed``.
+        :param stop: Generation ends when one of these strings is complete; the text excludes it, and later tokens are
+            not recorded.
+        :param tool_choice: ``none`` ignores tool calls. ``required`` or a tool's name does not constrain sampling
+            (log-probabilities would no longer be the policy's); the agent sees whether the model complied.
+        :param response_schema: JSON schema of an object to answer with. The model is offered a tool that takes it, and
+            the arguments of the call become the content. Sampling is not constrained.
+        :raises astuner.contracts.errors.PromptTooLong: The first prompt of the episode is too long.
+        :raises astuner.contracts.errors.ContextOverflow: A later prompt leaves no space for an answer.
+        :raises astuner.contracts.errors.TurnLimitReached: The agent has used its `rollout.multi_turn.max_steps` calls.
+        :raises astuner.contracts.errors.EpisodeAborted: A check fired, or the episode is over.
+        :raises astuner.contracts.errors.ModelFailed: The engine failed.
+        :raises UnsupportedRequest: The request cannot be converted to tokens, or would invalidate training.
         """
         self._begin()
         request = ChatRequest(
@@ -175,9 +178,9 @@ class ModelTuner:
         tool_choice: Any = None,
         response_schema: Mapping[str, Any] | None = None,
     ) -> int:
-        """Return how many tokens the prompt of the same `chat` would have; it is no turn, and no call of the agent.
+        """Return the number of prompt tokens of the same `chat` call. It is not a turn and not counted as a call.
 
-        :raises UnsupportedRequest: The request cannot be turned into tokens, or an external model would answer it.
+        :raises UnsupportedRequest: The request cannot be converted to tokens, or an external model would answer it.
         """
         self._begin()
         request = ChatRequest(
@@ -186,27 +189,27 @@ class ModelTuner:
         return await self._on_loop(self._count(request, agent_name or self.agent_name, role))
 
     def prompt_template(self, agent_name: str | None = None, role: str | None = None) -> ChatTemplate | None:
-        """Return the chat template that writes an agent's prompts; None for an external model."""
+        """Return the chat template that renders an agent's prompts; None for an external model."""
         _, entry = self._agents.find(agent_name or self.agent_name, role)
         model = None if entry.model == "external" else self._models.get(entry.policy)
         return None if model is None else model.codec.template
 
     @property
     def sampling(self) -> SamplingParams:
-        """How tokens are drawn where a request does not state it."""
+        """Sampling parameters for requests that do not set them."""
         return self._episode.sampling
 
     def chat_sync(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, **options: Any
     ) -> ChatReply:
-        """`chat` for a workflow that is a plain function, which runs in a thread of its own."""
+        """Call `chat` from a workflow that is a plain function, which runs in its own thread."""
         self._check_open()
         try:
             running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
-        except RuntimeError:  # as it should be: no loop runs in this thread
+        except RuntimeError:  # expected: no loop runs in this thread
             running = None
         if running is not None or self._loop is None:
-            raise RuntimeError("chat_sync works in a thread beside the event loop; in async code write: await chat(…)")
+            raise RuntimeError("chat_sync cannot run on the event loop. In async code, use: await chat(…)")
         try:
             return self._carry(self.chat(messages, tools, **options)).result()
         except concurrent.futures.CancelledError:
@@ -215,42 +218,42 @@ class ModelTuner:
     # ---------------------------------------------------- other ways to ask
 
     def base_url_and_key(self, agent_name: str | None = None, role: str | None = None) -> Access:
-        """Where a program finds the model of one agent: ``base_url, api_key = model_tuner.base_url_and_key()``.
+        """Return URL and key of one agent's model: ``base_url, api_key = model_tuner.base_url_and_key()``.
 
-        :param agent_name: whose conversation this is; the tuner's own name by default.
-        :param role: the entry of ``astuner.agents`` that applies to it; the one of its name by default.
+        The endpoint supports OpenAI chat completions and responses, and Anthropic messages. It listens on loopback
+        unless ``astuner.endpoint.host`` is set. The key is valid for this agent until the episode ends.
 
-        The endpoint speaks OpenAI's chat completions and responses and Anthropic's messages, on loopback unless
-        ``astuner.endpoint.host`` says otherwise.  The key is good for this agent until the episode ends.
-
-        :raises astuner.contracts.errors.MissingDependency: the part ``endpoint`` is not installed, or what it needs.
+        :param agent_name: Agent of this conversation; the tuner's own agent name by default.
+        :param role: Entry of ``astuner.agents`` for the agent; the entry with the agent's name by default.
+        :raises astuner.contracts.errors.MissingDependency: The part ``endpoint``, or one of its packages, is not
+            installed.
         """
         self._check_open()
         if self._endpoint is None:
-            raise AstunerError("this model_tuner was made without an endpoint; run it by an EpisodeRunner")
+            raise AstunerError("this model_tuner has no endpoint; create it with an EpisodeRunner")
         agent_name = agent_name or self.agent_name
-        self._agents.find(agent_name, role)  # an agent that nobody knows shows here, and not inside a framework
+        self._agents.find(agent_name, role)  # raises for an unknown agent here, not inside a framework
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         try:
             endpoint = self._endpoint()
             endpoint.open(self._loop)
-        except (ConfigError, PluginError) as e:  # no other episode would fare better
+        except (ConfigError, PluginError) as e:  # every other episode would fail, too
             self._mistaken(e)
             raise
         return endpoint.issue(self, agent_name, role)
 
     def as_openai_client(self, agent_name: str | None = None, role: str | None = None, **client_options: Any) -> Any:
-        """An ``openai.AsyncOpenAI`` for one agent of this episode.
+        """Return an ``openai.AsyncOpenAI`` client for one agent of this episode.
 
-        :param client_options: passed on, e.g. ``max_retries=0``.
+        :param client_options: Options of the client, for example ``max_retries=0``.
         """
         try:
             from openai import AsyncOpenAI, DefaultAsyncHttpxClient
         except ImportError as e:
             raise MissingDependency(f"as_openai_client needs the openai package ({e}): pip install openai") from e
         access = self.base_url_and_key(agent_name, role)
-        if "http_client" not in client_options:  # a proxy for the way out has no business here
+        if "http_client" not in client_options:  # never use a proxy for a local endpoint
             client_options["http_client"] = DefaultAsyncHttpxClient(trust_env=False)
         return AsyncOpenAI(base_url=access.base_url, api_key=access.api_key, **client_options)
 
@@ -259,24 +262,24 @@ class ModelTuner:
     async def __call__(self, *args: Any, **options: Any) -> Any:
         """Answer as the model of an AgentScope agent: ``model=model_tuner``.
 
-        :returns: an ``agentscope.model.ChatResponse`` whose id names the turn.
-        :raises astuner.contracts.errors.MissingDependency: AgentScope, or the part ``agentscope``, is not installed, or
-            a package that it needs is not.
+        :returns: An ``agentscope.model.ChatResponse`` whose ID names the turn.
+        :raises astuner.contracts.errors.MissingDependency: AgentScope, the part ``agentscope``, or one of its packages
+            is not installed.
         """
         return await self._as_set()(*args, **options)
 
     def as_agentscope_model(self, agent_name: str | None = None, role: str | None = None) -> Any:
-        """An ``agentscope.model.ChatModelBase``, of 1.x or 2.x, that speaks for one agent of this episode.
+        """Return an ``agentscope.model.ChatModelBase`` (1.x or 2.x) for one agent of this episode.
 
-        On 2.x its ``formatter`` may be replaced, as with any model there.
+        In 2.x its ``formatter`` can be replaced, as for any model.
 
-        :param agent_name: whose conversation this is; the tuner's own name by default.
-        :param role: the entry of ``astuner.agents`` that applies; the agent's name by default.
-        :raises astuner.contracts.errors.MissingDependency: as for a call.
+        :param agent_name: Agent of this conversation; the tuner's own agent name by default.
+        :param role: Entry of ``astuner.agents`` for the agent; the entry with the agent's name by default.
+        :raises astuner.contracts.errors.MissingDependency: As for a call.
         """
         try:
             part = _agentscope(self.config.plugins)
-        except PluginError as e:  # no other episode would fare better
+        except PluginError as e:  # every other episode would fail, too
             self._mistaken(e)
             raise
         model = part().make_model(self, agent_name or self.agent_name, role)
@@ -284,7 +287,7 @@ class ModelTuner:
         return model
 
     def __getattr__(self, name: str) -> Any:
-        """What AgentScope 2.x looks for on a model, of the one that `as_agentscope_model` makes."""
+        """Return an attribute that AgentScope 2.x reads, from the model of `as_agentscope_model`."""
         if name not in _OF_AGENTSCOPE:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self._as_set(), name)
@@ -292,16 +295,16 @@ class ModelTuner:
     # ------------------------------------------------------------ environment
 
     def gym_step(self, action: Mapping[str, Any]) -> tuple[str, float, bool, dict[str, Any]]:
-        """Act in the task's environment (``env_type``), as Gym did: ``observation, reward, terminated, info``.
+        """Act in the task's environment (``env_type``) as in Gym: ``observation, reward, terminated, info``.
 
-        It blocks until the environment has answered.  That holds up no other episode: the ``async def execute`` of a
-        task with an environment runs on an event loop of its own.
+        The call blocks until the environment has answered. It does not block other episodes: the ``async def execute``
+        of a task with an environment runs on its own event loop.
 
-        :param action: an assistant message, e.g. ``{"role": "assistant", "content": "…"}``.
-        :returns: terminated is true when the environment is over for whatever reason; ``info`` says which, as
+        :param action: Assistant message, for example ``{"role": "assistant", "content": "…"}``.
+        :returns: ``terminated`` is true when the environment is over for any reason; ``info`` has the reason in
             ``terminated`` and ``truncated``.
-        :raises astuner.contracts.errors.EnvironmentFailed: the task has no environment, or it failed.
-        :raises RuntimeError: it was over before.
+        :raises astuner.contracts.errors.EnvironmentFailed: The task has no environment, or the environment failed.
+        :raises RuntimeError: The environment was already over.
         """
         self._check_open()
         try:
@@ -311,18 +314,18 @@ class ModelTuner:
             raise
 
     async def gym_step_async(self, action: Mapping[str, Any]) -> tuple[str, float, bool, dict[str, Any]]:
-        """`gym_step` beside the event loop."""
+        """Call `gym_step` without blocking the event loop."""
         from astuner.support.threads import in_daemon_thread
 
         return await in_daemon_thread(self.gym_step, action)
 
     def leave_out(self, turn_indices: Sequence[int]) -> None:
-        """These replies reached nobody (a client that went away), so they are not trained."""
+        """Exclude replies from training that no one received, for example because a client disconnected."""
         for index in turn_indices:
             self._episode.recorder.leave_out(index)
 
     def close(self) -> None:
-        """The episode is over: calls still under way from other threads are cancelled, later ones refused."""
+        """End the episode: cancel calls in progress from other threads and refuse later ones."""
         with self._carrying:
             self._closed = True
             under_way = list(self._under_way)
@@ -344,7 +347,7 @@ class ModelTuner:
 
     @property
     def world(self) -> World:
-        """The environment behind `gym_step`; the runner closes it."""
+        """The environment of `gym_step`. The runner closes it."""
         return self._world
 
     # ---------------------------------------------------------------- private
@@ -354,12 +357,12 @@ class ModelTuner:
         return self.as_agentscope_model()
 
     def _as_set(self) -> Any:
-        """The AgentScope model, which streams if this one does."""
+        """Return the AgentScope model, with streaming as set on this one."""
         self._agentscope_model.stream = self.stream
         return self._agentscope_model
 
     def _begin(self) -> None:
-        """Take the first caller's loop as the engine's, and refuse what comes after the episode.
+        """Use the first caller's loop as the engine's, and refuse calls after the episode.
 
         :raises EpisodeAborted: The episode is over.
         """
@@ -368,25 +371,23 @@ class ModelTuner:
         self._check_open()
 
     async def _on_loop(self, call: Coroutine[Any, Any, T]) -> T:
-        """Await ``call`` on the engine's loop, from whichever loop."""
+        """Await ``call`` on the engine's loop, from any loop."""
         if asyncio.get_running_loop() is self._loop:
             return await self._asked(call)
         try:
             return await asyncio.wrap_future(self._carry(call))
         except asyncio.CancelledError:
-            self._check_open()  # perhaps close() cancelled the call, and nobody the caller
+            self._check_open()  # close() may have cancelled the call, rather than the caller
             raise
 
     async def _count(self, request: ChatRequest, agent_name: str, role: str | None) -> int:
         speaker = self._speaker(agent_name, role)
         if isinstance(speaker, ExternalSpeaker):
-            raise UnsupportedRequest(
-                f"the model of agent {agent_name!r} is an external one, whose tokens are not known"
-            )
+            raise UnsupportedRequest(f"agent {agent_name!r} uses an external model, whose tokens are unknown")
         return await speaker.count_prompt_tokens(request)
 
     async def _asked(self, call: Coroutine[Any, Any, T]) -> T:
-        """Await ``call`` as a task, so that it ends with the episode, whoever awaits it."""
+        """Await ``call`` as a task, so that it ends with the episode."""
         task = asyncio.ensure_future(call)
         self._under_way.add(task)
         try:
@@ -396,8 +397,8 @@ class ModelTuner:
 
     def _carry(self, call: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run ``call`` on the engine's loop."""
-        assert self._loop is not None  # the callers looked
-        with self._carrying:  # a call is either known to close(), or refused by it
+        assert self._loop is not None  # checked by the callers
+        with self._carrying:  # so that close() either knows the call or refuses it
             try:
                 self._check_open()
                 future = asyncio.run_coroutine_threadsafe(call, self._loop)
@@ -413,7 +414,7 @@ class ModelTuner:
             raise EpisodeAborted(self._over())
 
     def _over(self) -> str:
-        return f"episode {self.workflow_task.episode_id} is over; its model answers no more calls"
+        return f"episode {self.workflow_task.episode_id} is over; its model accepts no more calls"
 
     async def _chat(self, request: ChatRequest, agent_name: str, role: str | None) -> ChatReply:
         try:
@@ -428,14 +429,14 @@ class ModelTuner:
             raise
 
     def _speaker(self, agent_name: str, role: str | None) -> PolicySpeaker | ExternalSpeaker:
-        """Who answers for an agent; the first call decides its role."""
+        """Return the speaker of an agent. The first call sets the agent's role."""
         known = self._speakers.get(agent_name)
         if known is not None and role in (None, known[0]):
             return known[1]
         found, entry = self._agents.find(agent_name, role)
         if known is not None:
             raise UnsupportedRequest(
-                f"agent {agent_name!r} has the role {known[0]!r} in this episode and is now given {found!r}; use "
+                f"agent {agent_name!r} has the role {known[0]!r} in this episode, but the request has {found!r}. Use "
                 "another agent_name for another role"
             )
         speaker: PolicySpeaker | ExternalSpeaker
@@ -456,7 +457,7 @@ class ModelTuner:
         return speaker
 
     def _complain(self, found: EpisodeAborted) -> None:
-        """A check fired: the episode counts as aborted, and ends at once if `agent_madness_termination` says so."""
+        """Handle a check that fired: abort the episode, immediately if `agent_madness_termination` is set."""
         self._remember(found)
         self.complaints.append(found)
         if self.config.astuner.rollout.agent_madness_termination:
@@ -464,26 +465,26 @@ class ModelTuner:
             raise found
 
     def _mistaken(self, error: ConfigError | PluginError) -> None:
-        """Keep what ends the run."""
+        """Record an error that ends the run."""
         self.mistake = self.mistake or (error if isinstance(error, ConfigError) else ConfigError(str(error)))
 
     def _remember(self, error: EpisodeError) -> None:
-        before = self.failure  # what a refused request is to blame for, a later call tells
+        before = self.failure  # a later call shows the consequence of a refused request
         if before is None or isinstance(before, UnsupportedRequest if isinstance(error, BEARABLE) else BEARABLE):
             self.failure = error
 
 
 @functools.lru_cache(maxsize=8)
 def _agentscope(plugins: PluginManager) -> type[AgentScopePart]:
-    """Looked for once, and not for every episode."""
+    """Return the part ``agentscope``; cached, instead of a search per episode."""
     part: type[AgentScopePart] = registry.find_part(plugins, "agentscope", wanted_by="model=model_tuner")
     return part
 
 
 def _number(name: str, value: Any, *, at_least: float = -(2**63), at_most: float = 2**63, whole: bool = False) -> Any:
-    """``value``, if it is a number such as the request may have.
+    """Return ``value`` if it is a valid number for the request.
 
-    :raises UnsupportedRequest: it is not.
+    :raises UnsupportedRequest: It is not valid.
     """
     kinds: Any = int if whole else (int, float)
     if value is None:
@@ -501,5 +502,5 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
         return ()
     given = (value,) if isinstance(value, str) else tuple(value)
     if not all(isinstance(text, str) and text for text in given):
-        raise UnsupportedRequest(f"{name} is {value!r}; it must be a text, or a list of texts, none of them empty")
+        raise UnsupportedRequest(f"{name} is {value!r}; it must be a string or a list of strings, none of them empty")
     return given

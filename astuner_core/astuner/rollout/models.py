@@ -1,8 +1,7 @@
-"""Who is who in an episode, and the models that speak: one for each policy, or where episodes run that have models of
-their own; and how an experiment samples them.
+"""Agents, roles and policies of an experiment, and the models and sampling parameters of its episodes.
 
-While ``astuner.agents`` is empty, all agents have one role and one policy, and all train.  Otherwise an agent must be
-told from the others: by a role that it is given where the model is handed out, or by its name.
+If ``astuner.agents`` is empty, all agents share one role and one policy, and all are trained. Otherwise each agent is
+identified by the role passed with the model, or by its name.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ class AgentRegistry:
         return cls(settings.agents)
 
     def find(self, agent_name: str, role: str | None) -> tuple[str, AgentSection]:
-        """The role of an agent, and its entry.
+        """Return the role of an agent and its entry.
 
-        :raises UnsupportedRequest: nothing says which entry applies.
+        :raises UnsupportedRequest: No entry applies.
         """
         if not self.agents:
             return role or DEFAULT_ROLE, _EVERYBODY
@@ -47,46 +46,46 @@ class AgentRegistry:
                 return name, self.agents[name]
         who = f"the role {role!r}" if role else f"the agent {agent_name!r}"
         raise UnsupportedRequest(
-            f"astuner.agents has no entry for {who} (only {', '.join(self.agents)}); add one, or give the agent one of "
+            f"astuner.agents has no entry for {who} (only {', '.join(self.agents)}). Add one, or give the agent one of "
             "these roles: model_tuner.as_agentscope_model(agent_name=…, role=…)"
         )
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """Every policy that speaks for somebody, in the order of the config."""
+        """Policies of all agents, in the order of the config."""
         return policies_of(self.agents) or (DEFAULT_POLICY,)
 
     @property
     def trained_policies(self) -> tuple[str, ...]:
-        """Those that learn: at least one agent that trains speaks with them."""
+        """Policies that are trained: at least one trained agent uses them."""
         return policies_of(self.agents, only_trained=True)
 
 
 @dataclass(frozen=True)
 class PolicyModel:
-    """An engine, and the codec of its tokenizer."""
+    """An engine with its codec."""
 
     engine: InferenceEngine
     codec: ChatCodec
 
 
 Models: TypeAlias = Mapping[str, PolicyModel]
-"""Policy -> its model."""
+"""Policy name -> model."""
 
 
 class EpisodeHost(Protocol):
-    """Runs episodes somewhere else, e.g. in the workers of a cluster, where the models are."""
+    """Where episodes run: this process, or the workers of a cluster."""
 
     async def run(self, workflow_task: WorkflowTask, sampling: SamplingParams) -> Episode:
-        """One attempt, as `EpisodeRunner.run`; cancelling it ends the episode there."""
+        """Run one attempt, as `EpisodeRunner.run`. Cancellation ends the episode."""
 
     async def judge_group(self, episodes: Sequence[Episode]) -> Sequence[Episode]:
-        """As `EpisodeRunner.judge_group`."""
+        """Judge a group, as `EpisodeRunner.judge_group`."""
 
 
 @dataclass(frozen=True)
 class EpisodesHere:
-    """An `EpisodeHost`: this process."""
+    """An `EpisodeHost` that runs episodes in this process."""
 
     runner: EpisodeRunner
     models: Models
@@ -99,12 +98,15 @@ class EpisodesHere:
 
 
 def one_model(engine: InferenceEngine, codec: ChatCodec) -> Models:
-    """The models of an experiment with one policy."""
+    """Return the models of an experiment with one policy."""
     return {DEFAULT_POLICY: PolicyModel(engine, codec)}
 
 
 def sampling_for(config: Config, split: Split) -> SamplingParams:
-    """`rollout.temperature`, `top_p` and `top_k` in training; those of `rollout.val_kwargs` in validation."""
+    """Return the sampling parameters of a split.
+
+    Training uses `rollout.temperature`, `top_p` and `top_k`; validation uses the keys in `rollout.val_kwargs`.
+    """
     rollout = config.astuner.rollout
     how = rollout if split is Split.TRAIN else rollout.val_kwargs
     return SamplingParams(

@@ -1,10 +1,10 @@
-"""From the config to the things it names, the one place where they are made (`build`): workflow, judge, task reader.
+"""Build the objects that a config names: workflow, judge, task reader, and output checks (`build`).
 
-A class is made by its ``from_config(section, context)`` (`astuner.contracts.building`).  One that has none of its own
-goes by `_as_before`: what was written before there was such a method says by the names of its parameters what it wants.
+A class is built by its ``from_config(section, context)`` (`astuner.contracts.building`). A class without this method,
+for example of an older plugin, gets arguments by the names of its constructor's parameters (`_as_before`).
 
-The checks on the model's output become one question, asked of every reply.  Invariant: a check either answers or the
-episode ends as `JudgeFailed`; a broken check is never taken for silence.
+The output checks of an experiment are combined into one check of every reply. Invariant: a check returns an answer or
+the episode ends with `JudgeFailed`; a broken check never counts as passed.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ if TYPE_CHECKING:
     from astuner.config import Config
 
 BY_NAME: Mapping[str, Callable[[BuildContext], Any]] = {
-    "config": lambda context: context.config,  # where it has no section of its own and the argument is required
+    "config": lambda context: context.config,  # only for a required parameter of a class without a section
     "experiment": lambda context: context.config,
     "helper_models": lambda context: context.helper_models,
     "base_dir": lambda context: context.base_dir,
     "on_bad_line": lambda context: context.config.astuner.data.on_bad_line,
     "dry_run": lambda context: context.dry_run,
 }
-"""What a constructor without ``from_config`` is given for its parameters of these names."""
+"""Parameter name -> argument for constructors of classes without ``from_config``."""
 
 
 def build(kind: str, reference: str, section: Any, context: BuildContext) -> Any:
-    """What ``reference`` names, made.
+    """Build the object that ``reference`` names.
 
-    :param section: its checked section; None where it has no model.
-    :raises PluginError: it cannot be found, imported or made; its constructor wants what nobody gives it.
+    :param section: Its validated section; None if it has no section model.
+    :raises PluginError: It cannot be found, imported or built, or its constructor requires unknown arguments.
     """
     return _made(kind, reference, context.config.resolve(kind, reference), section, context)
 
 
 def workflow_factory(config: Config) -> Callable[[], Any]:
-    """A function that makes a fresh workflow for every episode.
+    """Return a function that creates a workflow for every episode.
 
-    A plain function ``(task, model)`` in the style of agentscope.tuner is accepted as a workflow too.
+    A plain function ``(task, model)`` in the style of agentscope.tuner is also accepted.
     """
     reference = config.astuner.rollout.workflow
     if not reference:
@@ -73,7 +73,7 @@ def workflow_factory(config: Config) -> Callable[[], Any]:
 
 
 def source_of(config: Config, kind: str, reference: str) -> str:
-    """What ``reference`` is and where it comes from, for the plan: a file, or a module."""
+    """Return what ``reference`` names and its file or module, for the plan."""
     target = config.resolve(kind, reference)
     if is_code(reference):
         return f"{target.__name__} from {written_at(target).rpartition(':')[0] or 'this process'}"
@@ -81,7 +81,7 @@ def source_of(config: Config, kind: str, reference: str) -> str:
 
 
 def build_judge(config: Config) -> Any:
-    """The judge, or None when the experiment has none."""
+    """Return the judge, or None if the experiment has none."""
     reference = config.astuner.task_judge.judge
     if not reference:
         return None
@@ -89,20 +89,20 @@ def build_judge(config: Config) -> Any:
 
 
 def make_judge(reference: str, section: Any, context: BuildContext) -> Any:
-    """As `build`, of a judge, its methods looked at; or of agentscope.tuner's ``(task, response) -> JudgeOutput``."""
+    """Build a judge and check its methods. Functions ``(task, response)`` of agentscope.tuner are accepted."""
     target = context.config.resolve("judge", reference)
     if inspect.isfunction(target) and [*inspect.signature(target).parameters][:2] == ["task", "response"]:
         ask = wraps(target)(lambda workflow_task, output: target(_row(workflow_task.task), output.response))
         return type(target.__name__, (Judge,), {"judge": staticmethod(ask)})()
     if isinstance(target, type):
-        _check_judge(target)  # before it is made, for Python refuses what is abstract in words of its own
+        _check_judge(target)  # before building, because Python's error for abstract classes is less clear
     judge = _made("judge", reference, target, section, context)
     _check_judge(type(judge))
     return judge
 
 
 def build_task_reader(config: Config, *, dry_run: bool = False) -> Any:
-    """The task reader."""
+    """Build the task reader."""
     reference = config.astuner.task_reader.type
     if not reference:
         raise ConfigError("astuner.task_reader.type is required, for example jsonl or huggingface")
@@ -116,13 +116,13 @@ def _made(kind: str, reference: str, target: Any, section: Any, context: BuildCo
         return _maker(target, section, replace(context, name=what))()
     except AstunerError:
         raise
-    except BaseException as e:  # a stranger's constructor may raise anything
+    except BaseException as e:  # user constructors may raise anything
         let_the_person_stop(e)
-        raise PluginError(story(f"{what} cannot be made: it", e)) from e
+        raise PluginError(story(f"{what} cannot be built: it", e)) from e
 
 
 def _maker(target: Any, section: Any, context: BuildContext) -> Callable[[], Any]:
-    """What makes it, and is called for every episode: a signature is read once, for that takes as long as one."""
+    """Return a function that builds the object for every episode. The signature is inspected only once: it is slow."""
     own = getattr(target, "from_config", None)
     if own is not None and getattr(own, "__func__", None) is not Built.from_config.__func__:  # type: ignore[attr-defined]
         return partial(own, section, context)
@@ -130,9 +130,9 @@ def _maker(target: Any, section: Any, context: BuildContext) -> Callable[[], Any
 
 
 def _as_before(target: Any, section: Any, context: BuildContext) -> Callable[[], Any]:
-    """By the names of its parameters: the first is its section, where it has one; the others are in `BY_NAME`.
+    """Return a builder that passes the section first, if there is one, and other arguments by name (`BY_NAME`).
 
-    :raises PluginError: it requires one of another name; says what to write.
+    :raises PluginError: The constructor requires other names; the message has a solution.
     """
     parameters = list(inspect.signature(target).parameters.values())
     if section is not None:
@@ -142,9 +142,9 @@ def _as_before(target: Any, section: Any, context: BuildContext) -> Callable[[],
     if unknown := [name for name in required if name not in BY_NAME]:
         names = ", ".join(unknown)
         raise PluginError(
-            f"{written_at(getattr(target, '__init__', target))}: {target.__name__} requires {names}, which nobody "
-            f"gives it; write a default, or beside it: @classmethod def from_config(cls, section, context): return "
-            f"cls({', '.join(f'{name}=…' for name in unknown)}), where context.config is the experiment"
+            f"{written_at(getattr(target, '__init__', target))}: {target.__name__} requires {names}, which ASTuner "
+            f"does not pass. Add a default, or add to the class: @classmethod def from_config(cls, section, context): "
+            f"return cls({', '.join(f'{name}=…' for name in unknown)}), where context.config is the experiment"
         )
     wanted = [p.name for p in parameters if p.name in BY_NAME and (p.name != "config" or p.name in required)]
     given = {name: BY_NAME[name](context) for name in wanted}
@@ -159,9 +159,9 @@ def _check_judge(judge: type) -> None:
 
 
 def _check_method(target: Any, names: Sequence[str], arguments: Sequence[str]) -> None:
-    """Whether a class has a method, by one of its ``names`` (the first is today's), that takes ``arguments``.
+    """Check that a class has a method, under one of its ``names`` (the current one first), that takes ``arguments``.
 
-    :raises PluginError: not so; says where its own method is that was meant.
+    :raises PluginError: It does not; the message points to a method with a similar name.
     """
     abstract: frozenset[str] = getattr(target, "__abstractmethods__", frozenset())
     name = next((name for name in names if callable(getattr(target, name, None)) and name not in abstract), None)
@@ -171,28 +171,31 @@ def _check_method(target: Any, names: Sequence[str], arguments: Sequence[str]) -
         hint = close_name(names[0], own)
         meant = hint.removeprefix("; did you mean ").rstrip("?")
         at = written_at(getattr(target, meant) if hint else target)
-        hint = f"; {meant} is close: call it {names[0]}" if hint else f"; write def {wanted}"
+        hint = f". Rename {meant} to {names[0]}" if hint else f". Add: def {wanted}"
         raise PluginError(f"{at}: {target.__name__} has no method {wanted}{hint}")
     static = isinstance(inspect.getattr_static(target, name), (staticmethod, classmethod))
     _check_arguments(getattr(target, name), f"{target.__name__}.{name}", arguments if static else ("self", *arguments))
 
 
 def _check_arguments(function: Any, name: str, arguments: Sequence[str]) -> None:
-    """:raises PluginError: the function cannot be called with as many."""
+    """Check that a function accepts the arguments.
+
+    :raises PluginError: It does not.
+    """
     try:
         signature = inspect.signature(function)
         signature.bind(*arguments)
     except ValueError:
-        return  # it does not say what it takes
+        return  # the signature is unknown
     except TypeError:
         raise PluginError(
-            f"{written_at(function)}: {name} takes {signature}; it is called with {', '.join(arguments)}, so write "
-            f"def {function.__name__}({', '.join(arguments)})"
+            f"{written_at(function)}: {name} takes {signature}, but is called with {', '.join(arguments)}. Change it "
+            f"to: def {function.__name__}({', '.join(arguments)})"
         ) from None
 
 
 class _FunctionWorkflow:
-    """``async def workflow(task: dict, model) -> WorkflowOutput``, as agentscope.tuner spells it."""
+    """A workflow from ``async def workflow(task: dict, model) -> WorkflowOutput``, as in agentscope.tuner."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -204,7 +207,7 @@ class _FunctionWorkflow:
 
 def _row(task: Task) -> dict[str, Any]:
     row = {"task_id": task.task_id, **task.metadata}
-    if task.env_type:  # what its environment says first is in no row
+    if task.env_type:  # the environment's first messages are not part of the data set
         row = {"main_query": task.main_query, "init_messages": list(task.init_messages), **row}
     return row
 
@@ -213,24 +216,26 @@ KEY = "astuner.rollout.compute_madness_checklist"
 
 
 class OutputChecks:
-    """The checks that an experiment asks for, in order."""
+    """The output checks of an experiment, in order."""
 
     def __init__(
         self, names: Sequence[str], plugins: PluginManager | None = None, base_dir: Path | None = None
     ) -> None:
-        """:param names: as `rollout.compute_madness_checklist` lists them.
-        :param plugins: those that are on; by default what is installed.
-        :param base_dir: where files of the user's own are looked for.
-        :raises ConfigError: a name that stands for nothing; says what is close.
-        :raises astuner.contracts.errors.PluginError: what it stands for cannot be imported, or is not a check.
+        """Find the checks.
+
+        :param names: Names in `rollout.compute_madness_checklist`.
+        :param plugins: Active plugins; the installed ones by default.
+        :param base_dir: Folder that is searched for user files.
+        :raises ConfigError: A name is unknown; the message suggests a similar one.
+        :raises astuner.contracts.errors.PluginError: A check cannot be imported, or is not a check.
         """
         self._checks = [(name, _check(name, plugins or load_plugins(), base_dir)) for name in names]
 
     @classmethod
     def build(cls, config: Config) -> OutputChecks:
-        """The checks of ``config``, the user's own code relative to the experiment file; raises as the constructor.
+        """Return the checks of ``config``; user code is relative to the experiment file. Raises as the constructor.
 
-        Those that are on by default are left out where the package that brings them is not.
+        Default checks are omitted if their package is not installed.
         """
         names = config.astuner.rollout.compute_madness_checklist
         if KEY not in config.written:
@@ -241,21 +246,23 @@ class OutputChecks:
     def check(
         self, message: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] | None = None, *, cut_off: bool = False
     ) -> str | None:
-        """The first complaint about ``message``, or None.
+        """Return the first complaint about a message, or None.
 
-        :param message: an OpenAI-style assistant message.
-        :param tools: OpenAI-style descriptions of the tools that were offered for it; None when that is not known.
-        :param cut_off: something else than the model ended the reply: the limit of tokens, or the caller's stop string.
-        :raises astuner.contracts.errors.JudgeFailed: a check raised, or returned something else than text or None.
+        :param message: OpenAI-style assistant message.
+        :param tools: OpenAI-style descriptions of the offered tools; None if unknown.
+        :param cut_off: Whether the reply was ended by a token limit or a stop string.
+        :raises astuner.contracts.errors.JudgeFailed: A check raised, or returned neither a string nor None.
         """
         view = OutputView(message, tools, cut_off)
         for name, check in self._checks:
             try:
                 complaint = contained(asyncio.CancelledError)(check)(view)
-            except Exception as e:  # a stranger's check may raise anything; the episode ends, and says why
+            except Exception as e:  # user code may raise anything; the error ends the episode
                 raise JudgeFailed(story(f"the output check {name!r}", e)) from e
             if complaint is not None and not isinstance(complaint, str):
-                raise JudgeFailed(f"the output check {name!r} returned {type(complaint).__name__}, not a text or None")
+                raise JudgeFailed(
+                    f"the output check {name!r} returned {type(complaint).__name__}; it must return a string or None"
+                )
             if complaint:
                 return complaint
         return None
@@ -268,6 +275,6 @@ def _check(name: str, plugins: PluginManager, base_dir: Path | None) -> Check:
         raise ConfigError(f"{KEY}: {e}") from e
     if not callable(found) or isinstance(found, type) or inspect.iscoroutinefunction(found):
         raise PluginError(
-            f"{KEY}: {name!r} is {found!r}; a check is a plain function of one OutputView that returns a text or None"
+            f"{KEY}: {name!r} is {found!r}; it must be a plain function of one OutputView that returns a string or None"
         )
     return found  # type: ignore[no-any-return]

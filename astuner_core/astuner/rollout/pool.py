@@ -1,16 +1,16 @@
-"""Many episodes at once, in groups.
+"""Run many episodes concurrently, in groups.
 
-A group is the attempts at one draw.  The pool keeps at most ``max_env_worker`` episodes running, tells a listener
-about each one that ends, and hands back whole groups.  One bad episode never stops the others.
+A group contains all attempts at one draw. The pool runs at most ``max_env_worker`` episodes at a time, notifies a
+listener when an episode ends, and returns complete groups. A failed episode never stops the others.
 
-An episode whose verdict waits for its group (`astuner.rollout.judging`) has ended for the listener when it has
-one; that of a group which is cut short gets none, and ends as cancelled.
+An episode whose verdict depends on its group (`astuner.rollout.judging`) counts as ended once it has a verdict. In a
+cancelled group it gets none and ends as cancelled.
 
-Invariant: a group says that there is something to learn from it exactly when `astuner.rollout.credit` would find so.
+Invariant: `Group.has_spread` is true exactly if `astuner.rollout.credit` finds a nonzero advantage.
 
-`StepGroups` are the groups of one step: which were drawn, which came back, which can be trained on, and whether to draw
-more.  It is one set of rules, whoever runs the groups.  Invariant: every draw is out, has ended, or was given back, in
-exactly one of these.
+`StepGroups` tracks the groups of one step: drawn, returned and useful for training, and whether to draw more. The rules
+are the same wherever the groups run. Invariant: every draw is in progress, ended, or given back, and in exactly one of
+these states.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ RunEpisode = Callable[[WorkflowTask], Awaitable[Episode]]
 JudgeGroup = Callable[[Sequence[Episode]], Awaitable[Sequence[Episode]]]
 OnEpisode = Callable[[Episode], None]
 Draw: TypeAlias = tuple[str, Task]
-"""Group id and task."""
+"""Group ID and task."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """All attempts at one drawn task."""
+    """All attempts at one draw."""
 
     group_id: str
     task: Task
     episodes: tuple[Episode, ...]
     complete: bool = True
-    """False: cut short, since enough other groups were complete. Its fast attempts alone would bias towards brevity."""
+    """False if it was cancelled because enough other groups were complete. Its fast attempts alone would bias towards
+    short episodes."""
 
     comparison: Comparison = field(default_factory=Comparison)
-    """Who in it is compared with whom."""
+    """Which agents of the group are compared with each other."""
 
     @property
     def scored(self) -> tuple[Episode, ...]:
@@ -50,13 +51,13 @@ class Group:
 
     @property
     def has_spread(self) -> bool:
-        """Whether there is something to learn: the rewards of some agents that are compared with each other differ."""
+        """Whether there is a learning signal: rewards of agents that are compared with each other differ."""
         named = self.comparison.agents_named
         return has_spread([Scored.of(e, (), agents_named=named) for e in self.scored], self.comparison.by)
 
 
 class RolloutPool:
-    """Runs groups of episodes with bounded concurrency, over all groups under way."""
+    """Runs groups of episodes with bounded concurrency over all groups in progress."""
 
     def __init__(
         self,
@@ -67,9 +68,10 @@ class RolloutPool:
         comparison: Comparison | None = None,
         judge_group: JudgeGroup | None = None,
     ) -> None:
-        """
-        :param comparison: what the groups are to go by; None: by role, in an experiment that names no agents.
-        :param judge_group: gives the open episodes of a group their verdicts; None: an episode has its own.
+        """Create a pool.
+
+        :param comparison: Comparison within groups; None compares by role, in an experiment that names no agents.
+        :param judge_group: Judges the open episodes of a group; None if episodes are judged individually.
         """
         self._comparison = comparison or Comparison()
         self._run_episode = run_episode
@@ -78,7 +80,7 @@ class RolloutPool:
         self._on_episode = on_episode or (lambda episode: None)
 
     async def run_groups(self, draws: Sequence[Draw], *, repeat: int, split: Split) -> list[Group]:
-        """``repeat`` attempts at every draw: a group for each, in their order."""
+        """Run ``repeat`` attempts at every draw and return one group per draw, in order."""
         running = RunningGroups(self, repeat=repeat, split=split)
         running.begin(draws)
         try:
@@ -88,13 +90,13 @@ class RolloutPool:
         return [by_id[group_id] for group_id, _ in draws]
 
     async def run_group(self, draw: Draw, *, repeat: int, split: Split) -> Group:
-        """All attempts at one draw; being cancelled cuts the group short, and it is what there is of it."""
+        """Run all attempts at one draw. On cancellation, return the incomplete group."""
         attempts = [asyncio.ensure_future(self._one(_attempt(draw, n, split))) for n in range(repeat)]
         for attempt in attempts:
             attempt.add_done_callback(_mark_seen)
         try:
             await asyncio.wait(attempts, return_when=asyncio.FIRST_EXCEPTION)
-            ended = [attempt.result() for attempt in attempts if attempt.done()]  # raises what one of them raised
+            ended = [attempt.result() for attempt in attempts if attempt.done()]  # raises the error of an attempt
             if not any(e.stop_reason is StopReason.CANCELLED for e in ended):
                 return self._group(draw, ended, await self._verdicts(ended), complete=True)
         except BaseException as e:
@@ -104,7 +106,7 @@ class RolloutPool:
             ended = [a.result() for a in attempts if not a.cancelled() and a.exception() is None]
             if not isinstance(e, asyncio.CancelledError):
                 raise
-        why = "its group was cut short before its judge could compare the attempts"
+        why = "its group was cancelled before its judge could compare the attempts"
         given = [e.closed(StopReason.CANCELLED, why) for e in ended if self._waits(e)]
         return self._group(draw, ended, given, complete=False)
 
@@ -133,8 +135,9 @@ class RolloutPool:
         return await self._judge_group(waiting) if self._judge_group is not None and waiting else ()
 
     def _group(self, draw: Draw, ended: Sequence[Episode], given: Sequence[Episode], *, complete: bool) -> Group:
-        """
-        :param given: those in place of episodes that waited, which the listener hears of now.
+        """Return the group, after notifying the listener of judged episodes.
+
+        :param given: Judged episodes, which replace the ones that waited for a verdict.
         """
         for episode in given:
             self._on_episode(episode)
@@ -145,23 +148,26 @@ class RolloutPool:
 
 
 class RunningGroups:
-    """Groups of a pool that were begun, and that nobody has taken yet.
+    """Groups of a pool that were started and not yet taken.
 
-    Episodes elsewhere go on by themselves; what happens on this side (the next episode of a full pool, the end of a
-    group) happens while the event loop runs, that is while `next_group` is awaited.
+    Episodes on other machines progress independently. Work in this process (starting the next episode of a full pool,
+    ending a group) progresses only while the event loop runs, that is, while `next_group` is awaited.
     """
 
     def __init__(
         self, pool: RolloutPool, *, repeat: int, split: Split, loop: asyncio.AbstractEventLoop | None = None
     ) -> None:
-        """:param loop: the one that runs them, where `begin` is called outside of it."""
+        """Create an empty set of groups.
+
+        :param loop: Event loop of the groups, if `begin` is called outside of it.
+        """
         self._pool, self._repeat, self._split, self._loop = pool, repeat, split, loop
         self._running: dict[asyncio.Task[Group], str] = {}
         self._ended: asyncio.Queue[asyncio.Task[Group]] = asyncio.Queue()
-        """Those of them that have ended."""
+        """Groups that have ended."""
 
     def begin(self, draws: Sequence[Draw]) -> None:
-        """Begin a group for each draw."""
+        """Start a group for each draw."""
         loop = self._loop or asyncio.get_running_loop()
         for draw in draws:
             work = self._pool.run_group(draw, repeat=self._repeat, split=self._split)
@@ -171,22 +177,22 @@ class RunningGroups:
 
     def _note_end(self, task: asyncio.Task[Group]) -> None:
         _mark_seen(task)
-        if task in self._running:  # and not stopped
+        if task in self._running:  # otherwise it was stopped
             self._ended.put_nowait(task)
 
     async def next_group(self) -> Group:
-        """The next group that ends; those that ended first come first.
+        """Return the next group to end, in the order of ending.
 
-        :raises LookupError: none is running.
+        :raises LookupError: No group is running.
         """
         if not self._running:
-            raise LookupError("no group was begun")
+            raise LookupError("no group was started")
         done = await self._ended.get()
         del self._running[done]
         return done.result()
 
     async def stop(self) -> list[Group]:
-        """Cut short what runs; all groups that nobody has taken, but those that raised."""
+        """Cancel running groups. Return all groups that were not taken, except groups that raised."""
         left, self._running = list(self._running), {}
         for task in left:
             task.cancel()
@@ -197,12 +203,12 @@ class RunningGroups:
 
     @property
     def under_way(self) -> list[str]:
-        """The draws of the groups that nobody has taken yet."""
+        """Draws of the groups that were not taken yet."""
         return list(self._running.values())
 
 
 def _mark_seen(task: asyncio.Future[Any]) -> None:
-    """Keep asyncio from printing what a task raised: a full disk fails all episodes, and one error is raised."""
+    """Mark a task's exception as retrieved: a full disk fails all episodes, but only one error should be shown."""
     if not task.cancelled():
         task.exception()
 
@@ -214,7 +220,7 @@ def _attempt(draw: Draw, number: int, split: Split) -> WorkflowTask:
 
 @dataclass(frozen=True, kw_only=True)
 class StepRollout:
-    """The groups of one step that can be trained on."""
+    """Groups of one step that can be trained on."""
 
     step: int
     groups: tuple[Group, ...]
@@ -225,41 +231,41 @@ class StepRollout:
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """What is to become of a group that ended."""
+    """Decision about a group that ended."""
 
     kept: bool
     """Whether it can be trained on."""
     instead: Draw | None = None
-    """A draw to run in its place."""
+    """Draw to run in its place."""
 
 
 @dataclass(kw_only=True)
 class StepGroups:
-    """The groups of a step whose batch is not made yet."""
+    """Groups of a step whose batch is incomplete."""
 
     step: int
     size: int
-    """Groups of its batch."""
+    """Number of groups in the batch."""
     most: int
-    """Draws that may be made for it."""
+    """Maximum number of draws."""
     out: set[str] = field(default_factory=set)
-    """Draws that have not come back."""
+    """Draws that have not returned."""
     ended: list[Group] = field(default_factory=list)
     useful: dict[str, Group] = field(default_factory=dict)
-    """Those of them that can be trained on."""
+    """Ended groups that can be trained on."""
     made: int = 0
-    """Draws that were made for it."""
+    """Number of draws made."""
     began: float = field(default_factory=time.perf_counter)
 
     def drawn(self, draws: Collection[Draw]) -> None:
-        """These are to be run for the step."""
+        """Add draws that will run for the step."""
         self.out |= {group_id for group_id, _ in draws}
         self.made += len(draws)
 
     def end(self, group: Group, *, is_useful: bool, draw: Callable[[], Draw]) -> Ending:
-        """A group came back.
+        """Record a group that returned.
 
-        :param draw: makes another one, for a group that cannot be trained on.
+        :param draw: Makes a replacement for a group that cannot be trained on.
         """
         self.out.discard(group.group_id)
         self.ended.append(group)
@@ -273,5 +279,5 @@ class StepGroups:
 
     @property
     def is_whole(self) -> bool:
-        """Whether there are as many groups as its batch has."""
+        """Whether the batch is complete."""
         return len(self.useful) >= self.size

@@ -1,4 +1,4 @@
-"""Whether a workflow can give a reward at all, read from its source."""
+"""Detect from its source that a workflow never returns a reward."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 
 def no_reward(workflow_at: str) -> str:
-    """Return what to do about a workflow that returned no reward where no judge is configured.
+    """Return instructions for a workflow that returned no reward while no judge is configured.
 
-    :param workflow_at: its file and line; empty where they are not known.
+    :param workflow_at: File and line of the workflow; empty if unknown.
     """
     where = f" ({workflow_at})" if workflow_at else ""
     return (
-        f"the workflow{where} returned no reward and no judge is configured; set astuner.task_judge.judge, or return "
+        f"the workflow{where} returned no reward and no judge is configured. Set astuner.task_judge.judge, or return "
         "WorkflowOutput(reward=…)"
     )
 
 
 def check_rewards(config: Config) -> None:
-    """Check that somebody gives rewards.
+    """Check that the workflow or a judge returns rewards.
 
-    :raises ConfigError: no judge is configured, and the workflow's source shows that it never returns a reward.
+    :raises ConfigError: No judge is configured, and the workflow's source shows that it never returns a reward.
     """
     reference = config.astuner.rollout.workflow
     if config.astuner.task_judge.judge or not reference:
@@ -43,9 +43,9 @@ def check_rewards(config: Config) -> None:
 
 
 def never_gives_reward(execute: Any) -> bool:
-    """Return whether all that a workflow's function returns are outputs that are made, and left, without a reward.
+    """Return whether a workflow's function returns only outputs that are created, and remain, without a reward.
 
-    False where its source is not there or leaves that open: it may get its output from elsewhere.
+    Return False if the source is unavailable or inconclusive, because the output may come from elsewhere.
     """
     try:
         function = inspect.unwrap(execute)
@@ -75,7 +75,7 @@ def _own_nodes(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _is_without_reward(value: ast.AST, known: dict[str, Any]) -> bool:
-    """Whether an expression is ``WorkflowOutput(…)`` without a reward."""
+    """Return whether an expression is ``WorkflowOutput(…)`` without a reward."""
     return (
         isinstance(value, ast.Call)
         and _named(value.func, known) is WorkflowOutput
@@ -86,7 +86,7 @@ def _is_without_reward(value: ast.AST, known: dict[str, Any]) -> bool:
 
 
 def _stays_without_reward(value: ast.AST, tree: ast.AST, known: dict[str, Any]) -> bool:
-    """Return whether an expression is a variable that only ever holds such an output and is not passed on."""
+    """Return whether an expression is a variable that only holds outputs without a reward and is not passed on."""
     if not isinstance(value, ast.Name):
         return False
     uses = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == value.id]
@@ -106,7 +106,7 @@ def _stays_without_reward(value: ast.AST, tree: ast.AST, known: dict[str, Any]) 
 
 
 def _named(node: ast.AST, known: dict[str, Any]) -> Any:
-    """Return what ``WorkflowOutput`` or ``astuner.WorkflowOutput`` is among a function's globals; None for others."""
+    """Return the global that ``WorkflowOutput`` or ``astuner.WorkflowOutput`` refers to, or None for other names."""
     if isinstance(node, ast.Name):
         return known.get(node.id)
     return getattr(_named(node.value, known), node.attr, None) if isinstance(node, ast.Attribute) else None

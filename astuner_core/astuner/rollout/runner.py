@@ -1,11 +1,11 @@
-"""Task in, episode out.
+"""Run one attempt at one task: a task in, an episode out.
 
-This is the one place that catches what user code and infrastructure raise.  Whatever happens inside becomes an
-`Episode` with a stop reason; nothing but the person's Ctrl-C, a mistake in the config and the run's own cancellation
-gets past it.
+This module catches the errors of user code and infrastructure. Every outcome becomes an `Episode` with a stop reason.
+Only Ctrl-C, mistakes in the config and cancellation of the run propagate.
 
-An `EpisodeRunner` is picklable: it carries the config, and resolves workflow and judge where it runs, so that a
-Ray worker can be handed one.
+An `EpisodeRunner` is picklable: it contains the config, and creates workflow and judge in the process where it runs,
+for
+example in a Ray worker.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ T = TypeVar("T")
 
 
 class EpisodeRunner:
-    """Runs one attempt at one task from prompt to verdict."""
+    """Runs one attempt at one task, from prompt to verdict."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -69,24 +69,24 @@ class EpisodeRunner:
         return type(self), (self.config,)
 
     def prepare(self) -> None:
-        """Resolve and build workflow, judge and checks now, so that their mistakes show before anything runs.
+        """Find and build workflow, judge and checks, so that mistakes appear before the first episode.
 
-        :raises PluginError: one of them cannot be found, imported or built; or `ConfigError`.
+        :raises PluginError: One of them cannot be found, imported or built; or `ConfigError`.
         """
         if self._here.parts is None:
             bypass_proxies(self.config.astuner.endpoint.host)
             if self.config.astuner.endpoint != EndpointSection():
-                self.endpoint  # noqa: B018  (its mistakes show now; it listens when the first agent asks)
+                self.endpoint  # noqa: B018  (raises mistakes in its section; it starts to listen on the first request)
             self._here.parts = _Parts.build(self.config, self._here.limits)
 
     @property
     def endpoint(self) -> EndpointPart:
-        """Where agents of other frameworks find their models; it starts when the first one asks for it.
+        """The HTTP endpoint for agents of other frameworks. It starts on the first request for it.
 
-        :raises astuner.contracts.errors.MissingDependency: no package that is on brings it.
-        :raises astuner.contracts.errors.ConfigError: its address or token cannot be used.
+        :raises astuner.contracts.errors.MissingDependency: No active plugin provides it.
+        :raises astuner.contracts.errors.ConfigError: Its address or token is invalid.
         """
-        with self._here.lock:  # plain workflows ask from threads of their own
+        with self._here.lock:  # plain workflows run in their own threads
             if self._here.endpoint is None:
                 part: type[EndpointPart] = registry.find_part(
                     self.config.plugins, "endpoint", wanted_by="model_tuner.base_url_and_key"
@@ -102,12 +102,12 @@ class EpisodeRunner:
             await endpoint.close()
 
     async def run(self, workflow_task: WorkflowTask, models: Models, sampling: SamplingParams) -> Episode:
-        """One attempt; a failure of the engine or the environment starts it over, one of the judge asks it again.
+        """Run one attempt. If the engine or the environment fails, start it over; if the judge fails, judge it again.
 
-        Each at most ``rollout.max_retries`` times.  Where the judge compares attempts, it has no verdict yet: see
-        `judge_group`.
+        Each happens at most ``rollout.max_retries`` times. With a judge that compares attempts, the episode has no
+        verdict yet; see `judge_group`.
 
-        :param models: policy -> engine and codec; see `astuner.rollout.models.one_model`.
+        :param models: Policy -> engine and codec; see `astuner.rollout.models.one_model`.
         """
         retries = 0
         while True:
@@ -117,9 +117,9 @@ class EpisodeRunner:
             retries += 1
 
     async def judge_group(self, episodes: Sequence[Episode]) -> list[Episode]:
-        """Attempts at one task that `run` left open (`astuner.rollout.judging`), with their verdicts.
+        """Return the attempts that `run` left open (`astuner.rollout.judging`) with their verdicts.
 
-        :raises astuner.contracts.errors.ConfigError: no judge could be asked, e.g. since a budget is spent.
+        :raises astuner.contracts.errors.ConfigError: The judge cannot be called, for example because a budget is spent.
         """
         return await self._parts().judging.judged(episodes)
 
@@ -192,24 +192,24 @@ class EpisodeRunner:
         )
 
     def _limited(self, workflow_task: WorkflowTask, reason: StopReason, error: str, cut: str) -> tuple[StopReason, str]:
-        """How an attempt ended, by `rollout.truncated_reward`, and the limits it met on the way.
+        """Return stop reason and message of an attempt, with `rollout.truncated_reward` and earlier limits applied.
 
-        A measurement leaves nothing out: its success would be that of the short answers.
+        In validation nothing is dropped: otherwise success would cover only short answers.
 
-        :param cut: as `cut_off` says it.
+        :param cut: Result of `cut_off`.
         """
         if cut and (reason.is_limit or reason is StopReason.WORKFLOW_FAILED):
             error = f"{error}; before that, {cut}" if error else cut
         drop = self.config.astuner.rollout.truncated_reward == "drop" and workflow_task.split is Split.TRAIN
         if not reason.is_limit or not drop:
             return reason, error
-        return StopReason.LEFT_OUT, f"{reason.value}: {error} (left out: astuner.rollout.truncated_reward is drop)"
+        return StopReason.LEFT_OUT, f"{reason.value}: {error} (dropped: astuner.rollout.truncated_reward is drop)"
 
     async def _ask(self, world: World, function: Callable[[], T], what: str) -> T:
-        """What the environment answers, beside the event loop.
+        """Call the environment in a thread and return its answer.
 
-        :raises EnvironmentFailed: it failed, or one in this process did not answer in time (the client of the service
-            has time limits of its own).
+        :raises EnvironmentFailed: It failed, or an environment in this process did not answer in time (the client of
+            the environment service has separate time limits).
         """
         seconds = None if world.is_remote else self.config.astuner.env_service.timeout
         name = f"{what} {world.env_type}"
@@ -228,7 +228,7 @@ class EpisodeRunner:
     async def _work(
         self, parts: _Parts, workflow_task: WorkflowTask, tuner: ModelTuner
     ) -> tuple[WorkflowOutput | None, StopReason | None, str]:
-        """Run the workflow to its end: (output, stop reason unless it simply returned, error)."""
+        """Run the workflow and return (output, stop reason unless it returned normally, error message)."""
         timeout = self.config.astuner.rollout.episode_timeout
         started: list[Process] = []
         execute = _execute(parts.make_workflow, workflow_task, tuner, started)
@@ -239,21 +239,21 @@ class EpisodeRunner:
             tuner.world.give_up()
 
         try:
-            # A framework may swallow the cancellation and return something (AgentScope does); it is late all the same.
+            # Frameworks may swallow the cancellation and return a value (AgentScope does); it is still too late.
             output = await self._here.limits.run(execute, timeout, late=give_up)
         except OutOfTime as e:
             why = f"the workflow did not return within rollout.episode_timeout = {timeout:g} s"
             why = late(why, e, tuner.failure)
             ended = StopReason.TIMED_OUT, why
         except ConfigError:
-            raise  # no other episode would fare better
+            raise  # every other episode would fail, too
         except Exception as e:
             ended = blame(e, tuner.failure, asked=tuner.has_spoken)
         finally:
             if started:
                 await in_daemon_thread(end, started, name=f"end {workflow_task.episode_id}")
         if tuner.mistake is not None:
-            raise tuner.mistake  # as above, and a framework swallowed it
+            raise tuner.mistake  # as above, but swallowed by a framework
         if ended is not None:
             return None, *ended
         if tuner.failure is None:
@@ -262,12 +262,12 @@ class EpisodeRunner:
                 return output, None, ""
             return output, StopReason.WORKFLOW_FAILED if waiting.is_answer else None, waiting.message
         if isinstance(tuner.failure, UnsupportedRequest) and tuner.has_spoken:
-            return output, None, f"a request was refused, and the workflow coped with that: {safe_text(tuner.failure)}"
-        return output, *blame(tuner.failure, None)  # raised inside, and swallowed by the workflow or its framework
+            return output, None, f"a request was refused, and the workflow continued: {safe_text(tuner.failure)}"
+        return output, *blame(tuner.failure, None)  # raised inside and swallowed by the workflow or its framework
 
 
 class _Here:
-    """What a runner has in this process."""
+    """State of a runner that stays in this process."""
 
     def __init__(self) -> None:
         self.limits = TimeLimits()
@@ -284,7 +284,7 @@ class _Parts:
     judging: Judging
     checks: OutputChecks
     around: Callable[[str], contextlib.AbstractContextManager[None]]
-    """An episode's id -> what is to hold while its workflow runs."""
+    """Episode ID -> context manager for the run of its workflow."""
 
     @classmethod
     def build(cls, config: Config, limits: TimeLimits) -> _Parts:
@@ -292,13 +292,13 @@ class _Parts:
 
         mistakes = Mistakes(config)
         manager = config.plugins
-        if config.astuner.env_service.url:  # nothing but the part reads it: without it, it would be ignored
+        if config.astuner.env_service.url:  # only the part reads it, so without the part it would be ignored
             key = "astuner.env_service.url"
             mistakes.ask(key, partial(registry.find_part, manager, "environments", wanted_by=key))
         if config.astuner.rollout.merge_level == "text":
             key = "astuner.rollout.merge_level"
             mistakes.ask(key, partial(registry.find_part, manager, "looser_history", wanted_by=f"{key}: text"))
-        mistakes.ask("", partial(registry.find_optional_part, manager, "environments"))  # every episode will ask for it
+        mistakes.ask("", partial(registry.find_optional_part, manager, "environments"))  # used by every episode
         context: type[EpisodeContextPart] | None = mistakes.ask(
             "", partial(registry.find_optional_part, manager, "episode_context")
         )
@@ -313,8 +313,8 @@ class _Parts:
         judge: Any = mistakes.ask("astuner.task_judge", lambda: build_judge(config))
         checks = mistakes.ask("astuner.rollout.compute_madness_checklist", lambda: OutputChecks.build(config))
         mistakes.raise_all()
-        assert workflow is not None  # these two are None only
-        assert checks is not None  # where a mistake was raised
+        assert workflow is not None  # `raise_all` raised
+        assert checks is not None  # if one of them is None
         written = config.resolve("workflow", config.astuner.rollout.workflow or "")
         judging = Judging(config, judge, limits, written_at(getattr(written, "execute", written)))
         return cls(workflow, judging, checks, context().around if context else lambda _: contextlib.nullcontext())
@@ -328,7 +328,7 @@ async def _execute(
     execute = workflow.execute
     name = f"workflow {workflow_task.episode_id}"
     if tuner.world.exists and inspect.iscoroutinefunction(execute):
-        # `gym_step` blocks, and workflows in the seeds' style call it in an `async def`: not on everybody's loop.
+        # `gym_step` blocks, and workflows in the seeds' style call it in an `async def`, so not on the shared loop.
         returned = await in_own_loop(execute, workflow_task, tuner, name=name)
     else:
         returned = await call(execute, workflow_task, tuner, name=name)
@@ -336,14 +336,14 @@ async def _execute(
 
 
 async def _close(world: World, episode_id: str) -> str:
-    """Give the environment back; what went wrong with that, if anything did."""
+    """Close the environment and return an error message, or an empty string."""
     if not world.used:
         return ""
     closing = asyncio.ensure_future(in_daemon_thread(world.close, name=f"close {episode_id}"))
     await asyncio.wait({closing}, timeout=GRACE_SECONDS)
     if not closing.done():
-        closing.cancel()  # the thread goes on waiting for the step that is under way, and closes behind it
-        return f"the environment did not close within {GRACE_SECONDS:g} s; it is left to itself"
+        closing.cancel()  # the thread still waits for the step in progress and then closes
+        return f"the environment did not close within {GRACE_SECONDS:g} s and was abandoned"
     try:
         closing.result()
     except AstunerError as e:

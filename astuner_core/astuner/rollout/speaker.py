@@ -1,6 +1,6 @@
-"""One agent of one episode, speaking with its policy: encode, fit into the budget, generate, decode, record, check.
+"""Answer requests of one agent in one episode: encode, apply limits, generate, decode, record, check.
 
-Invariant: a reply that the agent gets to see is recorded as a turn before that.
+Invariant: a reply is recorded as a turn before the agent sees it.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 
 _ANY_LENGTH = 1 << 40
-"""Tokens of a prompt that is only counted."""
+"""Token limit for a prompt that is only counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatRequest:
-    """What an agent asks a model; see `astuner.rollout.model_tuner.ModelTuner.chat`."""
+    """A request of an agent; see `astuner.rollout.model_tuner.ModelTuner.chat`."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
@@ -57,33 +57,33 @@ class ChatRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeState:
-    """What all agents of an episode share."""
+    """State shared by all agents of an episode."""
 
     config: Config
     workflow_task: WorkflowTask
     recorder: EpisodeRecorder
     sampling: SamplingParams
     check_open: Callable[[], None]
-    """Raises once the episode is over."""
+    """Raise if the episode is over."""
     complain: Callable[[EpisodeAborted], None]
-    """Told what a check found; raises it if that ends the episode."""
+    """Receive a check's complaint and raise it if it ends the episode."""
     checks: OutputChecks | None = None
 
     def reply_id(self, index: int) -> str:
-        """Names a turn of an episode."""
+        """Return the ID of a turn."""
         return f"{self.workflow_task.episode_id}:{index}"
 
 
 @dataclass
 class _Limit:
-    """The model calls of one agent, of `rollout.multi_turn.max_steps`."""
+    """Counter of one agent's model calls, limited by `rollout.multi_turn.max_steps`."""
 
     agent: str
     most: int | None
     calls: int = 0
 
     def __enter__(self) -> None:
-        """Around a call; one that brings no reply (refused, cancelled, failed) does not count."""
+        """Count a call. A call without a reply (refused, cancelled or failed) is not counted."""
         if self.most is not None and self.calls >= self.most:
             raise TurnLimitReached(
                 f"agent {self.agent!r} has used its {self.most} model calls; if good attempts need more, raise "
@@ -96,7 +96,7 @@ class _Limit:
 
 
 class PolicySpeaker:
-    """An agent that a policy of the run speaks for."""
+    """Answers for an agent with a policy of the run."""
 
     def __init__(
         self, episode: EpisodeState, *, agent: str, role: str, policy: str, trained: bool, model: PolicyModel
@@ -108,12 +108,12 @@ class PolicySpeaker:
         self._limit = _Limit(agent, episode.config.astuner.rollout.multi_turn.max_steps)
         self._stop_token_ids = tuple(dict.fromkeys((*episode.sampling.stop_token_ids, *model.codec.stop_token_ids)))
         self._first_prompt: dict[int, int] = {}
-        """Turn -> length of the prompt that its branch began with."""
+        """Turn -> length of its branch's first prompt."""
 
     async def answer(self, request: ChatRequest) -> ChatReply:
-        """One reply, recorded.
+        """Generate and record one reply.
 
-        :raises EpisodeAborted: a check fired and is to end the episode; the turn is recorded.
+        :raises EpisodeAborted: A check fired and ends the episode; the turn is recorded.
         """
         with self._limit:
             turn, stop, tools = await self._speak(request)
@@ -121,7 +121,7 @@ class PolicySpeaker:
         return self._reply(turn, stop, request.response_schema)
 
     async def count_prompt_tokens(self, request: ChatRequest) -> int:
-        """Return how many tokens the prompt of a request has; nothing is generated or recorded."""
+        """Return the number of prompt tokens of a request. Nothing is generated or recorded."""
         tools, callable_tools = _offered(request)
         encoded = await self._conversation.encode_within(
             _ANY_LENGTH, request.messages, tools, callable_tools=callable_tools
@@ -129,7 +129,7 @@ class PolicySpeaker:
         return len(encoded.prompt_ids)
 
     async def _speak(self, request: ChatRequest) -> tuple[Turn, str | None, list[Mapping[str, Any]]]:
-        """The recorded turn, the stop string that ended it, and the tools that were offered."""
+        """Return the recorded turn, the stop string that ended it, and the offered tools."""
         began, since = time.time(), time.perf_counter()
         schema = request.response_schema
         tools, callable_tools = _offered(request)
@@ -175,7 +175,7 @@ class PolicySpeaker:
         return turn, stop, tools
 
     def _check(self, turn: Turn, tools: Sequence[Mapping[str, Any]], *, cut_off: bool) -> None:
-        """Only what is trained is checked: a check is about the policy's behaviour."""
+        """Check a turn of a trained agent; other agents are not checked."""
         checks = self._episode.checks
         if checks is not None and self._trained and (complaint := checks.check(turn.message, tools, cut_off=cut_off)):
             self._episode.complain(
@@ -203,13 +203,13 @@ class PolicySpeaker:
         )
 
     def _fit(self, encoded: EncodedPrompt, request: ChatRequest) -> SamplingParams:
-        """Sampling parameters that keep the answer within every limit."""
+        """Return sampling parameters that keep the answer within every limit."""
         common, rollout = self._episode.sampling, self._episode.config.astuner.rollout
         data, n = self._episode.config.astuner.data, len(encoded.prompt_ids)
         wanted = self._wanted(request)
         if not self._first_prompt and data.max_prompt_length is not None and n > data.max_prompt_length:
             raise self._too_long(
-                f"its first prompt has {n} tokens, data.max_prompt_length is {data.max_prompt_length}",
+                f"its first prompt has {n} tokens, but data.max_prompt_length is {data.max_prompt_length}",
                 "data.max_prompt_length",
             )
         room = [common.max_tokens, rollout.max_response_length_in_one_turn]
@@ -217,13 +217,13 @@ class PolicySpeaker:
             room.append(request.max_tokens)
         left = self._engine.max_model_len - n
         if left < 1:
-            raise self._too_long(f"its prompt has {n} tokens, and the context only {self._engine.max_model_len}")
+            raise self._too_long(f"its prompt has {n} tokens, but the context is {self._engine.max_model_len}")
         room.append(left)
         if data.max_response_length is not None:
             left = self._branch_start(encoded) + data.max_response_length - n
             if left < 1:
                 raise self._too_long(
-                    f"it has added its data.max_response_length = {data.max_response_length} tokens",
+                    f"it has used its data.max_response_length = {data.max_response_length} tokens",
                     "data.max_response_length",
                 )
             room.append(left)
@@ -231,7 +231,7 @@ class PolicySpeaker:
         return replace(common, **wanted, max_tokens=min(room), stop_token_ids=self._stop_token_ids, stop=stop)
 
     def _wanted(self, request: ChatRequest) -> dict[str, Any]:
-        """The sampling that was asked for, where that leaves the log-probabilities the trained policy's."""
+        """Return the requested sampling parameters, if they keep the log-probabilities of the trained policy."""
         common, training = self._episode.sampling, self._trained and self._episode.workflow_task.split is Split.TRAIN
         wanted: dict[str, Any] = {
             "temperature": common.temperature if request.temperature is None else float(request.temperature),
@@ -240,14 +240,13 @@ class PolicySpeaker:
         for name, value in wanted.items():
             if training and value != getattr(common, name):
                 raise UnsupportedRequest(
-                    f"{name} is {value:g}, but what is trained is the policy at rollout.{name} = "
-                    f"{getattr(common, name):g}; leave it out of the request, or set rollout.{name} "
-                    "(validation and chat may ask for another one)"
+                    f"{name} is {value:g}, but the policy is trained at rollout.{name} = {getattr(common, name):g}. "
+                    f"Omit it from the request, or set rollout.{name} (validation and chat accept other values)"
                 )
         if training and request.seed is not None:
             raise UnsupportedRequest(
-                f"seed is {request.seed}, with which all attempts at a task would be the same and nothing could be "
-                "learned; leave it out of the request (validation and chat may ask for one)"
+                f"seed is {request.seed}, which would make all attempts at a task equal, without a learning signal. "
+                "Omit it from the request (validation and chat accept it)"
             )
         return {**wanted, "seed": request.seed}
 
@@ -262,28 +261,28 @@ class PolicySpeaker:
         except Exception as e:
             raise ModelFailed(f"the inference engine raised {told(e)}") from e
         if generation.finish_reason is FinishReason.CANCELLED:
-            raise ModelFailed("the inference engine cancelled a generation that is still wanted")
+            raise ModelFailed("the inference engine cancelled a generation that was still needed")
         return generation
 
     def _too_long(self, why: str, key: str = "rollout.max_model_len") -> EpisodeError:
-        """The policy is to blame for the length of a prompt once it has said something, and not before.
+        """Return the error for a prompt that is too long. The policy is responsible once it has generated a turn.
 
-        :param key: of the limit.
+        :param key: Key of the limit.
         """
         task = self._episode.workflow_task
         of = f"task {task.task.task_id!r} (episode {task.episode_id})"
         if any(turn.trained for turn in self._episode.recorder.turns):
-            return ContextOverflow(f"{of}: {why}; raise astuner.{key}, or have the agent keep less of its history")
-        return PromptTooLong(f"{of}: {why}; raise astuner.{key}, or leave the task out")
+            return ContextOverflow(f"{of}: {why}; raise astuner.{key}, or let the agent keep less of its history")
+        return PromptTooLong(f"{of}: {why}; raise astuner.{key}, or remove the task")
 
     def _branch_start(self, encoded: EncodedPrompt) -> int:
-        """Length of the prompt that the branch of ``encoded`` began with."""
+        """Return the length of the first prompt in the branch of ``encoded``."""
         return len(encoded.prompt_ids) if encoded.continues is None else self._first_prompt[encoded.continues]
 
 
 @dataclass
 class ExternalSpeaker:
-    """An agent that a model outside of the run speaks for."""
+    """Answers for an agent with a model outside of the run."""
 
     episode: EpisodeState
     agent: str
@@ -291,22 +290,22 @@ class ExternalSpeaker:
     model: ExternalModelPart
     _limit: _Limit = field(init=False)
     _heard: list[Mapping[str, Any]] = field(default_factory=list)
-    """The messages of the last request that was answered."""
+    """Messages of the last answered request."""
 
     def __post_init__(self) -> None:
         self._limit = _Limit(self.agent, self.episode.config.astuner.rollout.multi_turn.max_steps)
 
     async def answer(self, request: ChatRequest) -> ChatReply:
-        """One reply, recorded beside the turns.
+        """Get and record one reply.
 
-        :raises UnsupportedRequest: a structure is asked for, which is not passed on.
+        :raises UnsupportedRequest: The request has a response schema, which external models do not get.
         """
         if request.response_schema is not None:
             raise UnsupportedRequest(
-                f"agent {self.agent!r} asks for a structured answer, which is not passed on to an external model; ask "
-                "for plain text"
+                f"agent {self.agent!r} requests a structured answer, which is not supported for external models. "
+                "Request plain text"
             )
-        _reads_tools(request.tool_choice, request.tools)  # refuses a choice that is none
+        _reads_tools(request.tool_choice, request.tools)  # raises for an invalid choice
         with self._limit:
             return await self._ask(request)
 
@@ -353,7 +352,7 @@ class ExternalSpeaker:
 
 
 def _offered(request: ChatRequest) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """The tools of a request, with the one that takes its structured answer, and those whose calls are read."""
+    """Return the tools of a request, including the one for its structured answer, and the tools that may be called."""
     tools = [*request.tools]
     if request.response_schema is not None:
         tools.append(structured_tool(request.response_schema))
@@ -361,14 +360,14 @@ def _offered(request: ChatRequest) -> tuple[list[Mapping[str, Any]], list[Mappin
 
 
 def _reads_tools(choice: Any, tools: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether this ``tool_choice`` lets the model call tools."""
+    """Return whether this ``tool_choice`` lets the model call tools."""
     if choice is None:
         return True
     if isinstance(choice, Mapping):  # OpenAI's {"type": "function", "function": {"name": …}}
         choice = (choice.get("function") or {}).get("name") or choice.get("type")
     names = [(t.get("function") or {}).get("name") for t in tools]
     if choice in ("required", "any") and not names:
-        raise UnsupportedRequest(f"tool_choice is {choice!r}, but no tools are offered")
+        raise UnsupportedRequest(f"tool_choice is {choice!r}, but the request has no tools")
     if choice in ("auto", "required", "any", *names):
         return True
     if choice == "none":
@@ -378,10 +377,10 @@ def _reads_tools(choice: Any, tools: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def external_model(config: Config, role: str, settings: AgentSection) -> ExternalModelPart:
-    """The model outside of the run that speaks for a role.
+    """Return the model outside of the run that answers for a role.
 
-    :raises astuner.contracts.errors.MissingDependency: no package that is on brings it.
-    :raises astuner.contracts.errors.ConfigError: the server, the model's name or the key is missing.
+    :raises astuner.contracts.errors.MissingDependency: No active plugin provides it.
+    :raises astuner.contracts.errors.ConfigError: The server, the model's name or the key is missing.
     """
     part: type[ExternalModelPart] = registry.find_part(
         config.plugins, "external_model", wanted_by=f"astuner.agents.{role}.model: external"

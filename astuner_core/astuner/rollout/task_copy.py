@@ -1,7 +1,7 @@
-"""Give every workflow, judge and environment a copy of the task that it may change.
+"""Give every workflow, judge and environment its own copy of the task.
 
 Invariant: no user code sees the `Task` that the reader yielded. Attempts, retries, later steps, judges and the log
-therefore all start from the task as the data set has it.
+therefore always start from the task of the data set.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _copy_object(value: Any, memo: dict[int, Any]) -> Any:
         return copy.deepcopy(value, memo)
     except RecursionError:
         raise
-    except Exception:  # user classes may refuse to be copied in any way
+    except Exception:  # user classes may raise anything on copying
         return value
 
 

@@ -1,28 +1,31 @@
-"""Call other people's code without ever being stuck with it.
+"""Run user code without being blocked by it.
 
-A blocking function gets a daemon thread of its own (`astuner.support.threads`).
+A blocking function runs in its own daemon thread (`astuner.support.threads`).
 
-A coroutine that may block gets an event loop of its own, in such a thread.  Not every one does: the model is asked on
-the run's loop, and to cross over for each call took a third more of CPU (0.58 instead of 0.43 ms a call, 64 agents).
+A coroutine that may block runs on its own event loop in such a thread. Other coroutines do not: the model is called on
+the run's loop, and crossing threads for each call costs a third more CPU time (0.58 instead of 0.43 ms per call with 64
+agents).
 
-Any other coroutine gets a time limit.  All of them share one event loop, and one that blocks it takes everybody's
-time; so the clock of each stands still while another one blocks the loop, and runs on while it does so itself.  It
-stands still, too, while what it waits for queues for a limit of ours, such as a helper model's `rpm`.  A second for
-which both hold is one second.
+Other coroutines share one event loop and have a time limit. A coroutine that blocks the loop takes time from all, so
+the
+clock of a coroutine stops while another one blocks the loop, and runs while it blocks the loop itself. A clock also
+stops while the coroutine queues for a limit of ASTuner, such as a helper model's `rpm`. A second for which both apply
+counts once.
 
-Invariant: what comes out of `TimeLimits.run` is a value, an `Exception`, or our own cancellation.
+Invariant: `TimeLimits.run` returns a value, or raises an `Exception` or the run's own cancellation.
 
-A judge with 60 seconds that waits for a helper model's `rpm` is not slow; failing it would ask the same again and make
-the queue longer.  So whoever limits somebody's time gives them a `Clock` (by the context variable `CLOCK`), and
-whoever lets things queue tells the clocks of all that wait.  Invariant: a clock stands still exactly while something
-that was asked under it queues and nothing that was asked under it is under way.  So own work beside a question that
-queues is not counted either: nobody can tell whether it waits for the answer.
+A judge that waits for a helper model's `rpm` is not slow. Failing it would repeat the same calls and lengthen the
+queue.
+Time limits therefore provide a `Clock` in the context variable `CLOCK`, and queues notify the clocks of all waiting
+code. Invariant: a clock stops exactly while a request made under it is queued and none is in progress. Other work
+during
+that time is not counted either, because it is unknown whether it waits for the answer.
 
-`watching` tells who blocks the loop, and ends it.  A coroutine that does not await keeps the loop to itself:
-``time.sleep`` in an ``async def execute`` stops every episode and every timeout.  So a heart beats on the loop, and a
-thread listens.  When the beats stop it says which line holds the loop; when they stop for too long it sends a signal
-whose handler raises `LoopBlocked` in that line.  Only the step that the thread saw is interrupted, and only if it is a
-workflow's or a judge's.
+`watching` finds code that blocks the event loop and interrupts it. ``time.sleep`` in an ``async def execute`` stops all
+episodes and all timeouts. A heartbeat runs on the loop and a thread monitors it. If the heartbeat stops, the thread
+reports the line that blocks the loop. If it stops for too long, a signal handler raises `LoopBlocked` in that line.
+Only
+the step that the thread observed is interrupted, and only if it is code of a workflow or a judge.
 """
 
 from __future__ import annotations
@@ -50,9 +53,9 @@ from astuner.support.threads import in_daemon_thread
 
 
 class Clock:
-    """How long something runs, and how long its clock stood still; may be asked and told from any thread.
+    """Measures how long code runs, excluding time in queues. Thread-safe.
 
-    :param outer: the clock of a time limit around this one, which stands still with it.
+    :param outer: Clock of an enclosing time limit, which stops together with this one.
     """
 
     def __init__(self, outer: Clock | None = None) -> None:
@@ -60,31 +63,31 @@ class Clock:
         self._queued = self._under_way = 0
         self._started, self._since = time.perf_counter(), 0.0
         self._periods: list[tuple[float, float]] = []
-        """From when to when it stood still; they do not overlap."""
+        """Periods (start, end) during which the clock was stopped; they do not overlap."""
 
     @staticmethod
     def here() -> Clock | None:
-        """That of the time limit that holds for whoever calls this; None: there is none."""
+        """Return the clock of the time limit around the caller, or None."""
         return CLOCK.get()
 
     @property
     def stands(self) -> bool:
-        """Whether it stands still now, since something queues."""
+        """Whether the clock is stopped because a request is queued."""
         return self._queued > 0 and not self._under_way
 
     def stood(self) -> float:
-        """Seconds for which it stood still so far."""
+        """Return the seconds for which the clock was stopped."""
         with self._lock:
             now = time.perf_counter()
             until = self._since if self.stands else now
             return now - until + sum(min(end, until) - begin for begin, end in self._periods if begin < until)
 
     def ran(self) -> float:
-        """Seconds since it was made, but those for which it stood still."""
+        """Return the seconds since the start, without those for which the clock was stopped."""
         return time.perf_counter() - self._started - self.stood()
 
     def change(self, *, queued: int = 0, under_way: int = 0) -> None:
-        """So many more (or fewer) things queue and are under way."""
+        """Change the numbers of queued requests and of requests in progress."""
         with self._lock:
             now, stood = time.perf_counter(), self.stands
             self._queued += queued
@@ -97,7 +100,7 @@ class Clock:
             self._outer.change(queued=queued, under_way=under_way)
 
     def other_held(self, began: float, ended: float) -> None:
-        """Another one, which has just ended, held the event loop since ``began``."""
+        """Exclude a period, ending now, in which other code blocked the event loop."""
         with self._lock:
             self._add(max(began, self._started), ended)
 
@@ -109,30 +112,30 @@ class Clock:
 
 
 CLOCK: contextvars.ContextVar[Clock | None] = contextvars.ContextVar("astuner_clock", default=None)
-"""Of the time limit that holds for what runs here, the tasks and threads it starts included; None: there is none."""
+"""Clock of the current time limit, inherited by tasks and threads; None without a limit."""
 
 
 T = TypeVar("T")
 
 _WHILE_IT_STANDS = 0.1
-"""Seconds between two looks at a clock that stands still."""
+"""Seconds between checks of a stopped clock."""
 GRACE_SECONDS = 5.0
-"""How long a coroutine that is given up may tidy up before it is left behind."""
+"""Seconds that a cancelled coroutine may use for cleanup before it is abandoned."""
 
 USER_CODE: contextvars.ContextVar[bool] = contextvars.ContextVar("astuner_user_code", default=False)
-"""Whether what runs here belongs to a workflow or a judge, the tasks it starts included."""
+"""Whether the current code belongs to a workflow or a judge, including the tasks it starts."""
 
 
 class OutOfTime(Exception):
-    """The code took longer than it may, even if it is done; its cause is what the code raised, if it did."""
+    """The code exceeded its time limit, even if it has finished. Its cause is the code's exception, if there is one."""
 
 
 class Exited(BaseException):
-    """User code called `os._exit`, which would have ended the run and everybody's episodes without a word."""
+    """User code called `os._exit`, which would have ended the run without a message."""
 
 
 def _guard_exit(leave: Callable[[int], NoReturn] = os._exit) -> None:
-    """Have `os._exit` raise `Exited` where user code calls it in this process; a fork of it may leave."""
+    """Let `os._exit` raise `Exited` if user code calls it in this process. Forked processes may exit."""
     here = os.getpid()
 
     def guarded(status: int) -> NoReturn:
@@ -144,16 +147,15 @@ def _guard_exit(leave: Callable[[int], NoReturn] = os._exit) -> None:
 
 
 class Misbehaved(Exception):
-    """What the code did instead of returning or raising an `Exception`; reads on after the code's name."""
+    """Code neither returned nor raised an `Exception`. The message continues a sentence after the code's name."""
 
 
 async def in_own_loop(function: Callable[..., Coroutine[Any, Any, T]], *args: Any, name: str = "astuner") -> T:
-    """Await ``function(*args)`` on an event loop of its own in a daemon thread, where it may block.
+    """Await ``function(*args)`` on a new event loop in a daemon thread, where it may block.
 
-    Cancelling the await cancels it there, and goes on waiting for what it makes of that; cancelling once more abandons
-    the thread.
+    Cancelling the await cancels the function and waits for its end. A second cancellation abandons the thread.
 
-    :raises Misbehaved: it called `sys.exit`, cancelled itself, or raised another `BaseException`.
+    :raises Misbehaved: It called `sys.exit`, cancelled itself, or raised another `BaseException`.
     """
     loop, tasks = asyncio.new_event_loop(), []
 
@@ -162,7 +164,7 @@ async def in_own_loop(function: Callable[..., Coroutine[Any, Any, T]], *args: An
         try:
             with contained():
                 tasks.append(task := loop.create_task(function(*args)))
-                task.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen
+                task.add_done_callback(lambda task: task.cancelled() or task.exception())  # mark as retrieved
                 return loop.run_until_complete(task)
         finally:
             asyncio.set_event_loop(None)
@@ -182,12 +184,12 @@ async def in_own_loop(function: Callable[..., Coroutine[Any, Any, T]], *args: An
                 outcome.cancel()
                 raise
             asked = True
-            with contextlib.suppress(RuntimeError):  # it has ended just now, and its loop is closed
+            with contextlib.suppress(RuntimeError):  # it has just ended and closed its loop
                 loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
 
 
 def end_loop(loop: asyncio.AbstractEventLoop, seconds: float | None) -> None:
-    """Cancel what was left running, wait for it a little (None: until it has ended), and close the loop."""
+    """Cancel remaining tasks, wait for them (without limit if ``seconds`` is None), and close the loop."""
     try:
         if left := asyncio.all_tasks(loop):
             for task in left:
@@ -200,9 +202,9 @@ def end_loop(loop: asyncio.AbstractEventLoop, seconds: float | None) -> None:
 
 @contextmanager
 def contained(*through: type[BaseException]) -> Iterator[None]:
-    """The boundary around user code: what is no `Exception` becomes `Misbehaved`, the person's own Ctrl-C apart.
+    """Convert exceptions of user code that are not an `Exception` to `Misbehaved`, except for the user's Ctrl-C.
 
-    :param through: what passes besides, where it may be ours: a cancellation, the end of a coroutine.
+    :param through: Further exceptions to pass on, for example the run's own cancellation.
     """
     try:
         yield
@@ -217,9 +219,9 @@ def contained(*through: type[BaseException]) -> Iterator[None]:
 
 
 def stands_at(work: Any) -> str:
-    """``file:line in function`` of the user's code that an awaiting coroutine is in, or the thread that it waits for.
+    """Return ``file:line in function`` of the user code that an awaiting coroutine, or its thread, is in.
 
-    Empty where that is not known.
+    Return an empty string if it is unknown.
     """
     own = ""
     while work is not None:
@@ -235,18 +237,18 @@ def stands_at(work: Any) -> str:
 
 
 class TimeLimits:
-    """Time limits for coroutines that share an event loop."""
+    """Time limits of coroutines that share an event loop."""
 
     def __init__(self) -> None:
         self._running: set[Clock] = set()
         _guard_exit()
 
     async def run(self, work: Coroutine[Any, Any, T], seconds: float, *, late: Callable[[], None] = lambda: None) -> T:
-        """What ``work`` returns, if it takes at most ``seconds``, not counting how long it queues.
+        """Return the result of ``work`` if it takes at most ``seconds``, excluding time in queues.
 
-        :param late: called before the coroutine is cancelled, since it takes longer or is no longer wanted.
-        :raises OutOfTime: it took longer.
-        :raises Misbehaved: it called `sys.exit`, cancelled itself, or raised another `BaseException`.
+        :param late: Called before the coroutine is cancelled because of the limit or from outside.
+        :raises OutOfTime: It exceeded the limit.
+        :raises Misbehaved: It called `sys.exit`, cancelled itself, or raised another `BaseException`.
         """
         slow = asyncio.get_running_loop().slow_callback_duration
         clock, blocked = Clock(CLOCK.get()), 0.0
@@ -285,7 +287,7 @@ class TimeLimits:
         finally:
             self._running.discard(clock)
             if task.done():
-                work.close()  # one that is cancelled before it begins is never awaited
+                work.close()  # a coroutine cancelled before its start is never awaited
         if not task.done() or used() > seconds:
             where = stands_at(work)
             late()
@@ -298,7 +300,7 @@ class TimeLimits:
 
 @types.coroutine
 def _steps(work: Coroutine[Any, Any, T], count: Callable[[float], None]) -> Generator[Any, Any, T]:
-    """Await ``work``, telling ``count`` after each of its steps since when that held the event loop."""
+    """Await ``work``, and call ``count`` after each step with the time at which the step started."""
     resume: Callable[[Any], Any] = work.send
     value: Any = None
     while True:
@@ -312,40 +314,40 @@ def _steps(work: Coroutine[Any, Any, T], count: Callable[[float], None]) -> Gene
             count(began)
         try:
             value, resume = (yield awaited), work.send
-        except BaseException as e:  # a cancellation, or what it waited for raised: its own to handle
+        except BaseException as e:  # a cancellation or an error of an awaited object, to be handled by the coroutine
             value, resume = e, work.throw
 
 
 async def _give_up(task: asyncio.Future[Any]) -> BaseException | None:
-    """Cancel and wait a little; what still runs then is left behind.
+    """Cancel a task and wait briefly for its end; after that it is abandoned.
 
-    :returns: what it raised, if it did.
+    :returns: The exception that it raised, if any.
     """
     task.cancel()
     await asyncio.wait({task}, timeout=GRACE_SECONDS)
-    if not task.done():  # kept for good: Python's exit would ask it to end once more, which may take for ever
+    if not task.done():  # never freed: at exit Python would try to end it again, which may take forever
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
     return task.exception() if task.done() and not task.cancelled() else None
 
 
 PATIENCE = 5.0
-"""Seconds without a heartbeat before the person is told."""
+"""Seconds without a heartbeat before the user is notified."""
 
 _DEBUGGERS = {"bdb", "pdb", "pydevd", "_pydevd_bundle"}
-_told: set[str] = set()  # each place is named once per process, not once per step
+_told: set[str] = set()  # each place is reported once per process, not once per step
 
 
 class LoopBlocked(EpisodeError):
-    """A workflow or judge kept the event loop to itself for too long; raised in the line that does."""
+    """A workflow or judge blocked the event loop for too long; raised in the blocking line."""
 
 
 @contextmanager
 def watching(loop: asyncio.AbstractEventLoop, limit_seconds: float, tell: Callable[[str], None]) -> Iterator[None]:
     """Watch ``loop``, which this thread runs in the block.
 
-    :param limit_seconds: for how long one step may hold the loop before it is interrupted. That works in the main
-        thread, on systems with SIGALRM; elsewhere the person is told, and nothing more.
-    :param tell: gets a sentence for the person; called from a thread beside the loop.
+    :param limit_seconds: Seconds that one step may block the loop before it is interrupted. Interruption requires the
+        main thread and SIGALRM; without them, blocking is only reported.
+    :param tell: Receives a message for the user; called from another thread.
     """
     interrupts = threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGALRM")
     thread, over, patience = threading.get_ident(), threading.Event(), min(PATIENCE, limit_seconds)
@@ -364,7 +366,7 @@ def watching(loop: asyncio.AbstractEventLoop, limit_seconds: float, tell: Callab
         return beats, asyncio.current_task(loop)
 
     def listen() -> None:
-        """Look every period, in a thread of its own, whether the loop is still in the same step."""
+        """Check in every period, in a separate thread, whether the loop is still in the same step."""
         nonlocal guilty, story, times
         seen, held, looked = current(), 0.0, time.monotonic()
         while not over.wait(period):
@@ -374,35 +376,35 @@ def watching(loop: asyncio.AbstractEventLoop, limit_seconds: float, tell: Callab
             if step != seen or step[1] is None or frame is None or _debugged(frame):
                 seen, held, times = step, 0.0, 0
                 continue
-            held += min(looked - before, 2 * period)  # more has passed only if the whole process was stopped
+            held += min(looked - before, 2 * period)  # longer only if the process was suspended
             if held < patience:
                 continue
             where, is_users = _place(frame)
             if is_users:
-                story = f"{where} blocks the event loop: make `execute` (or `judge`) a plain `def`, or use await"
+                story = f"{where} blocks the event loop. Make `execute` (or `judge`) a plain `def`, or use await"
             else:
                 story = (
-                    f"ASTuner itself waits in {where}: the disk is slow, or another process has locked a file of the "
+                    f"ASTuner is blocked in {where}: the disk is slow, or another process has locked a file of the "
                     "run folder"
                 )
-            if where not in _told and not _imports(frame):  # which is once, and mostly our doing
+            if where not in _told and not _imports(frame):  # imports block once, and usually in ASTuner
                 _told.add(where)
-                with contextlib.suppress(OSError):  # the disk is full, as what the run itself writes next will say
-                    tell(f"{story}; until it goes on, every other episode stands still")
+                with contextlib.suppress(OSError):  # the disk is full, which the run's next write will report
+                    tell(f"{story}; all other episodes wait until it continues")
             if held >= limit_seconds and interrupts:
                 guilty, times = step, times + 1
-                held = limit_seconds - patience  # again, should it go on
+                held = limit_seconds - patience  # repeat if it still blocks
                 signal.pthread_kill(thread, signal.SIGALRM)
 
     def handle(number: int, frame: FrameType | None) -> None:
-        """In the main thread, between two instructions of whatever runs there."""
+        """Handle the signal in the main thread, between two instructions of the current code."""
         nonlocal guilty
         held, guilty = guilty, None
-        if held is None:  # somebody else's alarm
+        if held is None:  # an alarm of other code
             if callable(handler_before):
                 handler_before(number, frame)
         elif held == current() and USER_CODE.get() and not over.is_set():
-            if times > 1:  # swallowed, by an `except Exception` around a retry for example
+            if times > 1:  # the first one was swallowed, for example by `except Exception` around a retry
                 raise asyncio.CancelledError(story)
             raise LoopBlocked(story)
 
@@ -416,16 +418,16 @@ def watching(loop: asyncio.AbstractEventLoop, limit_seconds: float, tell: Callab
         finally:
             over.set()
             timer.cancel()
-            listener.join()  # a signal it has sent is handled, and ignored, before the handler changes
+            listener.join()  # a pending signal is handled, and ignored, before the handler changes
 
 
 _STEP_OF_LOOP = asyncio.Handle._run.__code__
 _Step: TypeAlias = tuple[int, object]
-"""What holds the loop: the same pair is the same step of the same task."""
+"""The step that holds the loop: equal pairs are the same step of the same task."""
 
 
 def _debugged(frame: FrameType) -> bool:
-    """Whether a person sits at a breakpoint."""
+    """Return whether a user is at a breakpoint."""
     return any(str(f.f_globals.get("__name__")).partition(".")[0] in _DEBUGGERS for f in _outward(frame))
 
 
@@ -434,9 +436,9 @@ def _imports(frame: FrameType) -> bool:
 
 
 def _place(frame: FrameType) -> tuple[str, bool]:
-    """Return ``file:line in function`` of what blocks the loop, and whether that is user code.
+    """Return ``file:line in function`` of the code that blocks the loop, and whether it is user code.
 
-    It is the innermost frame of user code in the loop's present step, or else the innermost frame of all.
+    This is the innermost frame of user code in the loop's current step, or the innermost frame of all.
     """
     inside = itertools.takewhile(lambda f: f.f_code is not _STEP_OF_LOOP, _outward(frame))
     users = next((f for f in inside if is_own(f.f_code.co_filename)), None)

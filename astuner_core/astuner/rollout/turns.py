@@ -1,17 +1,17 @@
-"""The turns of one episode: kept as they come, and cut into training sequences.
+"""Record the turns of an episode, and split them into training samples.
 
-`EpisodeRecorder` keeps them as a forest of exact token prefixes: a turn's parent is the turn it continues.  Invariant:
-if a turn says it continues another, its prompt begins with that turn's prompt + response, token for token, and both are
-by the same agent.  It is checked when the turn is added, so that everything behind the recorder may rely on it.
+`EpisodeRecorder` keeps turns as a forest of exact token prefixes: the parent of a turn is the turn it continues.
+Invariant: the prompt of a turn that continues another starts with that turn's prompt + response, token for token, and
+both have the same agent. The recorder checks this when a turn is added, so later code relies on it.
 
-`build_samples` makes one `Sample` of each root-to-leaf path.  Invariants (property-tested):
+`build_samples` makes one `Sample` of each root-to-leaf path. Invariants (property-tested):
 
-* a sample's ``input_ids`` are exactly the leaf's prompt + response, that is, what the engine saw;
-* over all samples of an episode, every token that a trained agent generated has ``loss_mask`` 1 exactly once (in the
-  first sample that holds it), unless its paths were left out by ``max_samples``, which is counted; a token of any other
-  agent is in no sample;
-* no other choice of as many paths, with the longest one of each agent among them, trains more tokens;
-* ``logprobs`` stand at the positions of the tokens they belong to.
+* A sample's ``input_ids`` are exactly the leaf's prompt + response, as seen by the engine.
+* Over all samples of an episode, every generated token of a trained agent has ``loss_mask`` 1 exactly once (in the
+  first sample that contains it), unless its paths were dropped by ``max_samples``, which is counted. Tokens of other
+  agents are in no sample.
+* No other choice of the same number of paths that includes the longest one of each agent trains more tokens.
+* ``logprobs`` are at the positions of their tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from astuner.contracts.types import Episode, ExternalTurn, Sample, Turn
 
 
 class EpisodeRecorder:
-    """Append-only record of one episode. Safe to use from several threads."""
+    """Append-only record of one episode. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -33,19 +33,19 @@ class EpisodeRecorder:
         self._next = 0
 
     def reserve(self) -> int:
-        """The index of the next turn. A reserved index that is never added leaves a gap, which is harmless."""
+        """Return the index of the next turn. A reserved index that is never added leaves a harmless gap."""
         with self._lock:
             self._next += 1
             return self._next - 1
 
     def add(self, turn: Turn) -> None:
-        """Keep ``turn``.
+        """Add a turn.
 
-        :raises ValueError: its index is taken, or it does not exactly continue what it says it continues.
+        :raises ValueError: Its index is taken, or it does not exactly continue the turn in ``continues``.
         """
         with self._lock:
             if turn.index in self._turns:
-                raise ValueError(f"turn {turn.index} is recorded twice")
+                raise ValueError(f"turn {turn.index} was recorded twice")
             if turn.continues is not None:
                 self._check_continuation(turn, turn.continues)
             self._turns[turn.index] = turn
@@ -53,59 +53,61 @@ class EpisodeRecorder:
     def _check_continuation(self, turn: Turn, continued: int) -> None:
         parent = self._turns.get(continued)
         if parent is None or parent.agent != turn.agent:
-            raise ValueError(f"turn {turn.index} of {turn.agent!r} continues turn {continued}, which is not its own")
+            raise ValueError(
+                f"turn {turn.index} of {turn.agent!r} continues turn {continued}, which is missing or of another agent"
+            )
         prompt, start = turn.generation.prompt_ids, parent.generation
         known = [*start.prompt_ids, *start.response_ids]
         if (prompt if type(prompt) is list else list(prompt))[: len(known)] != known:
             raise ValueError(
-                f"turn {turn.index} does not begin with the tokens of turn {continued}, which it continues"
+                f"turn {turn.index} does not start with the tokens of turn {continued}, which it continues"
             )
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """All turns so far, in the order they were answered."""
+        """All turns so far, in the order of their answers."""
         with self._lock:
             return tuple(self._turns[i] for i in sorted(self._turns))
 
     def leave_out(self, index: int) -> None:
-        """Never train this turn: its reply reached nobody."""
+        """Exclude a turn from training because no one received its reply."""
         with self._lock:
             turn = self._turns.get(index)
             if turn is not None and turn.trained:
                 self._turns[index] = replace(turn, trained=False, lost=True)
 
     def add_external(self, turn: ExternalTurn) -> None:
-        """Keep what a model outside of the run said."""
+        """Add a reply of a model outside of the run."""
         with self._lock:
             self._external.append(turn)
 
     @property
     def external(self) -> tuple[ExternalTurn, ...]:
-        """What models outside of the run said so far."""
+        """Replies of models outside of the run so far."""
         with self._lock:
             return tuple(self._external)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleSet:
-    """The samples of one episode, and what had to be left out."""
+    """The samples of one episode, and the number of dropped paths and tokens."""
 
     samples: tuple[Sample, ...]
     generated_tokens: int
-    """By all agents."""
+    """Tokens generated by all agents."""
     untrained_tokens: int = 0
-    """Those of agents that do not train, or that have no reward (another one ended the episode)."""
+    """Tokens of agents that are not trained, or that have no reward because another agent ended the episode."""
     dropped_paths: int
-    """Paths left out by ``max_samples``."""
+    """Paths dropped by ``max_samples``."""
     dropped_tokens: int = 0
-    """Tokens that are trained nowhere because of that."""
+    """Tokens that are not trained because their paths were dropped."""
 
 
 def build_samples(episode: Episode, *, max_samples: int = 30) -> SampleSet:
-    """Cut ``episode`` into samples; empty when it is not scored.
+    """Split an episode into samples. The result is empty if it is not scored.
 
-    With more than ``max_samples`` paths, the one of each agent that trains the most tokens is kept first, then those
-    that add the most tokens to the ones kept (earlier ones on a tie).
+    With more than ``max_samples`` paths, the path of each agent that trains the most tokens is kept first, followed by
+    paths that add the most tokens to the kept ones (earlier paths first on a tie).
     """
     if episode.reward is None:
         return SampleSet(samples=(), generated_tokens=0, dropped_paths=0)
@@ -131,7 +133,7 @@ def _tokens(turns: Sequence[Turn]) -> int:
 
 
 def upwards(leaf: Turn, spoken: Mapping[int, Turn]) -> Iterator[Turn]:
-    """The path that ends with ``leaf``, from there to its root."""
+    """Yield the turns of the path from ``leaf`` to its root."""
     turn: Turn | None = leaf
     while turn is not None:
         yield turn
@@ -139,13 +141,13 @@ def upwards(leaf: Turn, spoken: Mapping[int, Turn]) -> Iterator[Turn]:
 
 
 def _best(leaves: Sequence[Turn], spoken: Mapping[int, Turn], n: int) -> list[Turn]:
-    """The leaves of the ``n`` paths to keep, in the order given.
+    """Return the leaves of the ``n`` paths to keep, in the given order.
 
-    A path adds the turns that no longer path holds.  Picking the path that adds the most again and again would
-    find the same numbers, but here every turn is looked at once.
+    A path adds the turns that are not part of a longer path. Picking the path that adds the most, repeatedly, gives the
+    same result, but this algorithm visits each turn only once.
     """
-    whole: dict[int, int] = {}  # index of a turn -> the tokens that were generated from its root up to it
-    for turn in spoken.values():  # a turn comes after the one that it continues
+    whole: dict[int, int] = {}  # index of a turn -> number of generated tokens from its root to the turn
+    for turn in spoken.values():  # each turn comes after the one that it continues
         above = 0 if turn.continues is None else whole.get(turn.continues, 0)
         whole[turn.index] = above + len(turn.generation.response_ids)
     claimed: set[int] = set()
@@ -167,7 +169,7 @@ def _sample(episode: Episode, path: Sequence[Turn], claimed: set[int]) -> Sample
     last = path[-1]
     leaf = last.generation
     reward = episode.reward_of(last.agent, last.role)
-    assert reward is not None  # the caller looked
+    assert reward is not None  # checked by the caller
     input_ids = [*leaf.prompt_ids, *leaf.response_ids]
     loss_mask = [0] * len(input_ids)
     logprobs = [0.0] * len(input_ids)

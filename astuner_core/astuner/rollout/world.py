@@ -1,8 +1,9 @@
 """The environment of one episode: opened before the workflow, stepped by ``model_tuner.gym_step``, closed at the end.
 
-It is in this process, or where the part ``environments`` (`astuner.contracts.parts`) has it, such as in the environment
-service; the workflow cannot tell.  One call at a time.  Invariant:
-whatever the environment raises becomes `EnvironmentFailed`, so it is never a reward.
+It runs in this process or elsewhere, for example in the environment service, if the part ``environments``
+(`astuner.contracts.parts`) hosts it. Both behave the same for the workflow. Calls never overlap. Invariant: any error
+of
+the environment becomes `EnvironmentFailed` and never a reward.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ T = TypeVar("T")
 
 
 class World:
-    """One task's environment."""
+    """The environment of one task."""
 
     def __init__(self, config: Config, task: Task) -> None:
         self._config = config
@@ -43,26 +44,25 @@ class World:
         self.exists = task.has_environment
         """Whether the task names an environment."""
         self._host: EnvironmentsPart | None = None
-        """What has it elsewhere; None where it is a class of this process."""
+        """Host of an environment outside of this process; None for a class in this process."""
         part = registry.find_optional_part(config.plugins, "environments") if self.exists else None
         if part is not None and (host := part()).hosts(config, self.env_type):
             self._host = host
         self.used = False
-        """Whether anybody has begun to open it, so that there may be something to close."""
+        """Whether opening was started, so that there may be something to close."""
         self.last: StepResult | None = None
-        """What it answered last."""
+        """Last result of the environment."""
 
     @property
     def is_remote(self) -> bool:
-        """Whether it is elsewhere, in the environment service."""
+        """Whether it runs elsewhere, in the environment service."""
         return self._host is not None
 
     def open(self) -> Task:
-        """Make the environment and reset it, unless that was done; blocks.
+        """Create and reset the environment, unless it is open; blocks.
 
-        :returns: the task, with the first messages and the query that the environment has for it where the data set has
-            none.
-        :raises EnvironmentFailed: it cannot be started.
+        :returns: The task, with the environment's first messages and query if the data set has none.
+        :raises EnvironmentFailed: It cannot be started.
         """
         self.used = True
         with self._lock:
@@ -73,11 +73,11 @@ class World:
     def step(self, action: Any) -> tuple[str, float, bool, dict[str, Any]]:
         """Act; blocks until the environment has answered.
 
-        :param action: an OpenAI-style assistant message; its content may be a list of text parts.
-        :returns: observation, reward, whether it is over (terminated or truncated), info.
-        :raises EnvironmentFailed: the task names no environment, or it failed.
-        :raises TypeError: ``action`` is no message.
-        :raises RuntimeError: it was over before.
+        :param action: OpenAI-style assistant message; its content may be a list of text parts.
+        :returns: Observation, reward, whether the environment is over (terminated or truncated), info.
+        :raises EnvironmentFailed: The task has no environment, or the environment failed.
+        :raises TypeError: ``action`` is not a message.
+        :raises RuntimeError: The environment was already over.
         """
         if not isinstance(action, Mapping):
             raise TypeError(
@@ -88,30 +88,32 @@ class World:
         with self._lock:
             environment = self._open()
             if self.last is not None and self.last.is_over:
-                raise RuntimeError("the environment is over; stop when the third thing that gym_step returns is true")
+                raise RuntimeError("the environment is over. Stop when the third value returned by gym_step is true")
             result = self._call("step", lambda: _checked(environment.step(said), self._task.env_type))
-            self._check_open()  # an answer that came too late is nobody's
+            self._check_open()  # discard an answer that came too late
             self.last = result
         info = {**result.info, "terminated": result.terminated, "truncated": result.truncated}
         return result.observation, float(result.reward), result.is_over, info
 
     def evaluate(self) -> Evaluation:
-        """How good the episode is so far; blocks.
+        """Return the environment's evaluation of the episode so far; blocks.
 
-        :raises EnvironmentFailed: the environment does not say.
+        :raises EnvironmentFailed: The environment has no evaluation, or it failed.
         """
         with self._lock:
             return self._call("evaluate", lambda: Evaluation.of(self._open().evaluate()))
 
     def give_up(self) -> None:
-        """No more actions: the episode is out of time. A step under way is interrupted, where that is possible; returns
-        at once."""
+        """Accept no more actions because the episode timed out, and interrupt a step in progress if possible.
+
+        Returns immediately.
+        """
         self._closed = True
         if self._environment is not None:
             threading.Thread(target=self._give_up, name=f"end {self.env_type}", daemon=True).start()
 
     def close(self) -> None:
-        """Give everything back, if there is anything; interrupts a step under way, or waits for it."""
+        """Close the environment, if it was opened. A step in progress is interrupted or awaited."""
         self._closed = True
         try:
             self._interrupt()
@@ -122,7 +124,7 @@ class World:
                     self._call("close", environment.close)
 
     def _give_up(self) -> None:
-        with contextlib.suppress(EnvironmentFailed):  # close() interrupts it too, and says what went wrong
+        with contextlib.suppress(EnvironmentFailed):  # close() repeats the interruption and reports the error
             self._interrupt()
 
     def _interrupt(self) -> None:
@@ -134,7 +136,7 @@ class World:
         messages = tuple(copy_data(started.as_messages))
         try:
             query = text_of(messages[-1].get("content"))
-        except UnsupportedRequest:  # a picture, say
+        except UnsupportedRequest:  # for example a picture
             query = started.observation
         return replace(
             self._task,
@@ -144,18 +146,18 @@ class World:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise EnvironmentFailed("the episode is over; its environment takes no more actions")
+            raise EnvironmentFailed("the episode is over; its environment accepts no more actions")
 
     def _open(self) -> Environment:
         self._check_open()
         if self._environment is None:
-            # known before it is reset, so that close() gives back one that cannot be
+            # assigned before reset, so that close() also closes an environment whose reset fails
             self._environment = environment = self._made()
             self._check_open()
             result = self._call(
                 "reset", lambda: _checked(environment.reset(copy_task(self._task)), self._task.env_type)
             )
-            self._check_open()  # the episode may have ended meanwhile
+            self._check_open()  # the episode may have ended during reset
             self.last = result
         return self._environment
 
@@ -163,8 +165,8 @@ class World:
         name, params = self._task.env_type, self._config.astuner.env_service.params
         if not self.exists:
             raise EnvironmentFailed(
-                f"task {self._task.task_id!r} has no env_type, so there is no environment to step; use a task "
-                "reader that sets it, or leave gym_step out of the workflow"
+                f"task {self._task.task_id!r} has no env_type, so there is no environment to step. Use a task "
+                "reader that sets it, or remove gym_step from the workflow"
             )
         if self._host is not None:
             return self._host.connect(self._config, name)
@@ -179,7 +181,7 @@ class World:
             return function(*arguments)
         except (EnvironmentFailed, ConfigError):
             raise
-        except BaseException as e:  # also what a library of the environment's raises by sys.exit
+        except BaseException as e:  # includes sys.exit in a library of the environment
             let_the_person_stop(e)
             raise EnvironmentFailed(
                 f"the environment {self._task.env_type!r} raised in {what}: {told(e)}{raised_at(e, caller=__file__)}"
@@ -187,18 +189,18 @@ class World:
 
 
 def _checked(result: Any, env_type: str) -> StepResult:
-    """What an environment answered, if it can be believed."""
+    """Return a validated result of an environment."""
     if not isinstance(result, StepResult):
-        raise EnvironmentFailed(f"the environment {env_type!r} answered {shown(result)}; it must return a StepResult")
+        raise EnvironmentFailed(f"the environment {env_type!r} returned {shown(result)}; it must return a StepResult")
     if (reward := as_reward(result.reward)) is None:
         raise EnvironmentFailed(
-            f"the environment {env_type!r} gave the reward {shown(result.reward)}; it must be {A_REWARD}"
+            f"the environment {env_type!r} returned the reward {shown(result.reward)}; it must be {A_REWARD}"
         )
     return replace(result, reward=reward, info=dict(result.info))
 
 
 def _said(content: Any) -> str:
-    """The text of an agent's message; AgentScope's content is a list of blocks, of which thoughts are not said."""
+    """Return the text of an agent's message. In AgentScope's lists of blocks, thinking blocks are excluded."""
     if not isinstance(content, (list, tuple)):
         return text_of(content)
     blocks = [block if isinstance(block, Mapping) else vars(block) for block in content]  # 2.x: objects

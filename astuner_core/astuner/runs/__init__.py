@@ -1,1 +1,1 @@
-"""One run: from an experiment file to a finished run folder."""
+"""Runs: from an experiment file to a finished run folder."""

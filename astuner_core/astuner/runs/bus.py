@@ -1,9 +1,9 @@
-"""Tells a run's subscribers what happens in it (`astuner.contracts.events`).
+"""Deliver the events of a run to its subscribers (`astuner.contracts.events`).
 
-What is direct or essential is told at once; everybody else has a thread of its own, so that a tracker that hangs holds
-up nobody.  A subscriber that raises, takes longer than `LIMIT` for an event, or is so slow that `LONGEST` events wait
-for it, is reported once and gets no more of them; an essential one that raises ends the run.  A thread cannot be
-killed, so that of a subscriber that hangs is left behind.
+Direct and essential subscribers handle events immediately. Every other subscriber has its own thread, so a tracker
+that hangs does not block the run. A subscriber is reported once and removed if it raises, takes longer than `LIMIT`
+for an event, or has `LONGEST` events waiting. If an essential subscriber raises, the run ends. Threads cannot be
+killed, so the thread of a hanging subscriber remains.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from astuner.contracts.events import Event, Note, Progressed, RunClosed, Subscri
 from astuner.contracts.interrupt import let_the_person_stop
 
 LIMIT = 120.0
-"""Seconds that an event may take: opening a tracker over a network that is down takes up to 90."""
+"""Seconds allowed per event. Opening a tracker over a failed network takes up to 90."""
 LONGEST = 1000
-"""Events that may wait."""
+"""Maximum number of events waiting for one subscriber."""
 
 
 class Bus:
-    """The subscribers of one run; published to by the run's own thread."""
+    """The subscribers of one run. Only the run's own thread publishes."""
 
     def __init__(self) -> None:
         self._told: list[Subscriber | InThread] = []
         self._waiting: deque[Event] = deque()
         self._telling = False
         self._remarks: deque[str] = deque()
-        """What subscribers have to say, from whatever thread."""
+        """Remarks of subscribers, from any thread."""
         self._stop: AstunerError | None = None
 
     def subscribe(self, subscribers: Iterable[Subscriber]) -> None:
-        """They are told of everything from now on, after those that are there."""
+        """Add subscribers after the existing ones. They receive all events from now on."""
         for one in subscribers:
             one.remark = self._remarks.append
             self._told.append(one if one.essential or one.direct else InThread(one))
 
     def publish(self, event: Event) -> None:
-        """Tell everybody; what is published meanwhile follows.
+        """Deliver an event to all subscribers. Events published during delivery follow it.
 
-        :raises Exception: what an essential subscriber raised.
+        :raises Exception: The error of an essential subscriber.
         """
         self._waiting.append(event)
         if self._telling:
@@ -55,43 +55,46 @@ class Bus:
                 self._tell(Note(text=self._remarks.popleft()) if self._remarks else self._waiting.popleft())
         finally:
             self._telling = False
-            self._waiting.clear()  # after a failure: whoever raised ends the run
+            self._waiting.clear()  # after a failure of an essential subscriber the run ends
 
     def stop(self, error: AstunerError) -> None:
-        """End the run with this error when it next looks."""
+        """End the run with this error at the next check."""
         self._stop = error
 
     def check_stop(self) -> None:
-        """:raises AstunerError: a subscriber wants the run to end."""
+        """Raise the error of a subscriber that requested to stop the run.
+
+        :raises AstunerError: A subscriber requested it with `stop`.
+        """
         if self._stop is not None:
             raise self._stop
 
     def go_on(self) -> None:
-        """Whatever a subscriber wanted to end is known to the person, who continues the run."""
+        """Discard a request to stop: the user has seen it and resumed the run."""
         self._stop = None
 
     def numbers(self) -> dict[str, float]:
-        """What subscribers measured since the last call."""
+        """Return the values that subscribers measured since the last call."""
         found: dict[str, float] = {}
         for one in self._direct():
             found.update(one.numbers())
         return found
 
     def state(self) -> dict[str, Any]:
-        """What subscribers need to count on in a resumed run."""
+        """Return the state that subscribers need in a resumed run."""
         found: dict[str, Any] = {}
         for one in self._direct():
             found.update(one.state())
         return found
 
     def summaries(self) -> list[Summary]:
-        """What subscribers have to say of a run that ended."""
+        """Return the subscribers' summaries of a finished run."""
         return [said for one in self._direct() if (said := one.summary()) is not None]
 
     def close(self) -> None:
-        """Tell everybody that nothing follows, and wait for those that come back in time.
+        """Notify all subscribers that no events follow, and wait for threads within their time limit.
 
-        :raises Exception: what an essential subscriber raised; the others are told all the same.
+        :raises Exception: The first error of an essential subscriber; all others are closed first.
         """
         raised: list[BaseException] = []
         for one in list(self._told):
@@ -105,7 +108,7 @@ class Bus:
             try:
                 if one.wants(RunClosed()):
                     one.handle(RunClosed())
-            except BaseException as e:  # the others close too; the first of an essential one is raised below
+            except BaseException as e:  # close the others too; the first essential error is raised below
                 let_the_person_stop(e)
                 if one.essential:
                     raised.append(e)
@@ -131,58 +134,58 @@ class Bus:
             try:
                 if one.wants(event):
                     one.handle(event)
-            except BaseException as e:  # a stranger's code may raise anything
+            except BaseException as e:  # third-party code may raise anything
                 let_the_person_stop(e)
                 if one.essential:
                     raise
                 self._leave_out(one, told(e))
 
     def _leave_out(self, one: Subscriber | InThread, why: str) -> None:
-        """Say that a subscriber failed, if there is a reason, and tell it nothing more."""
+        """Report a subscriber that failed, if ``why`` is not empty, and remove it."""
         if not why or one not in self._told:
             return
         self._told.remove(one)
         name = type(one.subscriber if isinstance(one, InThread) else one).__name__
-        self._remarks.append(f"the log sink {name} failed and is left out from now on: {why}")
+        self._remarks.append(f"log sink {name} failed and is disabled for the rest of the run: {why}")
 
 
 class InThread:
-    """One subscriber, told things without waiting for it."""
+    """A subscriber that handles events in its own thread."""
 
     def __init__(self, subscriber: Subscriber, *, limit: float = LIMIT, longest: int = LONGEST) -> None:
         self.subscriber = subscriber
         self._limit, self._longest = limit, longest
         self._events: deque[Event] = deque()
         self._since: float | None = None
-        """When the event that is being handled came."""
+        """Start time of the event in progress."""
         self._failure = ""
         self._changed = threading.Condition()
         threading.Thread(target=self._work, name=f"astuner-sink-{type(subscriber).__name__}", daemon=True).start()
 
     def tell(self, event: Event) -> None:
-        """Have it told, if it wants to know."""
-        if not self.subscriber.wants(event) and not isinstance(event, RunClosed):  # which ends the thread, too
+        """Queue an event that the subscriber handles."""
+        if not self.subscriber.wants(event) and not isinstance(event, RunClosed):  # RunClosed also ends the thread
             return
         with self._changed:
             if self._failure:
                 return
             if isinstance(event, Progressed) and self._events:
-                return  # there will be newer progress
+                return  # newer progress will follow
             if len(self._events) >= self._longest:
-                self._fail(f"it is too slow: {len(self._events)} calls wait for it")
+                self._fail(f"too slow, {len(self._events)} events are waiting")
                 return
             self._events.append(event)
             self._changed.notify_all()
 
     def failure(self) -> str:
-        """Why it is to be left out; "" while it goes."""
+        """Return why the subscriber must be removed, or an empty string."""
         with self._changed:
             if not self._failure and self._since is not None and time.monotonic() - self._since > self._limit:
-                self._fail(f"it did not come back within {self._limit:g} s")
+                self._fail(f"no response within {self._limit:g} s")
             return self._failure
 
     def drain(self) -> None:
-        """Wait until everything was told, as long as it comes back in time."""
+        """Wait until all queued events are handled, or the subscriber fails."""
         while not self.failure():
             with self._changed:
                 if self._since is None and not self._events:
@@ -190,7 +193,7 @@ class InThread:
                 self._changed.wait(self._left())
 
     def _left(self) -> float:
-        """Seconds until the event that is being handled takes too long."""
+        """Return the seconds until the event in progress exceeds the limit."""
         return self._limit if self._since is None else max(self._since + self._limit - time.monotonic(), 0.01)
 
     def _fail(self, why: str) -> None:

@@ -1,4 +1,4 @@
-"""The command line of a run: what starts it, and what continues it."""
+"""Command lines that start and resume a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FOLDER, _NAME = "astuner.experiment_dir=", "astuner.experiment_name="
 
 @dataclass(frozen=True, kw_only=True)
 class RunCommand:
-    """An ``astuner run`` with all its arguments, so that the printed command does the same again."""
+    """An ``astuner run`` command with all its arguments."""
 
     file: str
     overrides: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class RunCommand:
 
 
 def yaml_text(value: object) -> str:
-    """Return a value as an override writes it, on one line."""
+    """Return a value in the YAML notation of an override, on one line."""
     plain = str(value) if isinstance(value, Path) else value
     return yaml.safe_dump(plain, default_flow_style=True, allow_unicode=True, width=10**6).removesuffix("...\n").strip()
 

@@ -1,7 +1,7 @@
-"""Fingerprints of tasks: whether a run is resumed with the tasks that it was started with, and what differs.
+"""Fingerprints of tasks: check that a run resumes with its original tasks, and describe differences.
 
-A task is known by what it holds, not by its file: renaming a file, or reading the same rows with another reader,
-changes nothing.
+A task is identified by its content, not by its file. Renaming a file, or reading the same rows with another task
+reader, changes nothing.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from astuner.contracts.types import Task
 from astuner.runs.run_dir import RunDir
 
 _PLACE = re.compile(r".*:\d+")
-"""The label of a task whose data set gives it none: file or split, and number."""
+"""Label of a task whose data set has no IDs: file or split, and number."""
 _MAX_DEPTH = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fingerprint:
-    """The tasks of a run, as a digest of each, in their order."""
+    """The tasks of a run as an ordered list of digests."""
 
     train: Sequence[str]
     validation: Sequence[str]
@@ -41,9 +41,9 @@ class Fingerprint:
 
     @classmethod
     def read(cls, path: Path) -> Fingerprint | None:
-        """Return the fingerprint in a run folder, or None where an earlier version kept none.
+        """Return the fingerprint in a run folder, or None for a folder of an earlier version.
 
-        :raises RunError: the file is damaged.
+        :raises RunError: The file is damaged.
         """
         if not path.exists():
             return None
@@ -51,7 +51,7 @@ class Fingerprint:
             saved = json.loads(path.read_text(encoding="utf-8"))
             return cls(train=list(map(str, saved["train"])), validation=list(map(str, saved["validation"])))
         except (OSError, ValueError, LookupError, TypeError, RecursionError) as e:
-            raise RunError(f"{path} is damaged: {e}. Move it away to resume without comparing the tasks") from e
+            raise RunError(f"{path} is damaged: {e}. Move the file away to resume without comparing the tasks") from e
 
     def write(self, path: Path) -> None:
         saved = {"train": list(self.train), "validation": list(self.validation)}
@@ -59,17 +59,17 @@ class Fingerprint:
 
 
 def digest(task: Task) -> str:
-    """Return a digest of everything that a task holds, apart from a label that only names its place in a file."""
+    """Return a digest of a task's content. A label that is only a position in a file does not count."""
     is_place = not task.has_environment and _PLACE.fullmatch(task.task_id)
     return _digest(task, "" if is_place else task.task_id, task.metadata)
 
 
 def describe_count(tasks: Sequence[Task], purpose: str) -> str:
-    """Return how many tasks there are, repetitions apart: ``20 to train on (each 100 times)``.
+    """Return the number of distinct tasks and their repetitions: ``20 to train on (each 100 times)``.
 
-    Rows that differ only in their ID are the same task; tasks of an environment are identified by their ID.
+    Rows that differ only in their ID are the same task. Tasks of an environment are identified by their ID.
 
-    :param purpose: such as ``to train on``.
+    :param purpose: For example ``to train on``.
     """
     times = Counter(map(_digest_without_id, tasks))
     if len(times) == len(tasks):
@@ -80,10 +80,10 @@ def describe_count(tasks: Sequence[Task], purpose: str) -> str:
 
 
 def describe_difference(before: Sequence[str], now: Sequence[str], tasks: Sequence[Task]) -> str:
-    """Return what differs between two lists of digests, such as ``1 changed, 4 added; the first is train.jsonl:1``.
+    """Describe the difference between two lists of digests: ``1 changed, 4 added; the first is train.jsonl:1``.
 
-    :param tasks: the tasks of ``now``.
-    :returns: an empty string if nothing differs.
+    :param tasks: The tasks of ``now``.
+    :returns: An empty string if nothing differs.
     """
     if list(before) == list(now):
         return ""
@@ -101,7 +101,7 @@ def describe_difference(before: Sequence[str], now: Sequence[str], tasks: Sequen
 def _digest_without_id(task: Task) -> str:
     ids = {name: str(task.metadata[name]) for name in ID_FIELDS if name in task.metadata}
     if task.has_environment or not (_PLACE.fullmatch(task.task_id) or task.task_id in ids.values()):
-        return _digest(task, task.task_id, task.metadata)  # an ID of the reader's own may be all that tells tasks apart
+        return _digest(task, task.task_id, task.metadata)  # a reader's own ID may be the only difference between tasks
     return _digest(task, "", {name: value for name, value in task.metadata.items() if name not in ids})
 
 
@@ -115,7 +115,7 @@ def _digest(task: Task, label: str, metadata: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that JSON can hold, the same in every process, for one that it cannot."""
+    """Convert a value that JSON does not support; the result is the same in every process."""
     if isinstance(value, (date, time, Decimal, UUID, PurePath)):
         return str(value)
     if isinstance(value, Mapping):
@@ -124,7 +124,7 @@ def _plain(value: Any) -> Any:
         return sorted(map(repr, value))
     if isinstance(value, bytes):
         return value.hex()
-    return str(type(value))  # nothing else is known about it: its text may name an address
+    return str(type(value))  # the type only: the text of other objects may contain an address
 
 
 def _canonical(value: Any, depth: int = 0) -> Any:

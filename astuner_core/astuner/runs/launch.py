@@ -1,6 +1,6 @@
-"""From a config file to a finished run: what `astuner run` does, as a Python function.
+"""Run an experiment from its config file: the Python function of `astuner run`.
 
-Before it does anything, a plan says what it will do; `finish` says what it came to, for a person and a machine.
+A plan describes the run before it starts. `finish` writes its summary, as text and as ``summary.json``.
 """
 
 from __future__ import annotations
@@ -44,32 +44,58 @@ if TYPE_CHECKING:
     from astuner.runs.run import RunWriter
 
 
+PLAN_LABELS = {
+    "model": "Model",
+    "tasks": "Tasks",
+    "held out": "Held-out tasks",
+    "workflow": "Workflow",
+    "reward": "Judge",
+    "at a limit": "Truncated episodes",
+    "backbone": "Backbone",
+    "a step": "Step",
+    "tokens": "Generated tokens",
+    "steps": "Training steps",
+    "learning": "Algorithm",
+    "saved": "Checkpoints",
+    "tokens per second": "Speed",
+    "run folder": "Run folder",
+}
+"""Printed labels of a plan's keys. The keys are part of ``--dry-run --json`` and of the report's facts."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Lines of (what, value), in the order a person reads them."""
+    """Description of a run before it starts: key -> text, in printing order."""
 
     title: str
     lines: Mapping[str, str]
 
     def __str__(self) -> str:
-        width = max(len(name) for name in self.lines)
-        return "\n".join([self.title, *(f"  {name:<{width}}  {value}" for name, value in self.lines.items())])
+        labels = {PLAN_LABELS.get(key, key[:1].upper() + key[1:]): text for key, text in self.lines.items()}
+        return f"{self.title}\n{_table(labels, indent='  ')}"
+
+
+def _table(lines: Mapping[str, str], *, indent: str = "") -> str:
+    """Return labels and texts in two columns."""
+    width = max(map(len, lines), default=0) + 2
+    return "\n".join(
+        f"{indent}{label:<{width}}" + text.replace("\n", "\n" + " " * (len(indent) + width))
+        for label, text in lines.items()
+    )
 
 
 def make_plan(config: Config, trains: bool, of_backbone: Mapping[str, str], run_dir: Path, tasks: TaskSet) -> Plan:
-    """Compute the plan: imports the workflow, loads no weights and starts nothing.
+    """Return the plan. This imports the workflow, but loads no weights and starts nothing.
 
-    :param of_backbone: the backbone's own lines (`astuner.contracts.backbone.Backbone.plan`).
+    :param of_backbone: Lines of the backbone (`astuner.contracts.backbone.Backbone.plan`).
     """
     a = config.astuner
     common, rollout, data = a.trainer_common, a.rollout, a.data
     train, validated = len(tasks.train), len(tasks.validation)
-    workflow = source_of(config, "workflow", rollout.workflow)  # one that cannot be found or imported shows here
+    workflow = source_of(config, "workflow", rollout.workflow)  # raises if it cannot be found or imported
     reader = source_of(config, "task reader", a.task_reader.type)
     judge = source_of(config, "judge", a.task_judge.judge) if a.task_judge.judge else "set by the workflow"
-    missing = (
-        "" if validated else "; there will be no before and after: name a validation split in the reader's section"
-    )
+    missing = "" if validated else "; name a validation split in the task reader's section to measure success"
     counts = tasks.counts() if validated else tasks.counts().replace(", 0 to validate", ", none to validate")
     lines = {
         "model": _model(a.model),
@@ -86,19 +112,19 @@ def make_plan(config: Config, trains: bool, of_backbone: Mapping[str, str], run_
         episodes = draws * rollout.num_repeat
         steps = planned_steps(config, train)
         epochs = steps * data.train_batch_size / train if train else 0.0
-        a_turn = f"at most {rollout.max_response_length_in_one_turn} a turn"
+        a_turn = f"at most {rollout.max_response_length_in_one_turn:,} per turn"
         most = data.max_response_length or rollout.max_response_length_in_one_turn * (rollout.multi_turn.max_steps or 0)
-        known = most and not a.agents  # how many agents an episode has, nobody says
+        known = most and not a.agents  # with several agents, their number per episode is unknown
         updates = common.mini_batch_num * common.ppo_epochs
         lines |= {
             "a step": f"{draws} groups x {rollout.num_repeat} attempts = {episodes} episodes, "
-            f"{rollout.max_env_worker} at once",
-            "tokens": f"up to {episodes * most:,} generated in a step ({a_turn})" if known else a_turn,
+            f"{rollout.max_env_worker} in parallel",
+            "tokens": f"up to {episodes * most:,} per step ({a_turn})" if known else a_turn,
             "steps": f"{steps} = {epochs:.3g} epochs of {train} tasks, {updates} optimizer "
-            f"step{'s' * (updates > 1)} each = {steps * updates} in all",
+            f"step{'s' * (updates > 1)} each = {steps * updates} in total",
             "learning": f"{common.algorithm.loss} loss, {common.algorithm.adv_estimator} advantages, "
             f"{common.algorithm.loss_agg_mode}, {common.optim.optimizer} lr {common.optim.lr:g}",
-            "saved": f"{_every(common.save_freq)}, validated {_every(common.test_freq)}",
+            "saved": f"{_every(common.save_freq)}; validation {_every(common.test_freq)}",
         }
     lines |= of_backbone
     lines["run folder"] = str(run_dir)
@@ -106,21 +132,21 @@ def make_plan(config: Config, trains: bool, of_backbone: Mapping[str, str], run_
 
 
 def _at_a_limit(settings: AstunerSection) -> str:
-    """What an attempt is worth that a limit on calls, tokens or context ended."""
+    """Describe how an episode is scored that a limit on calls, tokens or context ended."""
     rule = settings.rollout.truncated_reward
     if isinstance(rule, float):
-        worth = f"scored {rule:g}, whatever the workflow returned"
+        worth = f"scored {rule:g}, regardless of the workflow's reward"
     elif rule == "drop":
-        worth = "left out of training"
+        worth = "dropped from training"
     elif settings.task_judge.judge:
-        worth = "judged like the others"
+        worth = "judged like all other episodes"
     else:
-        worth = "scored 0 where the workflow gives no reward, since there is no judge"
+        worth = "scored 0 if the workflow returns no reward, because no judge is configured"
     return f"{worth} (astuner.rollout.truncated_reward: {rule})"
 
 
 def _agents(config: Config) -> dict[str, str]:
-    """Who speaks with what, where the config tells agents apart."""
+    """Return plan lines for agents and policies, or nothing if the config does not distinguish agents."""
     a = config.astuner
     if not a.agents:
         return {}
@@ -128,7 +154,7 @@ def _agents(config: Config) -> dict[str, str]:
     speakers = {name: _speaker(agent) for name, agent in a.agents.items()}
     models = {name: config.model_of(name) for name in roster.policies}
     policies = {
-        name: _model(model) if name in roster.trained_policies else f"{model.path}, as it is"
+        name: _model(model) if name in roster.trained_policies else f"{model.path}, not trained"
         for name, model in models.items()
     }
     return {
@@ -149,39 +175,39 @@ def _model(model: ModelSection) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """What a run came to."""
+    """Result of a run."""
 
     run_dir: Path
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Of the last step and the last validation."""
+    """Metrics of the last step and the last validation."""
     plan: Plan | None = None
-    """Only of a dry run."""
+    """The plan, for a dry run only."""
     updated: Mapping[str, Any] = field(default_factory=dict)
-    """What was trained (as the report has it), where something trains."""
+    """Amount of training (from the report), if the backbone trains."""
     verdict: Mapping[str, str] = field(default_factory=dict)
-    """Whether anything was learned (the report's verdict), where something trains."""
+    """The report's verdict, if the backbone trains."""
     best_checkpoint: Path | None = None
-    """That did best in its validation, of those that are kept."""
+    """Kept checkpoint with the best validation."""
     best_validation: Mapping[str, Any] = field(default_factory=dict)
-    """How that was found (`astuner.contracts.validation.Best.as_dict`)."""
+    """Details of the best validation (`astuner.contracts.validation.Best.as_dict`)."""
     text: str = ""
 
     def summary(self) -> str:
-        """For a person: success before and after, and where things are."""
+        """Return the printed summary: success before and after, and the paths of the results."""
         return self.text
 
 
 def finish(run: RunWriter, *, trains: bool) -> RunResult:
-    """Write ``summary.json``, which marks the run as having come to its end; what subscribers say of it is in there."""
+    """Write ``summary.json``, which marks the run as finished, and return the result with subscribers' summaries."""
     run_dir, ledger = run.run_dir, run.ledger
     rows = run_dir.read_metrics()
     newest: dict[str, float] = {}
-    for kind in ("reward/mean", "val/success"):  # the last step and the last validation, each as a whole
+    for kind in ("reward/mean", "val/success"):  # the last step and the last validation, each complete
         last: dict[str, Any] = next((row for row in reversed(rows) if kind in row), {})
         newest.update({k: v for k, v in last.items() if k not in ("step", "time")})
     lines = _before_and_after(rows)
     endings = [f"{count} {name}" for name, count in sorted(ledger.counts.items()) if count]
-    lines["episodes"] = ", ".join(endings) or "none"
+    lines["Episodes"] = ", ".join(endings) or "none"
     facts: dict[str, Any] = {}
     verdict = ""
     for said in run.ended():
@@ -191,16 +217,16 @@ def finish(run: RunWriter, *, trains: bool) -> RunResult:
     chosen = run_dir.best_validation() if trains else None
     best = None if chosen is None else run_dir.checkpoint(chosen.step)
     if trains:
-        lines["model"] = _models(run_dir.models[-1:])
+        lines["Checkpoint"] = _models(run_dir.models[-1:])
         if chosen is not None and best is not None and (best != run_dir.models[-1] or chosen.not_comparable):
-            lines["best in validation"] = f"{_models([best])} ({chosen})"
+            lines["Best checkpoint"] = f"{_models([best])} ({chosen})"
         facts["best_checkpoint"] = str(best) if best else None
         facts["best_validation"] = chosen.as_dict() if chosen else None
-    lines["run folder"] = str(run_dir.path)
-    if verdict:  # the last line, since it is the one that is read
-        lines["verdict"] = verdict
+    lines["Run folder"] = str(run_dir.path)
+    if verdict:  # last, because the end of the output is read first
+        lines["Verdict"] = verdict
     run_dir.write_json(run_dir.summary, {"metrics": newest, "ledger": dict(ledger.counts), **facts})
-    text = "\n".join(f"{name:<23} {value}" for name, value in lines.items())
+    text = _table(lines)
     report = facts.get("report", {})
     return RunResult(
         run_dir=run_dir.path,
@@ -215,10 +241,10 @@ def finish(run: RunWriter, *, trains: bool) -> RunResult:
 
 @contextmanager
 def told_if_cut_short(run: RunWriter) -> Iterator[None]:
-    """Tell subscribers of an error that ends the run, so that there is a report of what there is; it goes on."""
+    """Publish an error that ends the run, so that subscribers write a report; the error propagates."""
     try:
         yield
-    except OSError:  # a disk that is full takes no report either
+    except OSError:  # on a full disk the report would fail too
         raise
     except Exception as error:
         run.ended(error)
@@ -230,7 +256,7 @@ def _every(steps: int) -> str:
 
 
 def _models(checkpoints: Sequence[Path]) -> str:
-    """The folders of a checkpoint that hold a model: one, or one for each policy."""
+    """Return the folders of a checkpoint that contain a model: one, or one per policy."""
     folders = [p.parent for checkpoint in checkpoints for p in sorted(checkpoint.glob("**/config.json"))]
     return ", ".join(map(str, folders)) or "none saved"
 
@@ -241,8 +267,8 @@ def _before_and_after(rows: list[dict[str, Any]]) -> dict[str, str]:
         return {}
     first, last = validated[0], validated[-1]
     if first["step"] == 0 and last is not first:
-        return {"validation success before": _success(first), "validation success after": _success(last)}
-    return {"validation success": _success(last)}
+        return {"Success before": _success(first), "Success after": _success(last)}
+    return {"Success": _success(last)}
 
 
 def _success(row: Mapping[str, Any]) -> str:
@@ -265,22 +291,23 @@ def run(
     listeners: Sequence[Subscriber] = (),
     interrupt: Interrupt | None = None,
 ) -> RunResult:
-    """Train, or with the `debug` backbone try out, the experiment in ``path``.
+    """Train the experiment in ``path``, or try it out with the `debug` backbone.
 
-    :param services: what ``--with`` names: registered services, or environments to serve (see
-        `astuner.runs.services`). They run before the tasks are read, and until the end; also for a dry run.
-    :param resume: ``auto`` continues an unfinished run of the same config and otherwise starts over; ``must`` continues
-        whatever is in the run folder; ``never`` starts over. An earlier run's folder is kept under another name. A run
-        continues only with its own tasks, validation tasks, seed and shuffling.
-    :param debug_tags: where to stop: ``bp("TAG")`` in an agent's code; see `astuner.runs.breakpoints`.
-    :param debug_listen: wait there for a debugger, though the run has a terminal.
-    :param listeners: are told what happens, besides those that plugins and the experiment name.
-    :param interrupt: by which another thread stops the run.
-    :raises ConfigError: the file or an override is wrong (all mistakes at once), or this backbone would ignore keys.
-    :raises Interrupted: Ctrl-C; everything finished is saved.
-    :raises RunError: the run cannot go on, or not begin: what it wants from the hub cannot be had.
+    :param services: Names from ``--with``: registered services, or environments to serve (`astuner.runs.services`).
+        They start before the tasks are read and stop at the end, also in a dry run.
+    :param resume: ``auto`` resumes an unfinished run of the same config and otherwise starts over; ``must`` resumes
+        the run in the run folder; ``never`` starts over. The folder of an earlier run is renamed, not deleted. A run
+        resumes only with its original tasks, validation tasks, seed and shuffling.
+    :param debug_tags: Tags of ``bp("TAG")`` calls that stop (`astuner.runs.breakpoints`).
+    :param debug_listen: Wait for a debugger at breakpoints, even if the run has a terminal.
+    :param listeners: Additional event subscribers.
+    :param interrupt: Lets another thread stop the run.
+    :raises ConfigError: The file or an override is invalid (all mistakes in one error), or the backbone does not
+        support keys that are set.
+    :raises Interrupted: The run was stopped with Ctrl-C; all finished work is saved.
+    :raises RunError: The run cannot start or continue, for example because a download failed.
     """
-    bypass_proxies()  # before modules of the user, which may make clients, are imported
+    bypass_proxies()  # before user modules are imported, which may create HTTP clients
     command = RunCommand(
         file=str(path),
         overrides=tuple(overrides),
@@ -305,15 +332,15 @@ def run(
             stack.enter_context(debug.active())
         preflight.parts()
         if services:
-            mistakes.raise_all()  # nothing is started for what is refused
+            mistakes.raise_all()  # start no service for a config that is rejected
         trains = trainer is None or trainer.capabilities.trains
         run_dir = RunDir(config.run_dir if trains else debug_folder(config.run_dir))
         running = stack.enter_context(run_services(config, services, run_dir.path, dry_run=dry_run))
         mistakes.ask("", run_dir.check_usable)
         tasks = preflight.tasks(dry_run=dry_run)
         mistakes.raise_all()
-        assert trainer is not None  # these two are None only
-        assert tasks is not None  # where a mistake was raised
+        assert trainer is not None  # `raise_all` raised
+        assert tasks is not None  # if one of them is None
         plan = make_plan(config, trains, preflight.plan, run_dir.path, tasks)
         if dry_run:
             return RunResult(run_dir=run_dir.path, plan=plan, text=str(plan))
@@ -323,7 +350,7 @@ def run(
         stack.enter_context(run_dir.locked())
         stack.enter_context(recorded_process(os.getpid(), f"astuner run {path}", run_dir.path))
         resume_from, note = prepare_run_dir(run_dir, config, trainer, resume, tasks, command)
-        stack.enter_context(_explained(command, run_dir, trainer))  # what closing raises, too
+        stack.enter_context(_explained(command, run_dir, trainer))  # also covers errors on closing
         training = TrainingRun(
             config,
             run_dir,
@@ -353,13 +380,14 @@ def run(
 
 
 def _lend(trainer: Backbone, notes: Sequence[str], command: str, resume: Resume, services: Sequence[str]) -> RunResult:
-    """Lend a part to another command's run: no tasks, no books, no lock of the run folder."""
+    """Run a part of another command's run: no tasks, no metrics, no lock on the run folder."""
     if resume != "auto":
         raise ConfigError(
-            "--resume and --no-resume are for the command that has the run; this one lends a part to it: leave them out"
+            "--resume and --no-resume do not apply here: this command only serves a part of another run. "
+            "Pass them to the command that started the run"
         )
     config = trainer.config
-    folder = RunDir(config.run_dir.with_name(f"{config.run_dir.name}.lent"))  # that run's own is not touched
+    folder = RunDir(config.run_dir.with_name(f"{config.run_dir.name}.lent"))  # never the run's own folder
     with contextlib.ExitStack() as stack:
         running = stack.enter_context(run_services(config, services))
         interrupt = Interrupt()
@@ -377,15 +405,15 @@ def _say(text: str) -> None:
 
 @contextlib.contextmanager
 def _explained(command: RunCommand, run_dir: RunDir, trainer: Backbone) -> Iterator[None]:
-    """Say what to do about a disk that is full, fails or is not ours, and about a run's folder that was removed."""
+    """Add the next step to errors of a full or failing disk, missing permissions, or a removed run folder."""
     try:
         yield
     except Exception as e:
-        removed = "" if run_dir.is_whole() else f"its folder {run_dir.path} was removed; start again: {command}"
+        removed = "" if run_dir.is_whole() else f"its folder {run_dir.path} was removed. Start again: {command}"
         numbers = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
         if not removed and getattr(e, "errno", None) not in numbers:
             raise
         if removed:
             raise RunError(f"the run stopped: {removed}") from e
-        fix = f"{e}; free space or fix the permissions, then {next_step(command, run_dir, trainer)}"
+        fix = f"{e}. Free disk space or fix the permissions, then {next_step(command, run_dir, trainer)}"
         raise RunError(f"the run stopped: {fix}") from e

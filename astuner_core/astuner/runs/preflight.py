@@ -1,7 +1,7 @@
-"""Everything that can be wrong with an experiment before its first episode: one list, told all at once.
+"""Check everything about an experiment before its first episode and report all mistakes together.
 
-`astuner run`, its ``--dry-run`` and `astuner config check` ask this list, so none of them lets pass what another
-refuses.
+`astuner run`, ``astuner run --dry-run`` and `astuner config check` share these checks, so they accept and reject the
+same configs.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 
 class Preflight:
-    """One experiment, looked at from end to end; each part is kept for whoever runs it.
+    """Complete check of one experiment. The checked parts are kept for the run.
 
-    :param only_look: it may run on another machine, so what cannot be tried on this one goes into `unchecked`: keys of
-        models that are not in the environment, and what is to be fetched.
-    :raises ConfigError: the file cannot be read, or too little of it can.
-    :raises RunError: what is to be fetched cannot be had, which shows before anything that takes long is imported.
+    :param only_look: Only check: the run may use another machine. What cannot be checked on this one is collected in
+        `unchecked`: API keys that are not in the environment, and downloads.
+    :raises ConfigError: The file cannot be read, or too little of it is valid.
+    :raises RunError: A download failed. This is raised before slow imports.
     """
 
     def __init__(
@@ -62,16 +62,16 @@ class Preflight:
         self.runner = EpisodeRunner(self.config)
         self.make_sinks: Sequence[Callable[[], LogSink]] = ()
         self.plan: Mapping[str, str] = {}
-        """The backbone's (`astuner.contracts.backbone.Backbone.plan`)."""
+        """Plan lines of the backbone (`astuner.contracts.backbone.Backbone.plan`)."""
         self._lacks_model = False
-        """Whether it was said that a model is not there."""
+        """Whether a missing model was already reported."""
         self.backbone = self.mistakes.ask("astuner.backbone", self._find_backbone)
-        """None where it cannot be used."""
+        """The backbone, or None if it cannot be used."""
         if self.backbone is not None:
             self._fetchable(self.backbone)
 
     def parts(self) -> None:
-        """Everything but the tasks; needs no service, and opens nothing."""
+        """Check everything except the tasks. No service is needed, and nothing is opened."""
         self.mistakes.ask("", self.runner.prepare)
         if self.backbone is not None and self.backbone.capabilities.trains:
             self._objective()
@@ -82,10 +82,12 @@ class Preflight:
         self.make_sinks, self.plan = told or (), plan or {}
 
     def tasks(self, *, dry_run: bool) -> TaskSet | None:
-        """The tasks; None where they cannot be read, or a run would be refused anyway and a reader of the person's own
-        would be asked, which may cost something.
+        """Return the tasks, or None if they cannot be read.
 
-        :param dry_run: nobody who would make them is asked; nor is anybody where a mistake was found before.
+        Also return None, without reading, if the config was already rejected and the task reader is user code: reading
+        may have costs.
+
+        :param dry_run: Do not generate tasks. Tasks are also not generated if a mistake was found before.
         """
         refused = bool(self.mistakes.told)
         if refused and not self._only_look and registry.is_code(self.config.astuner.task_reader.type or ""):
@@ -99,11 +101,11 @@ class Preflight:
         return backbone
 
     def _rewards(self) -> None:
-        """Without a reward nothing can be trained; a try-out shows the conversations all the same."""
+        """Check that a reward exists. It is required for training; a try-out shows conversations without it."""
         try:
             check_rewards(self.config)
         except PluginError:
-            pass  # a workflow that cannot be found is a mistake of its own
+            pass  # a workflow that cannot be found is reported separately
         except ConfigError as e:
             if self.backbone is not None and self.backbone.capabilities.trains:
                 self.mistakes.keep("astuner.task_judge.judge", e)
@@ -120,13 +122,13 @@ class Preflight:
             if downloads is not None:
                 downloads().require(self.config, backbone.capabilities)
         except RunError as e:
-            misspelt = "did you mean" in str(e)  # a name like one that is here is wrong anywhere
+            misspelt = "did you mean" in str(e)  # a near miss of an existing name is wrong on every machine
             if self._only_look and not misspelt:
                 self.unchecked += str(e).splitlines()
                 return
             self.mistakes.keep("", e)
             self._lacks_model = True
-            if not misspelt:  # with what is down, nobody waits for what takes long to import
+            if not misspelt:  # without the download, skip the slow imports
                 self.mistakes.raise_all()
 
     def _plan(self) -> Mapping[str, str] | None:
@@ -137,23 +139,23 @@ class Preflight:
                 return self.backbone.plan()
             self.backbone.check()
         except RunError:
-            if not self._only_look:  # or it was said by `_fetchable`
+            if not self._only_look:  # otherwise `_fetchable` has reported it
                 raise
         return None
 
     def _tasks(self, dry_run: bool) -> TaskSet | None:
         reader = build_task_reader(self.config, dry_run=dry_run)
         if self._only_look and (where := reader.elsewhere):
-            if not any("astuner.task_reader" in text for text in self.unchecked):  # that they cannot be had
+            if not any("astuner.task_reader" in text for text in self.unchecked):  # already reported
                 place = self.config.place("astuner.task_reader")
-                self.unchecked.append(f"{place}: astuner.task_reader: the tasks are in {where}, and were not read")
+                self.unchecked.append(f"{place}: astuner.task_reader: the tasks are in {where} and were not read")
             return None
         try:
             tasks = tasks_of(reader, self.config)
             part: type[TaskCheckPart] | None = registry.find_optional_part(self.config.plugins, "task_check")
             found = part().look(self.config, tasks.train, tasks.validation) if part else {}
             return replace(tasks, checked=found)
-        except (RunError, EnvironmentFailed) as e:  # of a service that a run may have beside it
+        except (RunError, EnvironmentFailed) as e:  # from a service that is not running during a check
             if not self._only_look:
                 raise
             self.unchecked.append(str(e))
@@ -166,14 +168,14 @@ class Preflight:
         context = BuildContext(config=self.config)
         for kind in subscribers(self.config):
             kind.check(self.config)
-        for name in dict.fromkeys(["jsonl", *names]):  # the run folder's own metrics.jsonl is always written
+        for name in dict.fromkeys(["jsonl", *names]):  # metrics.jsonl in the run folder is always written
             section = self.config.section("log sink", name)
-            self.config.resolve("log sink", name)  # one that cannot be found shows here
+            self.config.resolve("log sink", name)  # raises if it cannot be found
             sinks.append(partial(build, "log sink", name, section, context))
         return sinks
 
     def _without_absent_keys(self, config: Config) -> Config:
-        """As if models whose key is not in this environment needed none; each is said."""
+        """Return the config without API keys that are not set in this environment, and record each in `unchecked`."""
 
         def asked(kind: str, sections: Mapping[str, Any]) -> dict[str, Any]:
             found = dict(sections)
@@ -181,29 +183,29 @@ class Preflight:
                 if section.api_key_env and not os.environ.get(section.api_key_env, "").strip():
                     found[name] = section.model_copy(update={"api_key_env": None})
                     self.unchecked.append(
-                        f"astuner.{kind}.{name}.api_key_env: {section.api_key_env} is not set in this environment; a "
-                        "run that asks this model needs it"
+                        f"astuner.{kind}.{name}.api_key_env: {section.api_key_env} is not set in this environment. Set "
+                        "it where the run calls this model"
                     )
             return found
 
         a = config.astuner
         without = {"agents": asked("agents", a.agents)}
-        if helpers := getattr(a, "helper_models", None):  # a package's keys
+        if helpers := getattr(a, "helper_models", None):  # keys of a plugin
             without["helper_models"] = asked("helper_models", helpers)
         return replace(config, astuner=a.model_copy(update=without))
 
 
 def find_backbone(config: Config) -> tuple[Backbone, Sequence[str]]:
-    """The chosen backbone, and notes on keys that it has no use for.
+    """Return the chosen backbone, and notes on keys that it ignores.
 
-    :raises ConfigError: keys that were written and that it would ignore (the capability contract).
+    :raises ConfigError: The config sets keys that the backbone does not support (the capability contract).
     """
     backbone = make_backbone(config)
     return backbone, check_capabilities(config, backbone.capabilities)
 
 
 def make_backbone(config: Config) -> Backbone:
-    """The chosen backbone, whatever keys it would ignore."""
+    """Return the chosen backbone without checking its capabilities."""
     name = config.astuner.backbone
     backbone: Backbone = build("backbone", name, config.backbone_section(name), BuildContext(config=config))
     return backbone

@@ -1,8 +1,8 @@
-"""Continue the run in a folder, or start over: which one, and what differs from the run that is there.
+"""Resume the run in a folder or start over, and describe what changed.
 
-A run continues only where its figures stay comparable and no task of an epoch is left out or drawn twice: with the
-tasks that it was started with, in the order that its seed decides, measured on the same validation tasks. Everything
-else may change with ``--resume``, and is listed.
+A run resumes only if its metrics stay comparable and no task of an epoch is lost or drawn twice: with its original
+training tasks, in the order of its seed, and with its original validation tasks. All other settings may change with
+``--resume``; changes are listed.
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ class ChangedKey:
 
     @property
     def is_of_reader(self) -> bool:
-        """Whether it only locates the tasks; the tasks themselves are compared."""
+        """Whether the key only locates the tasks. The tasks themselves are compared separately."""
         return self.name.startswith(f"{_READER}.")
 
     @property
     def is_fixed(self) -> bool:
-        """Whether it must not change during a run."""
+        """Whether the key must not change during a run."""
         return _is_listed(self.name, "must_stay")
 
 
 def prepare_run_dir(
     run_dir: RunDir, config: Config, trainer: Backbone, resume: Resume, tasks: TaskSet, command: RunCommand
 ) -> tuple[Path | None, str]:
-    """Continue the run in the folder or start over.
+    """Resume the run in the folder or start over.
 
-    :param command: what was typed, for messages.
-    :returns: the state to resume from, None for a fresh start; and a note.
-    :raises RunError: there is nothing to resume, or the run cannot be resumed with these tasks or settings.
+    :param command: The command as typed, for messages.
+    :returns: The state to resume from (None for a fresh start) and a note.
+    :raises RunError: There is nothing to resume, or the run cannot resume with these tasks or settings.
     """
     now = Fingerprint.of(tasks.train, tasks.validation)
     before = _Before() if resume == "never" else _Before.read(run_dir, config)
@@ -82,9 +82,9 @@ def prepare_run_dir(
             damaged.append(f"{path} cannot be used: {problem}")
         if damaged or resume == "must":
             raise RunError(
-                f"there is nothing to resume in {run_dir.path}: {'; '.join(damaged) or 'nothing was saved yet'}; "
-                f"astuner doctor {run_dir.path} lists the parts that can be saved; --no-resume starts over and keeps "
-                f"that folder: {command.starting_over()}"
+                f"nothing to resume in {run_dir.path}: {'; '.join(damaged) or 'nothing was saved yet'}. "
+                f"List the intact parts with: astuner doctor {run_dir.path}; or start over (the folder is kept under "
+                f"another name) with: {command.starting_over()}"
             )
     trains = trainer.capabilities.trains
     why = before.why_not_continued if resume == "auto" and trains else ""
@@ -106,15 +106,15 @@ def prepare_run_dir(
 
 @dataclass(frozen=True, kw_only=True)
 class _Before:
-    """The run that is in the folder already, compared with the one that is to run."""
+    """The run that is already in the folder, compared with the new one."""
 
     exists: bool = False
     is_finished: bool = False
     changed: Sequence[ChangedKey] = ()
     fingerprint: Fingerprint | None = None
-    """None: an earlier version kept none, or a file is damaged."""
+    """None if the run is of an earlier version, or a file is damaged."""
     damage: Sequence[str] = ()
-    """Why settings or tasks cannot be compared."""
+    """Reasons why settings or tasks cannot be compared."""
 
     @classmethod
     def read(cls, run_dir: RunDir, config: Config) -> _Before:
@@ -131,18 +131,18 @@ class _Before:
             damage.append(str(e))
         return cls(
             exists=run_dir.resolved.exists(),
-            is_finished=run_dir.summary.exists(),  # it is written last
+            is_finished=run_dir.summary.exists(),  # the summary is written last
             changed=changed,
             fingerprint=fingerprint,
             damage=damage,
         )
 
     def continues_as(self, now: Fingerprint) -> bool:
-        """Return whether the run in the folder is unfinished and of the same experiment.
+        """Return whether the run in the folder is unfinished and belongs to the same experiment.
 
-        The same tasks from another file are no other experiment.
+        The same tasks from another file are the same experiment.
 
-        :raises RunError: that cannot be known, since a file is damaged.
+        :raises RunError: A damaged file prevents the comparison.
         """
         if not self.exists or self.is_finished:
             return False
@@ -156,7 +156,7 @@ class _Before:
 
     @property
     def why_not_continued(self) -> str:
-        """Why a new run starts; empty if there is none in the folder, or nothing changed."""
+        """Reason why a new run starts; empty if the folder has no run, or nothing changed."""
         if not self.exists:
             return ""
         if self.is_finished:
@@ -164,9 +164,9 @@ class _Before:
         return ", ".join(map(str, self.changed))
 
     def advice(self, command: RunCommand, now: Fingerprint, tasks: TaskSet) -> str:
-        """Return how to continue this run.
+        """Return instructions to resume this run.
 
-        :param command: for the folder where it is now.
+        :param command: Command for the folder's new location.
         """
         earlier = [f"{key.name}={yaml_text(key.before)}" for key in self.changed if key.is_fixed]
         again = command.overriding(*earlier).resuming()
@@ -175,30 +175,30 @@ class _Before:
             validation = describe_difference(self.fingerprint.validation, now.validation, tasks.validation)
             differs = [f"{name} ({text})" for name, text in (("training", train), ("validation", validation)) if text]
             if differs:
-                return f"To continue it, restore its {' and '.join(differs)} tasks, then type: {again}"
+                return f"To resume it, restore its {' and '.join(differs)} tasks, then run: {again}"
         if self.is_finished:
             return f"To train it further, add a larger --steps to: {again}"
-        return f"To continue it: {again}"
+        return f"To resume it, run: {again}"
 
 
 def changed_keys(run_dir: RunDir, config: Config) -> list[ChangedKey]:
     """Return the keys whose values differ from the run in the folder, except keys that may change.
 
-    :raises RunError: the folder's ``resolved.yaml`` is damaged.
+    :raises RunError: The folder's ``resolved.yaml`` is damaged.
     """
     if not run_dir.resolved.exists():
         return []
     try:
         before = Tree(dict(yaml.safe_load(run_dir.resolved.read_text(encoding="utf-8")) or {}))
     except (OSError, TypeError, ValueError, yaml.YAMLError, RecursionError) as e:
-        raise RunError(f"{run_dir.resolved} is damaged; type --resume to go on, or --no-resume: {e}") from e
+        raise RunError(f"{run_dir.resolved} is damaged: {e}. Pass --resume to continue, or --no-resume") from e
     written = {*config.written, *(before.get(("resolved", "written")) or ())}
     old, new = _values(before), _values(Tree(yaml.safe_load(config.dump_yaml())))
     return [
         ChangedKey(name=name, before=old.get(name), now=new.get(name))
         for name in sorted({*old, *new})
         if old.get(name) != new.get(name)
-        # a default that another version of ASTuner has
+        # ignore defaults that differ between versions of ASTuner
         and ((name in old and name in new) or any(key == name or name.startswith(f"{key}.") for key in written))
     ]
 
@@ -222,7 +222,7 @@ def _check_same_run(
 ) -> list[str]:
     """Return notes on what changed since the run was saved.
 
-    :raises RunError: something changed that must not change during a run.
+    :raises RunError: Something changed that must not change during a run.
     """
     refused = [str(key) for key in before.changed if key.is_fixed]
     notes = [*before.damage, *(str(key) for key in before.changed if not key.is_fixed)]
@@ -234,10 +234,10 @@ def _check_same_run(
             text = f"the validation tasks have changed{_source(config, 'training')}: {difference}"
             (refused if measured else notes).append(text)
     elif not before.damage:
-        notes.append("the run was started by an earlier version, so its tasks are not compared with the present ones")
+        notes.append("the run was started by an earlier version, so its tasks were not compared")
     if refused:
         raise RunError(
-            f"the run in {run_dir.path} cannot continue: {'; '.join(refused)}. Restore what has changed, or start over "
+            f"the run in {run_dir.path} cannot resume: {'; '.join(refused)}. Restore what changed, or start over "
             f"with: {command.starting_over()}"
         )
     return notes
@@ -246,7 +246,7 @@ def _check_same_run(
 def _source(config: Config, other: str) -> str:
     """Return the keys that locate the tasks, for messages.
 
-    :param other: a word in the keys of the other split.
+    :param other: A word in the keys of the other split; those keys are excluded.
     """
     values = Tree(config.as_dict())
     keys = {name: values.get(tuple(name.split("."))) for name in sorted(config.written)}
@@ -261,7 +261,7 @@ def _source(config: Config, other: str) -> str:
 
 @contextmanager
 def with_next_step(command: RunCommand, run_dir: RunDir, trainer: Backbone) -> Iterator[None]:
-    """Add to an error that ends the run how to continue it."""
+    """Add instructions to resume to an error that ends the run."""
     try:
         yield
     except AstunerError as e:
@@ -270,9 +270,9 @@ def with_next_step(command: RunCommand, run_dir: RunDir, trainer: Backbone) -> I
 
 
 def next_step(command: RunCommand, run_dir: RunDir, trainer: Backbone, *, start_again: bool = True) -> str:
-    """Return how to continue a run that ended early.
+    """Return instructions to continue a run that ended early.
 
-    :param start_again: Whether to print the start command if nothing was saved.
+    :param start_again: Whether to include the start command if nothing was saved.
     """
     if trainer.has_saved_state(run_dir):
         return f"continue with: {command.resuming()}"

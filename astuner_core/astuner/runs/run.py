@@ -1,8 +1,7 @@
-"""One run: what a backbone drives (`astuner.contracts.run.Run`), and the files and events by which others hear of it.
+"""One run: the object that a backbone drives (`astuner.contracts.run.Run`), with its files and events.
 
-Its whole state fits in `TrainingRun.state`, which a backbone saves with its weights, so that a resumed run draws,
-counts and logs exactly as if it had never stopped.  The run folder's own files must be written: when that fails, the
-run ends.
+`TrainingRun.state` is the complete state of the run. A backbone saves it with the weights, so a resumed run draws,
+counts and logs exactly as if it had never stopped. If the run folder's own files cannot be written, the run ends.
 """
 
 from __future__ import annotations
@@ -65,20 +64,20 @@ if TYPE_CHECKING:
 
 
 class FailureLedger:
-    """Counts how every episode of a run ended, and what was dropped because of it; writes down failures.
+    """Count how each episode of a run ended and which data was dropped, and record failures.
 
-    An infrastructure failure never becomes a reward; it becomes an entry here.  Counts survive a resume; the entries
-    themselves are appended to ``failures.jsonl`` in the run folder as they happen.
+    Invariant: an infrastructure failure never becomes a reward; it becomes an entry here. Counts survive a resume.
+    Entries are appended to ``failures.jsonl`` in the run folder as they occur.
     """
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         self.counts: Counter[str] = Counter()
-        """Stop reason -> episodes (``validation/…`` apart), plus ``retries``,
-        ``dropped_groups``, ``dropped_paths``, ``skipped_data``."""
+        """Stop reason -> episodes (with the prefix ``validation/`` for validation), and ``retries``,
+        ``dropped_groups``, ``dropped_paths`` and ``skipped_data``."""
 
     def episode(self, step: int, episode: Episode) -> None:
-        """Count how ``episode`` ended; write it down when it is not scored."""
+        """Count how an episode ended, and record it if it is not scored."""
         of = "validation/" if episode.workflow_task.split is Split.VALIDATION else ""
         self.counts[of + episode.stop_reason.value] += 1
         self.counts["retries"] += episode.retries
@@ -101,7 +100,7 @@ class FailureLedger:
         self._write({"step": step, "group_id": group_id, "dropped": reason})
 
     def skipped_data(self, skipped: Mapping[str, str]) -> None:
-        """Count and write down the lines of the data that could not be read (place -> reason)."""
+        """Count and record the lines of the data that could not be read (place -> reason)."""
         self.counts["skipped_data"] = len(skipped)
         for place, reason in skipped.items():
             self._write({"skipped": place, "error": reason})
@@ -121,7 +120,7 @@ T = TypeVar("T")
 
 
 class RunWriter:
-    """The files and events of a run, whoever drives it."""
+    """Files and events of a run, independent of what drives it."""
 
     def __init__(
         self,
@@ -134,10 +133,11 @@ class RunWriter:
         resume_command: str = "",
         trains: bool = True,
     ) -> None:
-        """
-        :param sinks: to be told besides the subscribers that plugins have.
-        :param policies: those that train, where the run tells several apart.
-        :param resume_command: what continues the run, for messages.
+        """Create the files' objects and publish the start of the run.
+
+        :param sinks: Subscribers in addition to those of plugins.
+        :param policies: Trained policies, if the run distinguishes several.
+        :param resume_command: Command that resumes the run, for messages.
         """
         self.config = config
         self.run_dir = run_dir
@@ -168,14 +168,14 @@ class RunWriter:
         self.bus.publish(event)
 
     def note(self, text: str) -> None:
-        """Something a person should read."""
+        """Publish a note for the user."""
         self.publish(Note(text=text))
 
     def progress(self, step: int, done: int, total: int, what: str) -> None:
         self.publish(Progressed(step=step, total_steps=self.total_steps, done=done, total=total, what=what))
 
     def listener(self, step: int, what: str, total: Callable[[], int]) -> Callable[[Episode], None]:
-        """What to tell each of ``total`` episodes to."""
+        """Return a callback for each of ``total`` episodes."""
         done = itertools.count(1)
 
         def ended(episode: Episode) -> None:
@@ -185,20 +185,20 @@ class RunWriter:
         return ended
 
     def ended(self, error: BaseException | None = None) -> list[Summary]:
-        """Nothing more will be trained: what subscribers have to say of it, unless ``error`` ended it."""
+        """Publish that training ended, and return the subscribers' summaries unless ``error`` ended the run."""
         self.publish(RunEnded(endings=dict(self.ledger.counts), error=error))
         return [] if error is not None else self.bus.summaries()
 
     def close(self) -> None:
-        """Everything is written when this returns, apart from what a tracker did not take in time.
+        """Write everything that is pending, except events that a tracker did not accept in time.
 
-        :raises OSError: something could not be written, and that was not raised before.
+        :raises OSError: A file could not be written, and this was not raised before.
         """
         self.bus.close()
 
 
 class TrainingRun(RunWriter):
-    """One run of one config; the documentation of what a backbone uses is in `astuner.contracts.run.Run`."""
+    """One run of one config; `astuner.contracts.run.Run` documents the interface for backbones."""
 
     def __init__(
         self,
@@ -213,10 +213,11 @@ class TrainingRun(RunWriter):
         resume_command: str = "",
         trains: bool = True,
     ) -> None:
-        """
-        :param sinks: to be told besides the subscribers that plugins have.
-        :param resume_command: what continues the run, for messages.
-        :param trains: False: it only tries episodes out.
+        """Prepare the run.
+
+        :param sinks: Subscribers in addition to those of plugins.
+        :param resume_command: Command that resumes the run, for messages.
+        :param trains: False for a run that only tries out episodes.
         """
         self.interrupt = interrupt or Interrupt()
         self.resume_from = resume_from
@@ -227,7 +228,7 @@ class TrainingRun(RunWriter):
         self._validation_keys = task_keys(tasks.validation)
         agents = AgentRegistry.of(config.astuner)
         self._told_apart = agents.trained_policies if len(agents.policies) > 1 else ()
-        """Policies with numbers of their own."""
+        """Policies that have separate metrics."""
         super().__init__(
             config,
             run_dir,
@@ -241,18 +242,18 @@ class TrainingRun(RunWriter):
             self.ledger.skipped_data(tasks.skipped)
             place, reason = next(iter(tasks.skipped.items()))
             self.note(
-                f"{len(tasks.skipped)} lines of the data cannot be read and are skipped (data.on_bad_line: skip), the "
-                f"first: {place}: {reason}; all are in {run_dir.failures}"
+                f"skipped {len(tasks.skipped)} unreadable lines of the data (data.on_bad_line: skip); all are listed "
+                f"in {run_dir.failures}. First: {place}: {reason}"
             )
         self._loop = asyncio.new_event_loop()
         self._ahead: RunningGroups | None = None
-        """Groups that `prefetch` has begun; None: it was not asked to."""
+        """Groups started by `prefetch`; None if it was never called."""
         self._steps: dict[int, StepGroups] = {}
-        """Steps whose groups somebody else runs, until they are taken."""
+        """Steps whose groups run elsewhere, until they are taken."""
         self._validations: dict[int, StepGroups] = {}
-        """The same, of validations."""
+        """Validations whose groups run elsewhere."""
         self._step_ahead = 1
-        """The step that an episode of `prefetch` which ends now is counted for: the one that is taken next."""
+        """Step that prefetched episodes count for: the next one to be taken."""
 
     # ------------------------------------------------------------------ steps
 
@@ -268,13 +269,13 @@ class TrainingRun(RunWriter):
         return what != "test" or (bool(self.validation_tasks) and not self._was_validated(step))
 
     def _was_validated(self, step: int) -> bool:
-        """Whether a validation of ``step`` is in the folder already, of a run that is being resumed."""
+        """Return whether the folder already has a validation of ``step``, from before a resume."""
         return any(row["step"] == step and "val/success" in row for row in self.run_dir.read_metrics())
 
     def _drive(self, work: Coroutine[Any, Any, T]) -> T:
         """Run ``work`` on the run's own event loop.
 
-        :raises Interrupted: the person asked to stop; ``work`` was cancelled.
+        :raises Interrupted: The user stopped the run; ``work`` was cancelled.
         """
         task = self._loop.create_task(work)
 
@@ -290,7 +291,7 @@ class TrainingRun(RunWriter):
                     self.check_stop()
                     raise
                 except (SystemExit, KeyboardInterrupt) as e:
-                    # Of a task that user code started, asyncio tells whoever awaits it, and stops the loop besides.
+                    # For a task started by user code, asyncio raises in the awaiting code and also stops the loop.
                     let_the_person_stop(e)
                     if task.done():
                         raise
@@ -310,17 +311,17 @@ class TrainingRun(RunWriter):
         running = self._running(models, ended)
         cut = self._drive(self._collect(of, running, self._first_draws(of)))
         self.sampler.give_back(g.group_id for g in cut if not g.complete)
-        kept = [of.useful[name] for name in sorted(of.useful)]  # in the order in which they were drawn
+        kept = [of.useful[name] for name in sorted(of.useful)]  # in drawing order
         return self._made(of, [*of.ended, *cut], kept[: of.size])
 
     async def _collect(
         self, of: StepGroups, running: RunningGroups, draws: Sequence[Draw] | None = None
     ) -> list[Group]:
-        """Have the groups of a step end, and others run in place of those that cannot be trained on.
+        """Run the groups of a step until the batch is complete, and replace groups that cannot be trained on.
 
-        :param draws: to begin with; what is left of them when the batch is whole is cut short. None: those that run
-            are for any step, and go on.
-        :returns: the groups that were cut short, or came too late.
+        :param draws: Draws to start with; those left when the batch is complete are cancelled. None: use prefetched
+            groups, which keep running for later steps.
+        :returns: Groups that were cancelled, or ended too late.
         """
         running.begin(draws or ())
         cut: list[Group] = []
@@ -385,7 +386,7 @@ class TrainingRun(RunWriter):
         return self._made(of, [g for g in of.ended if g.group_id not in late], kept)
 
     def _step_groups(self, step: int) -> StepGroups:
-        """A step that nothing was drawn for."""
+        """Return a step without draws."""
         a = self.config.astuner
         algorithm = a.trainer_common.algorithm
         first = math.ceil(a.data.train_batch_size * a.rollout.oversample)
@@ -402,25 +403,24 @@ class TrainingRun(RunWriter):
         return of.end(group, is_useful=useful, draw=lambda: self.sampler.draw(1)[0])
 
     def _check_not_broken(self, of: StepGroups) -> None:
-        """As `_check_failures`, once as many groups as a batch has are of no use: a broken world would be asked for
-        ever."""
+        """Check for failures as soon as one batch of groups is useless, so a broken environment ends the run."""
         if len(of.ended) - len(of.useful) >= of.size:
             self._check_failures(of.step, of.ended)
 
     def _is_useful(self, group: Group) -> bool:
-        """Whether a complete group can be trained on; with dynamic sampling its rewards must differ (DAPO)."""
+        """Return whether a complete group can be trained on; with dynamic sampling its rewards must differ (DAPO)."""
         if len(group.scored) < self.config.astuner.rollout.min_group_size:
             return False
         return group.has_spread or not self.config.astuner.trainer_common.algorithm.dynamic_sampling
 
     def _made(self, of: StepGroups, drawn: Sequence[Group], kept: Sequence[Group]) -> StepRollout:
-        """A step's batch is made.
+        """Publish a step's batch and return it.
 
-        :param drawn: all groups that ended, those that were cut short too.
-        :param kept: those of them to train on.
+        :param drawn: All groups that ended, including cancelled ones.
+        :param kept: The groups to train on.
         """
         step = of.step
-        groups = sorted((g for g in drawn if g.complete), key=lambda g: g.group_id)  # as drawn, whoever ended first
+        groups = sorted((g for g in drawn if g.complete), key=lambda g: g.group_id)  # in drawing order
         self._groups_ended(step, Split.TRAIN, groups)
         for group in groups:
             if len(group.scored) < self.config.astuner.rollout.min_group_size:
@@ -450,7 +450,10 @@ class TrainingRun(RunWriter):
         return built
 
     def _check_failures(self, step: int, groups: Sequence[Group]) -> None:
-        """:raises RunError: more episodes failed than `rollout.max_failed_share` allows, or none asked the model."""
+        """Check the share of failed episodes.
+
+        :raises RunError: More episodes failed than `rollout.max_failed_share` allows, or none called the model.
+        """
         check_failures(step, groups, self.config.astuner.rollout.max_failed_share, self.run_dir.failures)
 
     def credit(
@@ -482,11 +485,11 @@ class TrainingRun(RunWriter):
         return [(f"v{step:06d}-{i:05d}", task) for i, task in enumerate(self.validation_tasks)]
 
     def _validated(self, step: int, groups: Sequence[Group], started: float) -> Evaluation:
-        """Publish what a validation found.
+        """Publish the result of a validation.
 
-        :param groups: one for each task, in their order.
-        :param started: when the first of them began, by `time.perf_counter`.
-        :raises RunError: more episodes failed than `rollout.max_failed_share` allows.
+        :param groups: One per task, in the order of the tasks.
+        :param started: Start of the first group, from `time.perf_counter`.
+        :raises RunError: More episodes failed than `rollout.max_failed_share` allows.
         """
         rollout = self.config.astuner.rollout
         self._groups_ended(step, Split.VALIDATION, groups)
@@ -500,7 +503,7 @@ class TrainingRun(RunWriter):
         self.run_dir.write_task_results(step, {key: result for key, result in found if result is not None})
         measured = {**evaluation.metrics(), "time/validation": time.perf_counter() - started}
         validated = {k: n for k, n in self.ledger.counts.items() if k.startswith("validation/")}
-        append_jsonl(self.run_dir.validated, {"step": step, "ledger": validated})  # its state may be older
+        append_jsonl(self.run_dir.validated, {"step": step, "ledger": validated})  # the saved state may be older
         self.publish(ValidationEnded(step=step, metrics=measured))
         return evaluation
 
@@ -513,11 +516,11 @@ class TrainingRun(RunWriter):
         return [e for g in groups for e in g.episodes]
 
     def _ended_ahead(self, episode: Episode) -> None:
-        if episode.stop_reason is not StopReason.CANCELLED:  # the run is over, and nobody asked for this one yet
+        if episode.stop_reason is not StopReason.CANCELLED:  # cancelled at the end of the run, and not part of a step
             self.publish(EpisodeEnded(step=self._step_ahead, episode=episode))
 
     def _running(self, models: Models | EpisodeHost, on_episode: Callable[[Episode], None]) -> RunningGroups:
-        """Training groups that are run as they are begun."""
+        """Return training groups that start when they are added."""
         pool, repeat = self._pool(models, Split.TRAIN, on_episode), self.config.astuner.rollout.num_repeat
         return RunningGroups(pool, repeat=repeat, split=Split.TRAIN, loop=self._loop)
 
@@ -551,20 +554,20 @@ class TrainingRun(RunWriter):
         self.run_dir.rewind(step)
         if self._was_validated(step):
             for row in read_jsonl(self.run_dir.validated):
-                self.ledger.counts |= Counter(row["ledger"])  # the larger of both: they only grow
+                self.ledger.counts |= Counter(row["ledger"])  # the maximum of both: counts only grow
         self.bus.go_on()
         self.publish(RunResumed(step=step, state=state))
 
     def close(self) -> None:
-        """As `RunWriter.close`; nothing of the run is left behind."""
+        """Close the files as `RunWriter.close` does, then the runner and the event loop."""
         try:
             super().close()
             self._loop.run_until_complete(self.runner.close())
         finally:
-            end_loop(self._loop, 2.0)  # something is left of a run that was stopped at once
+            end_loop(self._loop, 2.0)  # tasks may remain if the run was stopped immediately
 
 
 def subscribers(config: Config) -> list[type[Subscriber]]:
-    """Those that plugins have beside every run."""
+    """Return the subscribers that plugins add to every run."""
     offers = config.plugins.offers("subscriber")
     return [config.resolve("subscriber", f"{plugin.name}/{name}") for plugin, name, _ in offers]

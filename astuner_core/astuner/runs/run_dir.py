@@ -1,22 +1,22 @@
-"""The run folder: one place per kind of thing, one process at a time, nothing lost on a crash.
+"""The run folder: one path per kind of data, one process at a time, no data lost on a crash.
 
 ::
 
     launcher_record/<experiment>/
-      resolved.yaml        the whole config as it ran, secrets removed
+      resolved.yaml        complete config as it ran, without secrets
       metrics.jsonl        one line per step and per validation
       run.log              plan, notes and warnings, with times
-      failures.jsonl       every episode that was not scored, and why
-      episodes/            readable conversations: step_000012.jsonl, validation_000012.jsonl; and the episode log,
-                           with every token: episodes.sqlite, tokenizer/tokenizer.json; how validations ended:
-                           validated.jsonl; and what each found of each task: validated_000012.json
-      checkpoints/         step-000050/ … load with transformers: the newest ones, and the best validated one
-      resume/              the newest step, to continue from
-      alarms.jsonl         what the sentinel had to say
-      certificate.json     how exactly turns went on, and what became of every token
+      failures.jsonl       episodes that were not scored, with reasons
+      episodes/            readable conversations (step_000012.jsonl, validation_000012.jsonl); the episode log with
+                           every token (episodes.sqlite, tokenizer/tokenizer.json); endings of validations
+                           (validated.jsonl); validation results per task (validated_000012.json)
+      checkpoints/         step-000050/ …, for transformers: the newest ones and the best validated one
+      resume/              newest step, to resume from
+      alarms.jsonl         alarms of the sentinel
+      certificate.json     exactness of continued turns, and the use of every token
       tasks.json           whether the validation tasks are held out
-      task_digests.json    a digest of every task, by which a resumed run recognises them
-      origin.json          what was typed where, on which machine, with which versions
+      task_digests.json    digest of every task, to recognize the tasks when a run resumes
+      origin.json          command, machine and versions
       report.html  report.md  reward_curve.png  reward_curve.svg  summary.json
 """
 
@@ -51,7 +51,7 @@ _CHECKPOINT = re.compile(r"step-\d+")
 
 
 class RunDir:
-    """Paths of a run folder, and the few operations that must be atomic."""
+    """Paths of a run folder, and its atomic operations."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
@@ -76,32 +76,32 @@ class RunDir:
         self.resolved = self.path / "resolved.yaml"
 
     def check_usable(self) -> None:
-        """Whether a run could write here; writes nothing.
+        """Check that a run could write here, without writing.
 
-        :raises ConfigError: the folder is a file, or cannot be made.
+        :raises ConfigError: The path is a file, or the folder cannot be created.
         """
         there = next(p for p in (self.path, *self.path.parents) if p.exists())
         if not there.is_dir():
             raise self._unusable(f"{there} is a file")
-        for folder in {there, self.path.parent if self.path == there else there}:  # its lock lies beside it
+        for folder in {there, self.path.parent if self.path == there else there}:  # the lock is next to the folder
             if not os.access(folder, os.W_OK | os.X_OK):
                 raise self._unusable(f"{folder} cannot be written to")
 
     def _unusable(self, why: str) -> ConfigError:
         return ConfigError(
-            f"the run folder {self.path} cannot be used: {why}; choose another place: --run-dir DIR, or start astuner "
-            "in a folder of yours"
+            f"the run folder {self.path} cannot be used: {why}. Choose another folder with --run-dir DIR, or start "
+            "astuner in a folder that you can write to"
         )
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder for this process; released by the system if it dies.
+        """Lock the folder for this process; the operating system releases the lock if the process dies.
 
-        :raises RunError: another process is running in it.
-        :raises ConfigError: it cannot be made.
+        :raises RunError: Another process has locked it.
+        :raises ConfigError: The folder cannot be created.
         """
         self.check_usable()
-        lock = self.path.with_name(f".{self.path.name}.lock")  # beside the folder: the folder itself may be moved away
+        lock = self.path.with_name(f".{self.path.name}.lock")  # outside the folder, which may be moved
         with ExitStack() as held:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,13 +110,13 @@ class RunDir:
                 raise self._unusable(str(e)) from None
             except LockTaken as e:
                 raise RunError(
-                    f"{self.path} is in use by another run (pid {e.pid}); "
-                    "wait for it, stop it with `astuner kill`, or choose astuner.experiment_name=…"
+                    f"{self.path} is in use by another run (pid {e.pid}). "
+                    "Wait for it, stop it with `astuner kill`, or choose another astuner.experiment_name=…"
                 ) from None
             yield
 
     def start(self, *, keep: bool = True) -> Path | None:
-        """Make an empty folder; an earlier run's gets another name, which is returned, or (keep=False) is removed."""
+        """Create an empty folder. An earlier run is renamed and its new path returned, or deleted (``keep=False``)."""
         moved = None
         if not keep and self.path.exists():
             shutil.rmtree(self.path)
@@ -130,13 +130,15 @@ class RunDir:
         return moved
 
     def is_whole(self) -> bool:
-        """Whether every folder that `start` made exists. A late write may make the run folder again, but not all."""
+        """Return whether all folders that `start` created exist. A late write may recreate some, but not all."""
         return all(folder.is_dir() for folder in self._folders)
 
     def rewind(self, step: int) -> None:
-        """Forget what was written after ``step``, or of a validation that did not end, so that a resumed run's curve
-        joins and no failure counts twice."""
-        for half in self.path.glob(".*.tmp"):  # of a process that was killed
+        """Remove entries after ``step``, or of an unfinished validation.
+
+        A resumed run then continues its curve without gaps, and no failure counts twice.
+        """
+        for half in self.path.glob(".*.tmp"):  # left by a killed process
             half.unlink()
         ended = {row["step"] for row in self.read_metrics() if "val/success" in row}
         for path in (self.metrics, self.failures, self.alarms, self.validated):
@@ -148,28 +150,28 @@ class RunDir:
                 temporary.replace(path)
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """The rows of ``metrics.jsonl``."""
+        """Return the rows of ``metrics.jsonl``."""
         return read_jsonl(self.metrics)
 
     @property
     def models(self) -> list[Path]:
-        """Complete checkpoints, the oldest first; one that is being written has another name."""
+        """Complete checkpoints, oldest first. A checkpoint being written has another name."""
         return sorted(p for p in self.checkpoints.glob("step-*") if _CHECKPOINT.fullmatch(p.name))
 
     @property
     def best(self) -> Path | None:
-        """The checkpoint that did best in the validation of its step, the newest of equals; None: no such step is kept.
+        """Kept checkpoint with the best validation, the newest of equals; None if no validated step is kept.
 
-        By success, then by reward. It follows from what was measured and what is kept, so nothing has to be updated
-        when a run is resumed from an earlier step.
+        Checkpoints are compared by success, then by reward. The result is computed from metrics and kept checkpoints,
+        so it stays correct when a run resumes from an earlier step.
         """
         best = self.best_validation()
         return None if best is None else self.checkpoint(best.step)
 
     def best_validation(self) -> Best | None:
-        """Return how `best` was found: compared on the tasks that the validations of all kept checkpoints scored.
+        """Return the details of `best`: a comparison on the tasks that the validations of all kept checkpoints scored.
 
-        Where an older run left no results of tasks, each validation counts with its own tasks.
+        For an older run without results per task, each validation counts with its own tasks.
         """
         measured = {row["step"]: row for row in self.read_metrics() if row.get("val/success") is not None}
         kept = [step for step in sorted(measured) if self.checkpoint(step) in self.models]
@@ -180,14 +182,14 @@ class RunDir:
         return Best(best_step(own), None, own)
 
     def task_results(self, step: int) -> dict[str, TaskResult]:
-        """Return what the validation of a step found of each task; empty where that is not there or damaged."""
+        """Return the result of each task in the validation of a step; empty if the file is missing or damaged."""
         try:
             return read_results(json.loads(self._task_results(step).read_text(encoding="utf-8"))["tasks"])
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return {}
 
     def write_task_results(self, step: int, results: Results) -> None:
-        """Keep what the validation of a step found of each task, in place of what an earlier one of it found."""
+        """Write the result of each task in the validation of a step, replacing earlier results of that step."""
         text = json.dumps({"step": step, "tasks": results_row(results)}, separators=(",", ":"))
         self.write_atomically(self._task_results(step), text + "\n")
 
@@ -195,7 +197,7 @@ class RunDir:
         return self.episodes / f"validated_{step:06d}.json"
 
     def checkpoint(self, step: int) -> Path:
-        """Return where the checkpoint of a step is, if there is one."""
+        """Return the path of a step's checkpoint, which may not exist."""
         return self.checkpoints / f"step-{step:06d}"
 
     def write_json(self, path: Path, value: Mapping[str, Any]) -> None:
@@ -204,7 +206,7 @@ class RunDir:
     @staticmethod
     def write_atomically(path: Path, text: str) -> None:
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        temporary.unlink(missing_ok=True)  # in a folder of somebody else it may be a link
+        temporary.unlink(missing_ok=True)  # in a shared folder it may be a link
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
 
@@ -214,5 +216,5 @@ def _own_figures(row: Mapping[str, Any]) -> Figures:
 
 
 def debug_folder(folder: Path) -> Path:
-    """Where a trial without training writes, so that it never touches the training run's folder."""
+    """Return the folder of a try-out, which never touches the training run's folder."""
     return folder.with_name(f"{folder.name}.debug")

@@ -1,8 +1,8 @@
-"""Services beside a run: started before it, waited for until they really answer, stopped after it, whatever happens.
+"""Services of a run: started before it, ready when it begins, and stopped after it in every case.
 
-A name is that of a registered service, or of an environment, which the part ``environments`` serves
-(`astuner.contracts.parts`); all environments share one server.  Invariant: when `run_services` is left, by
-whatever way, everything that it started is gone and its variables are as they were.
+A name refers to a registered service or to an environment. Environments are served by the part ``environments``
+(`astuner.contracts.parts`) and share one server. Invariant: when `run_services` exits, for whatever reason, all
+processes it started have ended and its environment variables are restored.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from astuner.contracts.parts import EnvironmentsPart
 
 START_TIMEOUT = 1800.0
-"""Seconds a service may take until it answers; one that ends is noticed at once."""
+"""Seconds that a service may take to become ready. A service that exits is detected immediately."""
 KEPT_LOGS = 20
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def check(manager: PluginManager, names: Sequence[str]) -> None:
-    """Whether everything that was asked for is there, before anything is loaded.
+    """Check that all requested services exist, before anything is loaded.
 
-    :raises UnknownName: it is neither a service nor an environment; says what brings it.
-    :raises MissingDependency: it cannot be imported, or served, here.
+    :raises UnknownName: A name is neither a service nor an environment; the message names the package to install.
+    :raises MissingDependency: It cannot be imported or served here.
     """
     for name in names:
         kind, found = _find(manager, name)
@@ -56,13 +56,13 @@ def check(manager: PluginManager, names: Sequence[str]) -> None:
 def run_services(
     config: Config, names: Sequence[str], run_dir: Path | None = None, *, dry_run: bool = False
 ) -> Iterator[tuple[str, ...]]:
-    """Run services until the block ends; SIGTERM counts as Ctrl-C meanwhile.
+    """Run services until the block ends. Meanwhile SIGTERM acts like Ctrl-C.
 
-    Their variables (`Service.environ`) hold in this process for as long.
+    The environment variables of the services (`Service.environ`) are set in this process during the block.
 
-    :param run_dir: where the run writes, if that is not ``config.run_dir``.
-    :returns: a line about each, for the person.
-    :raises RunError: one of them does not answer.
+    :param run_dir: Run folder, if it differs from ``config.run_dir``.
+    :returns: A line for the user about each service.
+    :raises RunError: A service did not become ready.
     """
     with contextlib.ExitStack() as stack:
         lines = []
@@ -76,31 +76,31 @@ def run_services(
             log = log_file(what)
             stack.enter_context(run_service(service, what, config.astuner.env_service.url, log))
             stack.enter_context(variables_set(service.environ()))
-            lines.append(f"{what} answers at {service.address()}; what it says is in {log}")
+            lines.append(f"{what} answers at {service.address()}; its log is {log}")
         yield tuple(lines)
 
 
 def _find(manager: PluginManager, name: str) -> tuple[str, registry.Offer | None]:
-    """The kind of what ``--with NAME`` means, and the offer; None for an environment that is code of the person's."""
+    """Return the kind of the name in ``--with NAME`` and its offer, which is None for an environment in user code."""
     if registry.is_code(name):
         return "environment", None
     try:
         return "service", registry.find_offer(manager, "service", name)
     except UnknownName:
         if registry.hint_for("service", name):
-            raise  # it says what to install
+            raise  # the message names the package to install
         try:
             return "environment", registry.find_offer(manager, "environment", name)
         except UnknownName:
             if registry.hint_for("environment", name):
-                raise  # it says what to install
+                raise  # the message names the package to install
     known = sorted({offered for kind in ("service", "environment") for _, offered, _ in manager.offers(kind)})
     hint = close_name(name, known) or f"; installed: {', '.join(known) or 'none'}"
     raise UnknownName(f"no service or environment is called {name!r}{hint}")
 
 
 def _made(context: BuildContext, names: Sequence[str]) -> list[tuple[str, Service]]:
-    """The services in order, the environments' one where the first of them stands."""
+    """Return the services in order; the service of all environments takes the place of the first one."""
     config, manager = context.config, context.plugins
     found = [(name, *_find(manager, name)) for name in dict.fromkeys(names)]
     environments = [offer.full_name if offer else name for name, kind, offer in found if kind == "environment"]
@@ -114,9 +114,10 @@ def _made(context: BuildContext, names: Sequence[str]) -> list[tuple[str, Servic
 
 
 def _server_of_environments(manager: PluginManager, name: str) -> EnvironmentsPart:
-    """:param name: one of them, for the message.
+    """Return the part that serves environments.
 
-    :raises MissingDependency: nothing that is installed serves environments.
+    :param name: One of the environments, for the message.
+    :raises MissingDependency: No installed package serves environments.
     """
     part: type[EnvironmentsPart] = registry.find_part(manager, "environments", wanted_by=f"--with {name}")
     return part()
@@ -124,14 +125,14 @@ def _server_of_environments(manager: PluginManager, name: str) -> EnvironmentsPa
 
 @contextlib.contextmanager
 def run_service(service: Service, what: str, url: str, log: Path) -> Iterator[None]:
-    """Run one service until the block ends: it answers when the block begins, and is stopped whatever happens.
+    """Run one service until the block ends. It is ready when the block begins and is always stopped.
 
-    No Ctrl-C, SIGTERM or SIGHUP comes between its start and our knowing of it, nor into its end.
+    Ctrl-C, SIGTERM and SIGHUP are delayed while the service is being started or stopped.
 
-    :param what: what messages call it.
-    :param url: where it has to listen; empty: where it likes.
-    :param log: a file for what it says.
-    :raises RunError: it did not answer within `START_TIMEOUT`.
+    :param what: Name of the service in messages.
+    :param url: Address to listen on; empty to let the service choose.
+    :param log: Log file of the service.
+    :raises RunError: The service was not ready within `START_TIMEOUT`.
     """
     try:
         with _undisturbed():
@@ -148,12 +149,12 @@ def run_service(service: Service, what: str, url: str, log: Path) -> Iterator[No
 
 
 def log_file(what: str) -> Path:
-    """A new file below `astuner.support.processes.astuner_home`; the oldest go.
+    """Create a log file below `astuner.support.processes.astuner_home` and delete the oldest ones.
 
-    :raises RunError: it cannot be written.
+    :raises RunError: The file cannot be created.
     """
     folder = home_folder("logs")
-    for old in sorted(folder.glob("*.log"))[:-KEPT_LOGS]:  # their names begin with the time
+    for old in sorted(folder.glob("*.log"))[:-KEPT_LOGS]:  # names start with the time
         old.unlink(missing_ok=True)
     stem = re.sub(r"[^A-Za-z0-9]+", "-", what).strip("-")[:60]
     handle, path = tempfile.mkstemp(prefix=f"{time.strftime('%Y%m%d-%H%M%S')}-{stem}-", suffix=".log", dir=folder)
@@ -162,13 +163,13 @@ def log_file(what: str) -> Path:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """For SIGTERM (in the main thread): what was started is stopped."""
+    """Handle SIGTERM (in the main thread) like Ctrl-C, so that services are stopped."""
     raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP wait until the block, which is short, is done."""
+    """Delay SIGINT, SIGTERM and SIGHUP until the block, which is short, ends."""
     came: list[int] = []
     try:
         with handled(_SIGNALS, lambda number, frame: came.append(number)):

@@ -1,8 +1,8 @@
-"""The tasks of an experiment: read once, and drawn in an order that the seed decides.
+"""The tasks of an experiment: read once, and drawn in an order that depends only on the seed.
 
-The draws of a run are one endless stream: epoch after epoch, each a permutation that depends only on the seed and
-the epoch's number.  So the state is a position (and the few draws that were given back), and a resumed run draws
-exactly what the first one would have drawn.  A batch may span two epochs; no task is left over.
+The draws of a run form an endless stream of epochs. Each epoch is a permutation that depends only on the seed and the
+epoch's number. The state is therefore a position and the few returned draws, and a resumed run draws exactly the same
+tasks. A batch may span two epochs; no task is skipped.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSet:
-    """What a task reader yields."""
+    """Training and validation tasks from a task reader."""
 
     train: Sequence[Task]
     validation: Sequence[Task]
-    """The first `data.max_validation_tasks` of them."""
+    """The first `data.max_validation_tasks` validation tasks."""
     skipped: Mapping[str, str] = field(default_factory=dict)
     """Lines that could not be read (`data.on_bad_line: skip`): place -> reason."""
     checked: Mapping[str, Any] = field(default_factory=dict)
-    """What the part ``task_check`` found in them."""
+    """Findings of the part ``task_check``."""
 
     def counts(self, *, noun: str = "") -> str:
-        """Return how many different tasks the splits have: ``20 to train on (each 100 times), 4 to validate on``.
+        """Return the numbers of distinct tasks: ``20 to train on (each 100 times), 4 to validate on``.
 
-        :param noun: what to call the training tasks, such as ``tasks``.
+        :param noun: Name of the training tasks, for example ``tasks``.
         """
         train = describe_count(self.train, f"{noun} to train on".strip())
         return f"{train}, {describe_count(self.validation, 'to validate on')}"
@@ -48,14 +48,14 @@ class TaskSet:
 def read_tasks(config: Config, *, dry_run: bool = False) -> TaskSet:
     """Build the task reader and read both splits.
 
-    :param dry_run: only to show what would happen: a reader that would make its tasks first says so instead.
-    :raises DataError: a task cannot be read, or the reader itself failed; names the reader.
+    :param dry_run: Only describe the tasks that a reader would generate.
+    :raises DataError: A task cannot be read, or the reader failed; the message names the reader.
     """
     return tasks_of(build_task_reader(config, dry_run=dry_run), config)
 
 
 def tasks_of(reader: Any, config: Config) -> TaskSet:
-    """Both splits of a task reader that was built; raises as `read_tasks`."""
+    """Read both splits from a task reader; raises as `read_tasks`."""
     train, validation = _read(reader, Split.TRAIN), _read(reader, Split.VALIDATION)
     return TaskSet(
         train=train,
@@ -65,10 +65,10 @@ def tasks_of(reader: Any, config: Config) -> TaskSet:
 
 
 def planned_steps(config: Config, tasks: int) -> int:
-    """Steps of a run over ``tasks`` training tasks.
+    """Return the number of steps of a run over ``tasks`` training tasks.
 
-    `total_steps` where it is written, as many epochs as that takes; `total_epochs` over the tasks otherwise; the
-    smaller of the two where both are written.
+    This is `total_steps` if it is set, otherwise `total_epochs` over the tasks. If the file sets both, it is the
+    smaller one.
     """
     common = config.astuner.trainer_common
     by_epochs = math.ceil(common.total_epochs * tasks / config.astuner.data.train_batch_size)
@@ -85,7 +85,7 @@ def _read(reader: Any, split: Split) -> list[Task]:
         tasks = list(reader.read(split))
     except AstunerError:
         raise
-    except Exception as e:  # a stranger's reader may raise anything
+    except Exception as e:  # user code may raise anything
         raise DataError(f"{name} failed on the split {split.value!r}: {type(e).__name__}: {e}{raised_at(e)}") from e
     for task in tasks:
         if not isinstance(task, Task):
@@ -94,11 +94,11 @@ def _read(reader: Any, split: Split) -> list[Task]:
 
 
 class TaskSampler:
-    """Draws batches of training tasks; every draw is a group of its own, even of the same task."""
+    """Draw batches of training tasks. Every draw is a separate group, even of the same task."""
 
     def __init__(self, tasks: Sequence[Task], *, seed: int, shuffle: bool = True) -> None:
         if not tasks:
-            raise DataError("there are no training tasks: the reader yielded nothing for the split 'train'")
+            raise DataError("no training tasks: the task reader yielded nothing for the split 'train'")
         self._tasks = tasks
         self._seed = seed
         self._shuffle = shuffle
@@ -107,29 +107,29 @@ class TaskSampler:
         self.position = 0
         """Draws so far, over all epochs."""
         self._returned: deque[tuple[int, int]] = deque()
-        """Draws that come again: (position, how often it was drawn before)."""
+        """Draws to repeat: (position, number of earlier draws)."""
 
     @property
     def tasks(self) -> int:
-        """How many different tasks there are."""
+        """Number of distinct tasks."""
         return len(self._tasks)
 
     def first(self, n: int) -> list[tuple[str, Task]]:
-        """The first ``n`` tasks in the reader's order, as draws; does not move the stream."""
+        """Return the first ``n`` tasks in the reader's order, as draws, without moving the stream."""
         return [(f"d{i:07d}", task) for i, task in enumerate(self._tasks[:n])]
 
     def draw(self, n: int) -> list[tuple[str, Task]]:
-        """The next ``n`` draws as (group id, task); those given back come first."""
+        """Return the next ``n`` draws as (group ID, task). Returned draws come first."""
         return [self._next() for _ in range(n)]
 
     def give_back(self, group_ids: Iterable[str]) -> None:
-        """These draws were cut short: they come again, so that slow tasks are not left out of an epoch."""
+        """Return cancelled draws to the stream, so that slow tasks are not lost from an epoch."""
         self._returned.extend(map(_given_back, group_ids))
 
     def state(self, under_way: Iterable[str] = ()) -> dict[str, Any]:
-        """What `restore` needs; JSON-serialisable.
+        """Return the state for `restore`, which is JSON-serializable.
 
-        :param under_way: draws that whoever restores this will not have: they come again.
+        :param under_way: Draws in progress that will not be restored; they are drawn again.
         """
         returned = [*self._returned, *map(_given_back, under_way)]
         return {"position": self.position, "returned": [list(r) for r in returned]}
@@ -156,6 +156,6 @@ class TaskSampler:
 
 
 def _given_back(group_id: str) -> tuple[int, int]:
-    """A draw that comes again: (position, how often it was drawn before)."""
+    """Return (position, number of earlier draws) of a draw to repeat."""
     position, _, times = group_id.lstrip("g").partition(".")
     return int(position), int(times or 0) + 1

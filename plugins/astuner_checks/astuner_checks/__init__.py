@@ -1,1 +1,1 @@
-"""Checks on what the model wrote, by name; see `astuner_checks.named`."""
+"""Checks of model output, by name; see `astuner_checks.named`."""

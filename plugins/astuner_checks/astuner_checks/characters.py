@@ -1,12 +1,14 @@
-"""Characters that no sane model writes in any language: broken ones, and control tokens of the chat formats.
+"""Detect broken characters and control tokens of chat formats in model output.
 
-Broken text has four signs, each certain by itself: many replacement characters, many control characters, UTF-8 read as
-Latin-1, and letters of many scripts inside single words.  Invariant: a few of them (a broken name that is quoted, a
-reply cut off inside a character) never count, and no alphabet does.
+Broken text has four signs, each sufficient: many replacement characters, many control characters, UTF-8 read as
+Latin-1,
+and letters of many scripts inside single words. Invariant: a few of them (a quoted broken name, a reply truncated
+inside
+a character) never count, and no alphabet does.
 
-A family's special tokens delimit turns; in the middle of a reply they mean that the model has lost the format.  Text
-may also speak *about* them, so a token in quotation marks, in a code span or in a code block does not count.
-Invariant: one pass over the text, whatever it holds.
+Special tokens of a family delimit turns. Inside a reply they mean that the model has lost the format. Text may also be
+*about* them, so a token in quotation marks, in a code span or in a code block does not count. Invariant: one pass over
+the text, for any content.
 """
 
 from __future__ import annotations
@@ -16,14 +18,14 @@ from collections.abc import Set
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _CONTROL = frozenset(map(chr, {*range(32), 127} - {*b"\t\n\v\f\r\x1b"}))
-"""Not tab, newline, form feed; nor escape, with which terminals are coloured."""
+"""Without tab, newline, form feed, and escape, which is used for terminal colors."""
 _FOREIGN = re.compile(r"[^\x00-\x7f]+")
 _MARKS = re.compile("[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]{20,}")
 _LETTERS = re.compile(r"[^\W\d_]{2,}")
 _SCRIPTS = tuple(
     re.compile(f"[{letters}]")
     for letters in (
-        "A-Za-z\u00c0-\u024f\u1e00-\u1eff\u0370-\u03ff\u1f00-\u1fff",  # Latin; and Greek, beside it in formulas
+        "A-Za-z\u00c0-\u024f\u1e00-\u1eff\u0370-\u03ff\u1f00-\u1fff",  # Latin; and Greek, used with it in formulas
         "\u0400-\u052f",  # Cyrillic
         "\u0530-\u058f",  # Armenian
         "\u0590-\u05ff",  # Hebrew
@@ -43,7 +45,7 @@ _MIXED_WORDS, _SCRIPTS_MIXED, _MIXED_SHARE = 8, 4, 0.15
 
 
 def find_garbage(text: str) -> str | None:
-    """What is wrong, or None."""
+    """Return a description of broken text, or None."""
     used = set(text)
     if _REPLACEMENT in used and _is_much(broken := text.count(_REPLACEMENT), text):
         return f"{broken} characters that cannot be decoded"
@@ -64,7 +66,7 @@ def _is_much(count: int, text: str) -> bool:
 
 
 def _is_misread(run: str) -> bool:
-    """Whether ``run`` is UTF-8 that was decoded as Latin-1 or Windows-1252."""
+    """Return whether ``run`` is UTF-8 decoded as Latin-1 or Windows-1252."""
     for encoding in ("latin-1", "cp1252"):
         try:
             run.encode(encoding).decode("utf-8")
@@ -75,7 +77,7 @@ def _is_misread(run: str) -> bool:
 
 
 def _mixed_scripts(text: str, used: Set[str]) -> str | None:
-    """Tokens strung together at random join letters of scripts that no language joins."""
+    """Describe words that join letters of scripts that no language joins, as in random tokens, or return None."""
     if len(_scripts("".join(used))) < _SCRIPTS_MIXED:
         return None
     words = _LETTERS.findall(text)
@@ -99,16 +101,16 @@ _CONTROL_TOKEN = re.compile(
     r"|\[/?INST\]|<</?SYS>>|\[/?(?:AVAILABLE_TOOLS|TOOL_RESULTS|TOOL_CALLS|SYSTEM_PROMPT)\]"  # Llama 2, Mistral
     r"|\[gMASK\]"  # ChatGLM
     r"|\[(?:UNUSED_TOKEN_|PAD)\d{3,6}\]|<(?:reserved_|unused|extra_id_)\d{1,6}>"  # never trained
-    r"|(?:<(?:0x[0-9A-F]{2}|pad|unk|bos|eos)>[ ]?){3}"  # also words of a grammar: a row of them is not
+    r"|(?:<(?:0x[0-9A-F]{2}|pad|unk|bos|eos)>[ ]?){3}"  # single ones may be words of a grammar; several are not
 )
 _END_OF_SEQUENCE = re.compile(r"(?<=[^\s\"'`>])</s>\s*\Z|</s>\s*<s>")
-"""Of Llama 2 and Mistral; in HTML, ``</s>`` closes what ``<s>`` opened."""
+"""End tokens of Llama 2 and Mistral. In HTML, ``</s>`` closes ``<s>``."""
 
 _QUOTES = frozenset("\"'`‘’“”«»「」『』")
 
 
 def find_control_token(text: str) -> str | None:
-    """What is wrong, or None."""
+    """Return a description of a control token written as text, or None."""
     if "<" not in text and "[" not in text:
         return None
     read, in_block, quotes, ticks = 0, False, 0, 0

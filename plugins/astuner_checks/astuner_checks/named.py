@@ -1,13 +1,13 @@
-"""Checks on what the model wrote (the seeds' "madness"), by name.
+"""Checks of model output (called "madness" in the seeds), by name.
 
-A check is a function of one `OutputView`: it says in words what is wrong with one reply, or returns None.  It must not
-fire on ordinary text of any language, on symbols, code, JSON, tables or rules made of dashes: a check that does
-punishes good behaviour.  Where degenerate and ordinary text cannot be told apart, it stays silent.
+A check is a function of one `OutputView`. It returns a description of the problem in one reply, or None. It must not
+fire on ordinary text of any language, symbols, code, JSON, tables or lines of dashes: otherwise it would punish good
+behavior. If degenerate and ordinary text cannot be distinguished, it must not fire.
 
-What can be wrong with a tool call has three names, since they differ in how bad they are.  `wrong_toolcall` is a call
-that cannot be read: nothing can be done with it.  `unknown_tool` and `wrong_arguments` are calls that can be read and
-do not fit the tools that were offered: most agent frameworks answer them with an error from which the model learns, so
-neither is on by default.  Invariant: where nothing is known about the tools, nothing is wrong.
+Three checks concern tool calls, because the problems differ in severity. `wrong_toolcall` is a call that cannot be
+parsed and is useless. `unknown_tool` and `wrong_arguments` are parsed calls that do not match the offered tools. Most
+agent frameworks answer them with an error that the model learns from, so neither is on by default. Invariant: without
+information about the tools, they never fire.
 """
 
 from __future__ import annotations
@@ -59,62 +59,62 @@ def _found(name: str, view: OutputView, *finders: Callable[[str], str | None]) -
 
 
 def nonsense(view: OutputView) -> str | None:
-    """Control tokens written as text, text whose bytes are broken, or the same words or letters over and over.
+    """Check for control tokens written as text, broken characters, and endless repetition.
 
-    Random letters are not among them: without a dictionary of every language nobody can tell them from names, hashes or
-    abbreviations.
+    Random letters are not detected: without a dictionary of every language they cannot be distinguished from names,
+    hashes and abbreviations.
     """
     return _found("nonsense", view, find_control_token, find_garbage, find_repetition)
 
 
 def control_tokens(view: OutputView) -> str | None:
-    """A control token of a chat format, written as text and not quoted."""
+    """Check for control tokens of a chat format, written as text and not quoted."""
     return _found("control_tokens", view, find_control_token)
 
 
 def garbled(view: OutputView) -> str | None:
-    """Broken characters, and letters of many scripts mixed within words."""
+    """Check for broken characters, and for letters of many scripts within words."""
     return _found("garbled", view, find_garbage)
 
 
 def repetition(view: OutputView) -> str | None:
-    """The same words, letters or lines over and over."""
+    """Check for endless repetition of words, letters or lines."""
     return _found("repetition", view, find_repetition)
 
 
 def format_type_1(view: OutputView) -> str | None:
-    """An answer that is not exactly a thought (``<think>…</think>``) and then one block of Python."""
+    """Check that an answer is a thought (``<think>…</think>``) followed by one block of Python, and nothing else."""
     text, thought = view.text.strip(), bool(view.reasoning.strip())
     if not thought and text.startswith(_OPEN):
         inside, closed, rest = text[len(_OPEN) :].partition(_CLOSE)
         thought, text = bool(closed and inside.strip()), rest.strip()
     if not thought:
-        return f"format_type_1: the answer does not begin with a thought, {_OPEN}…{_CLOSE}"
+        return f"format_type_1: the answer does not start with a thought, {_OPEN}…{_CLOSE}"
     opened = _BLOCK.match(text)
     inner = text[opened.end() :].removesuffix(_FENCE) if opened else ""
     if not opened or len(inner) + len(_FENCE) != len(text) - opened.end() or _FENCE in inner:
-        return "format_type_1: the thought is not followed by one ```python block and nothing else"
+        return "format_type_1: the thought must be followed by one ```python block and nothing else"
     return None
 
 
 def non_ascii(view: OutputView) -> str | None:
-    """Never fires.
+    """Accept everything: this check never fires.
 
-    In the config it comes from, the name *turns off* a part of `nonsense` that fires on any letter outside English;
-    here `nonsense` has no such part, so there is nothing to turn off.
+    In older configs, the name *disabled* a part of `nonsense` that fired on letters outside English. The current
+    `nonsense` has no such part.
     """
     return None
 
 
 def wrong_toolcall(view: OutputView) -> str | None:
-    """A tool call that was begun but cannot be read: broken JSON, no name, arguments that are not an object.
+    """Check for a tool call that cannot be parsed: broken JSON, no name, or arguments that are not an object.
 
-    Also a call inside the thought, when nothing follows the thought.
+    A call inside a thought that nothing follows also counts.
     """
     for text in view.unparsed_tool_calls:
         if text in view.reasoning and text not in view.text:
             return f"wrong_toolcall: {text[:120]!r} is inside the thought; a call must follow the end of the thought"
-        return f"wrong_toolcall: cannot read {text[:120]!r} as a tool call"
+        return f"wrong_toolcall: cannot parse {text[:120]!r} as a tool call"
     for name, arguments in _calls(view):
         if not name or arguments is None:
             return f"wrong_toolcall: the arguments of the call to {name!r} are not a JSON object"
@@ -122,20 +122,20 @@ def wrong_toolcall(view: OutputView) -> str | None:
 
 
 def unknown_tool(view: OutputView) -> str | None:
-    """A call to a tool that was not offered."""
+    """Check for a call of a tool that was not offered."""
     if view.tools is None:
         return None
     offered = _schemas(view)
     for name, _ in _calls(view):
         if name not in offered:
-            return f"unknown_tool: {name!r} was not offered; there are {', '.join(offered) or 'no tools'}"
+            return f"unknown_tool: {name!r} was not offered; the tools are {', '.join(offered) or 'none'}"
     return None
 
 
 def wrong_arguments(view: OutputView) -> str | None:
-    """A call that lacks a required argument of the offered tool, or whose argument has the wrong JSON type.
+    """Check for calls that lack a required argument, or have an argument of the wrong JSON type.
 
-    Only the arguments themselves are looked at, not what is inside them.
+    Values inside arguments are not checked.
     """
     offered = _schemas(view)
     for name, arguments in _calls(view):
@@ -157,14 +157,14 @@ def _misfit(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> str | No
     for key, value in arguments.items():
         if key not in properties:
             if schema.get("additionalProperties") is False:
-                return f"has {key!r}, which the tool does not take"
+                return f"has {key!r}, which is not an argument of the tool"
         elif not _fits(properties[key], value):
             return f"gives {key!r} as {json.dumps(value, default=str)[:60]}; it must be {_wanted(properties[key])}"
     return None
 
 
 def _fits(schema: Any, value: Any) -> bool:
-    """Whether a JSON value has a type that ``schema`` names; what the schema leaves open fits."""
+    """Return whether a JSON value has a type that ``schema`` allows; without a type, everything is allowed."""
     if not isinstance(schema, Mapping) or (value is None and schema.get("nullable") is True):
         return True
     if branches := _branches(schema):
@@ -179,12 +179,12 @@ def _is(kind: str, value: Any) -> bool:
     if isinstance(value, bool):
         return kind == "boolean"
     if kind == "integer" and isinstance(value, float):
-        return value.is_integer()  # JSON Schema counts 3.0 among the integers
+        return value.is_integer()  # in JSON Schema 3.0 is an integer
     return isinstance(value, _TYPES[kind])
 
 
 def _branches(schema: Mapping[str, Any]) -> list[Any]:
-    """The alternatives of ``anyOf`` or ``oneOf``."""
+    """Return the alternatives of ``anyOf`` or ``oneOf``."""
     found = schema.get("anyOf") or schema.get("oneOf")
     return found if isinstance(found, list) else []
 
@@ -200,7 +200,7 @@ def _wanted(schema: Mapping[str, Any]) -> str:
 
 
 def _calls(view: OutputView) -> Iterator[tuple[str, dict[str, Any] | None]]:
-    """Name and arguments of each call; None for arguments that are not a JSON object."""
+    """Yield name and arguments of each call; None for arguments that are not a JSON object."""
     for call in view.tool_calls:
         function = call.get("function")
         if not isinstance(function, Mapping):
@@ -215,7 +215,7 @@ def _calls(view: OutputView) -> Iterator[tuple[str, dict[str, Any] | None]]:
 
 
 def _schemas(view: OutputView) -> dict[str, Mapping[str, Any]]:
-    """Tool name -> the JSON schema of its arguments (empty when it has none)."""
+    """Return tool name -> JSON schema of its arguments (empty without one)."""
     found: dict[str, Mapping[str, Any]] = {}
     for tool in view.tools or ():
         function = tool.get("function") if isinstance(tool, Mapping) else None

@@ -1,15 +1,17 @@
-"""The same words, letters or lines over and over: what a model writes that has lost its way.
+"""Detect endless repetition of words, letters or lines, which a degenerate model writes.
 
-Ordinary text repeats itself too (refrains, laughter, tables, logs, rows of zeros), so how often is too often depends
-on what is repeated: `_too_often` says it.  And a model that is lost does not find back: its loop is long, and it is the
-end of the reply or at least half of it (`_is_the_matter`).  Only exact repetition without a gap counts; a loop that
-counts upwards looks like a list, and is left alone.  Invariant: linear in the length of the text.
+Ordinary text repeats, too (refrains, laughter, tables, logs, rows of zeros), so the limit depends on the repeated unit
+(`_too_often`). A degenerate model does not recover: its loop is long, and it is the end of the reply or at least half
+of
+it (`_is_the_matter`). Only exact repetition without gaps counts; a loop with increasing numbers looks like a list and
+is
+accepted. Invariant: linear in the length of the text.
 
-`cycles` finds where a sequence repeats itself: every length of unit up to a limit is tried, so nothing is missed and
-nothing backtracks: the sequence is compared with itself, shifted by that length, all at once as one big integer.
-Invariant: it is compared at most once for each length, whatever it holds.  That bounds the comparisons and not the
-seconds: a comparison takes time in proportion to the sequence, looking for stretches in its outcome takes more where
-many almost begin, and every stretch that is found is looked at for a shorter unit in it.
+`cycles` finds repetitions. It tries every unit length up to a limit, so it misses nothing and never backtracks: the
+sequence is compared with itself, shifted by that length, as one big integer. Invariant: at most one comparison per
+length, for any content. This bounds the number of comparisons, not the time: a comparison takes time proportional to
+the sequence, searching its result takes longer if many stretches almost begin, and every stretch that is found is
+checked for a shorter unit.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 _DENSE_LETTERS = "\u2e80-\u9fff\uac00-\ud7a3\uf900-\ufaff\U00020000-\U0002fa1f"
-"""Chinese, Japanese, Korean: one letter says as much as about three elsewhere."""
+"""Chinese, Japanese, Korean: one letter has as much content as about three letters of other scripts."""
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\uff66-\uff9f" + _DENSE_LETTERS
-"""Those, Thai, Lao, Burmese and Khmer: one letter is one token, since words are not always set apart."""
+"""Also Thai, Lao, Burmese and Khmer: one letter is one token, because words are not always separated."""
 _SPACED = re.compile(rf"[^\W\d_{_UNSPACED}]+")
 _TOKEN = re.compile(rf"{_SPACED.pattern}|\d+|\n\s*|[^\w\s]|[\w]")
 _LETTER = re.compile(r"[^\W\d_]")
@@ -33,21 +35,21 @@ _PROSE = frozenset(" \n.,;:!?'’“”-–—…、。，！？；：「」،؟
 _LITERALS = frozenset(
     ("null", "none", "nil", "nan", "true", "false", "undefined", "None", "Null", "NULL", "NaN", "True", "False", "TRUE")
 )
-"""Values: a row of them is data."""
+"""Values: a sequence of them is data."""
 _SHOUT = frozenset("!?¡¿！？()[]{}<>'\"$^")
 
 _LONGEST_UNIT, _LONGEST_LINES = 128, 32
 _LEAST = 5
 _LONG_WORD, _LETTERS_IN_UNIT, _LETTERS_OFTEN = 40, 8, 60
 _SHOUTING, _RULE, _BARE = 200, 2000, 4000
-"""Characters that may be covered without a letter: by exclamation marks and brackets; by one other sign, as rules are
-drawn; by several (a table of zeros, a map, a picture made of signs)."""
+"""Maximum number of characters without a letter: exclamation marks and brackets; one other sign, as in drawn lines;
+several signs (a table of zeros, a map, a picture of signs)."""
 _QUOTES = frozenset("\"'`")
 _BASES = (frozenset("ACGTUN"), frozenset("acgtun"))
 
 
 def find_repetition(text: str) -> str | None:
-    """What is wrong, or None."""
+    """Return a description of the repetition, or None."""
     tokens = _TOKEN.findall(text)
     if len(text) >= _LONG_WORD and (found := _blanks(text) or _long_tokens(tokens)):
         return found
@@ -74,9 +76,9 @@ def _first_too_often(tokens: Sequence[str], longest: int, between: str) -> str |
 
 
 def _is_the_matter(cycle: Cycle, ends: Sequence[int]) -> bool:
-    """Whether ``cycle`` is the end of the reply, but for a unit that was cut off, or at least half of its characters.
+    """Return whether ``cycle`` is the end of the reply, or at least half of its characters.
 
-    ``ends[i]`` is the number of characters in the first ``i`` items.
+    A truncated unit after it does not count. ``ends[i]`` is the number of characters in the first ``i`` items.
     """
     stop = cycle.start + cycle.period * cycle.repeats
     return len(ends) - 1 - stop <= cycle.period or 2 * (ends[stop] - ends[cycle.start]) >= ends[-1]
@@ -88,9 +90,9 @@ def _named(unit: str, cycle: Cycle) -> str:
 
 
 def _too_often(unit: Sequence[str]) -> float:
-    """From how many repetitions on ``unit`` is not ordinary text.
+    """Return the number of repetitions from which ``unit`` is not ordinary text.
 
-    The longer the unit, the fewer; more where one item a line is a list, and most where it looks like data.
+    Longer units have lower limits. Limits are higher if one item per line is a list, and highest for data.
     """
     text = "".join(unit)
     letters, dense = sum(map(_is_letter, text)), len(_DENSE.findall(text))
@@ -102,13 +104,13 @@ def _too_often(unit: Sequence[str]) -> float:
     signs = sum(not (_is_letter(sign) or sign.isspace() or sign in _PROSE) for sign in text)
     if signs >= 0.2 * (letters + signs) or (words and _LITERALS.issuperset(words)):  # markup, code, data
         return max(_of_weight(weight, 80, 40, 30), 1000 / len(text))
-    if "\n" in text:  # logs, labels, instructions of a machine
+    if "\n" in text:  # logs, labels, machine instructions
         return _of_weight(weight, 80, 20, 8)
     if letters == sum(map(len, words)) < 2.5 * len(words):  # laughter, moves, chords, bytes
         return 40
     if weight < 4:
         return 60
-    return _of_weight(weight, 40, 15, 6)  # prayers are said ten times and thirty-three times
+    return _of_weight(weight, 40, 15, 6)  # prayers are repeated ten or thirty-three times
 
 
 def _of_weight(weight: int, short: int, sentence: int, paragraph: int) -> int:
@@ -116,12 +118,12 @@ def _of_weight(weight: int, short: int, sentence: int, paragraph: int) -> int:
 
 
 def _is_letter(character: str) -> bool:
-    """Also a vowel sign, which belongs to its letter."""
+    """Return whether a character is a letter, or a vowel sign, which belongs to its letter."""
     return character.isalpha() or unicodedata.category(character).startswith("M")
 
 
 def _long_tokens(tokens: Sequence[str]) -> str | None:
-    """A few letters over and over inside one word, and endless equal digits."""
+    """Describe endless repetition inside one word, or of one digit, or return None."""
     if max(map(len, tokens), default=0) <= _LONG_WORD:
         return None
     for token, before, after in zip(tokens, ["", *tokens], [*tokens[1:], ""], strict=False):
@@ -135,9 +137,9 @@ def _long_tokens(tokens: Sequence[str]) -> str | None:
 
 
 def _is_data(word: str, before: str, after: str) -> bool:
-    """Whether ``word`` is a piece of a key, a dump or a picture in base64, a closed string, or a sequence of bases.
+    """Return whether ``word`` is part of a key, a dump or base64, a quoted string, or a sequence of DNA bases.
 
-    Bases in small letters are at least two: nothing but ``a`` is an endless a.
+    Lowercase bases must be at least two: only ``a`` is an endless a.
     """
     if any(beside.isdigit() or beside in "+/=_" for beside in (before, after) if beside):
         return True
@@ -162,9 +164,9 @@ class Cycle:
 
 
 def cycles(sequence: Sequence[Hashable], *, longest: int, least: int) -> Iterator[Cycle]:
-    """Every maximal stretch that repeats a unit of at most ``longest`` items at least ``least`` times.
+    """Yield every maximal stretch that repeats a unit of at most ``longest`` items at least ``least`` times.
 
-    A unit is never itself a repetition: ``abab…`` repeats ``ab``, and not ``abab`` half as often.
+    A unit is never itself a repetition: ``abab…`` repeats ``ab``, not ``abab``.
     """
     numbers = dict(zip(dict.fromkeys(sequence), range(1, len(sequence) + 1), strict=False))
     packed = array(_typecode(len(numbers)), map(numbers.__getitem__, sequence))
@@ -185,18 +187,18 @@ def _typecode(highest: int) -> str:
 
 
 def _agreement(whole: int, size: int, shift: int) -> bytes:
-    """Zero bytes where the one ``shift`` bytes later is the same."""
+    """Return zero bytes where the byte ``shift`` positions later is equal."""
     return (whole ^ (whole >> (8 * shift))).to_bytes(size, "little")
 
 
 def _of_period(agreement: bytes, period: int, width: int, least: int) -> Iterator[Cycle]:
     wanted = bytes(width * period * (least - 1))
-    end = len(agreement) - width * period  # behind it, there is nothing to compare with
+    end = len(agreement) - width * period  # after it, there is nothing to compare with
     at = agreement.find(wanted, 0, end)
     while at != -1:
         different = _DIFFERENT.search(agreement, at, end)
         stop = different.start() if different else end
-        start = -(-at // width)  # numbers have zero bytes of their own, so a stretch may begin inside one
+        start = -(-at // width)  # numbers contain zero bytes, so a stretch may start inside one
         repeats = (stop // width - start) // period + 1
         if repeats >= least:
             yield Cycle(start, period, repeats)

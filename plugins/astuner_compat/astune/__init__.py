@@ -1,4 +1,4 @@
-"""The first name of `astuner`: each name and each module below it is the one below ``astuner``, told once."""
+"""Alias of `astuner`: each name and submodule is the one of ``astuner``, with a single warning."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from astuner_compat.moved import FINDER, tell
 if FINDER not in sys.meta_path:
     sys.meta_path.insert(0, FINDER)
 
-tell("the package astune is astuner now; the old name goes with the next release")
+tell("the package astune was renamed to astuner; the old name will be removed in the next release")
 
 
 def __getattr__(name: str) -> object:

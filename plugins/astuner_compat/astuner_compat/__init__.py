@@ -1,1 +1,1 @@
-"""What is only for older spellings: keys, names of plugins' things, and modules. Goes with a later release."""
+"""Support for older names: config keys, names of plugins' objects, and modules. A later release removes it."""

@@ -1,6 +1,6 @@
-"""What the first documents type beside ``astuner``: ``killer`` (and ``--kill``) and ``beast_logger_go``.
+"""Legacy commands of the first documents: ``killer`` (and ``--kill``) and ``beast_logger_go``.
 
-Each is commands of today in other words, and says which.  And the older name of a run's episodes.
+Each runs current commands and prints them. The module also provides the older path of a run's episodes.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from astuner.contracts.events import Event, RunContext, RunStarted, Subscriber
 from astuner_compat.spellings import Spellings, note
 
 _RECORD = Path("launcher_record")
-"""Where the runs of a folder are, unless their experiments say otherwise."""
+"""Default folder of runs."""
 _OURS = {"python", "ray", "vllm", "env_service", "appworld", "logview"}
-"""What the first documents call what a run starts."""
+"""Process names that the first documents use for processes of a run."""
 
 app = new_app()
 
@@ -32,35 +32,33 @@ app = new_app()
 @app.command(context_settings={"ignore_unknown_options": True})
 def killer(
     ctx: typer.Context,
-    names: Annotated[str, typer.Argument(metavar="NAME[|NAME]...", help="They decide nothing.", show_default=False)],
+    names: Annotated[str, typer.Argument(metavar="NAME[|NAME]...", help="Accepted and ignored.", show_default=False)],
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[COMMAND]...", help="What to do then, e.g. --conf FILE.", show_default=False),
+        typer.Argument(metavar="[COMMAND]...", help="Command to run afterwards, e.g. --conf FILE.", show_default=False),
     ] = None,
 ) -> None:
-    """End what your own earlier runs started, and nothing else, whatever the names.
+    """End processes that your own earlier runs started, and no others, independent of NAME.
 
-    The runs of the experiment that COMMAND names, else all below launcher_record. Then COMMAND is done.
+    This covers the runs of the experiment in COMMAND, or all runs below launcher_record. COMMAND runs afterwards.
     """
     root, words = ctx.find_root(), list(command or ())
     wanted = re.split(r"[|,\s]+", names)
     for name in wanted:
         if name.lower() not in _OURS:
-            note(f"{name!r} is ignored: no run of ASTuner starts anything of that name")
+            note(f"{name!r} is ignored: ASTuner starts no processes with that name")
     folders = _folders(words) if any(name.lower() in _OURS for name in wanted) else []
     if folders:
         kill = ["kill", *(word for folder in folders for word in ("--run-dir", str(folder)))]
         of = f"{len(folders)} run folders below {_RECORD}" if len(folders) > 2 else " and ".join(map(str, folders))
-        note(
-            f"killer {names}: what your own runs started ends, and only that ({of}); today: astuner kill --run-dir DIR"
-        )
+        note(f"killer {names} ends only processes that your own runs started ({of}). Use: astuner kill --run-dir DIR")
         _then(root, kill)
     if words:
         _then(root, words)
 
 
 def _folders(words: Sequence[str]) -> list[Path]:
-    """The run folders that a command line is about."""
+    """Return the run folders of a command line."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--conf", type=Path)
     parser.add_argument("--run-dir", type=Path)
@@ -73,25 +71,25 @@ def _folders(words: Sequence[str]) -> list[Path]:
 
 
 def _then(root: Any, words: Sequence[str]) -> None:
-    """Do what ``astuner WORDS`` does; its failure is the end."""
+    """Run ``astuner WORDS`` and exit on failure."""
     switches = [word for name in root.params.get("plugin") or () for word in ("-p", name)]
     if code := root.command.main([*switches, *Spellings().command_line(words)], "astuner", standalone_mode=False):
         raise typer.Exit(code)
 
 
 def killer_script() -> None:
-    """``killer NAME``."""
+    """Run ``killer NAME``."""
     _astuner("killer")
 
 
 def beast_logger_go() -> None:
-    """``beast_logger_go [FOLDER]``: the viewer, of all runs below a folder or of the one that it belongs to."""
+    """Run ``beast_logger_go [FOLDER]``: open the viewer for all runs below a folder, or for the run it belongs to."""
     given = [Path(word).absolute() for word in sys.argv[1:2] if not word.startswith("-")]
     run = next(
         (folder for path in given for folder in (path, *path.parents) if (folder / "resolved.yaml").exists()), None
     )
     words = [str(run)] if run else ["--root", str(given[0])] if given else []
-    note(" ".join(["today: astuner view", *words]))
+    note(" ".join(["the current command is: astuner view", *words]))
     del sys.argv[1 : 1 + len(given)]
     _astuner("view", *words)
 
@@ -102,9 +100,9 @@ def _astuner(*words: str) -> None:
 
 
 class DatedName(Subscriber):
-    """``RUN/2025_11_10_02_52/rollout``: the episodes of a run that began then, by the name that they had.
+    """Create ``RUN/2025_11_10_02_52/rollout``, the older path of a run's episodes.
 
-    Only of one that was asked for as the first documents ask for it.
+    It is created only for runs started with ``--conf``, as in the first documents.
     """
 
     @classmethod

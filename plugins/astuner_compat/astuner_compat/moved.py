@@ -1,9 +1,10 @@
-"""Where modules of ``astuner`` went when it was cut into rooms and packages; their old names work for one release.
+"""Import modules of ``astuner`` by their older names, for one release.
 
-An old name gives the very module that has the new one: `isinstance` and patching hold.  What was in one module and is
-in several now is a module that gives each name from its place.  Each is told by a `FutureWarning`, which whoever runs
-it sees, at the line that uses it.  The core finds this file by its entry point in the group ``astuner.older_modules``,
-and not before a name of ``astuner`` is not found.
+An older name refers to the same module object as the current name, so `isinstance` and patching work. A module that was
+split gets a stand-in that finds each name at its current place. Each use emits a `FutureWarning`, visible by default,
+at
+the using line. The core finds this module by its entry point in the group ``astuner.older_modules``, and only when a
+name in ``astuner`` is not found.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ import astuner
 
 _TABLES = yaml.safe_load(Path(__file__).with_name("moved.yaml").read_text(encoding="utf-8"))
 MOVED: dict[str, str] = _TABLES["moved"]
-"""The module's name before -> its name now."""
+"""Older module name -> current name."""
 SCATTERED: dict[str, dict[str, str]] = _TABLES["scattered"]
-"""A module that is gone -> a name in it -> what it is now."""
+"""Removed module -> name in it -> current place."""
 ATTRIBUTES: dict[str, dict[str, str]] = _TABLES["attributes"]
-"""Class -> an attribute of its objects before -> what it is now."""
+"""Class -> older attribute of its objects -> current attribute."""
 RENAMED: dict[str, dict[str, str]] = _TABLES["renamed"]
-"""Module -> a name in it before -> what it is now."""
+"""Module -> older name in it -> current place."""
 _FIRST_NAME = "astune"
 _PARENTS = {name.rpartition(".")[0] for name in (*MOVED, *SCATTERED)}
 
 
 def place_now(name: str) -> str | None:
-    """What the module ``name`` of before is called now; None where it has not moved."""
+    """Return the current name of a module, or None if it has not moved."""
     old, rest = name, ""
     while old not in MOVED:
         old, dot, last = old.rpartition(".")
@@ -47,10 +48,10 @@ def place_now(name: str) -> str | None:
 
 
 class Finder(MetaPathFinder):
-    """Finds modules by the names they had.
+    """Finds modules by older names.
 
-    It has to come first once one was found: what is in a package that moved would be found in its folder, and be
-    loaded a second time under its old name.
+    Once it has found one, it must be first in ``sys.meta_path``. Otherwise submodules of a moved package would be found
+    in its folder and loaded a second time under their older names.
     """
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
@@ -70,17 +71,19 @@ class Finder(MetaPathFinder):
         return ModuleSpec(name, loader, is_package=name in _PARENTS)
 
     def find_name(self, module: str, name: str) -> object:
-        """What ``name`` was in ``module`` before; None where nothing was called so.
+        """Return the object of an older name in a module, or None if there was none.
 
-        Of a class: a function that gives what its objects have now.
+        For a class, return a function that reads the current attribute of its objects.
         """
         if (attribute := ATTRIBUTES.get(module, {}).get(name)) is not None:
             of = module.rpartition(".")[2].lower()
-            tell(f"{of}.{name} is {of}.{attribute} now; the old name goes with the next release")
+            tell(f"{of}.{name} was renamed to {of}.{attribute}; the old name will be removed in the next release")
             return attrgetter(attribute)
         if (now := {**RENAMED, **SCATTERED}.get(module, {}).get(name)) is None:
             return None
-        tell(f"{module}.{name} is {now.replace(':', '.')} now; the old name goes with the next release")
+        tell(
+            f"{module}.{name} was renamed to {now.replace(':', '.')}; the old name will be removed in the next release"
+        )
         home, _, new = now.partition(":")
         return getattr(_import(home, f"{module}.{name}"), new)
 
@@ -89,7 +92,7 @@ FINDER = Finder()
 
 
 class _AtItsPlace(Loader):
-    """Loads nothing: gives the module that is there under its new name."""
+    """Loader that returns the existing module of the current name."""
 
     def __init__(self, old: str, now: str) -> None:
         self._old, self._now = old, now
@@ -97,22 +100,22 @@ class _AtItsPlace(Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module = _import(self._now, self._old)
-        if not self._old.startswith(f"{_FIRST_NAME}."):  # whose package has said so
-            tell(f"{self._old} is {self._now} now; the old name goes with the next release")
+        if not self._old.startswith(f"{_FIRST_NAME}."):  # its package has already warned
+            tell(f"{self._old} was renamed to {self._now}; the old name will be removed in the next release")
         self._spec = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._spec  # importlib has put that of the old name there
+        module.__spec__ = self._spec  # importlib has set the older name's
         if self._old in _PARENTS and not hasattr(module, "__path__"):
-            module.__path__ = []  # below the old name there were modules, and importlib looks for no others
+            module.__path__ = []  # it had submodules under the older name; importlib requires a path
 
 
 class _Scattered(Loader):
-    """Makes a module whose names are found when they are asked for."""
+    """Creates a module whose names are found on access."""
 
     def create_module(self, spec: ModuleSpec) -> None:
-        return None  # a new one
+        return None  # use a new module
 
     def exec_module(self, module: ModuleType) -> None:
         name, names = module.__name__, SCATTERED[module.__name__]
@@ -126,7 +129,10 @@ class _Scattered(Loader):
 
 
 def _import(now: str, old: str) -> ModuleType:
-    """:raises ModuleNotFoundError: the package is not installed; says which one."""
+    """Import the module of a current name.
+
+    :raises ModuleNotFoundError: Its package is not installed; the message names it.
+    """
     package = now.partition(".")[0]
     try:
         return importlib.import_module(now)
@@ -134,7 +140,7 @@ def _import(now: str, old: str) -> ModuleType:
         if e.name != package:
             raise
         raise ModuleNotFoundError(
-            f"{old} is {now} now, which comes with a package of its own: pip install {package.replace('_', '-')}",
+            f"{old} was renamed to {now}, which is in a separate package: pip install {package.replace('_', '-')}",
             name=package,
         ) from None
 
@@ -146,7 +152,7 @@ _BETWEEN = {
 
 
 def tell(text: str) -> None:
-    """Warn at the line that used the old name, however many frames of the import system are between."""
+    """Warn at the line that used the older name, skipping frames of the import system."""
     frame = sys._getframe(1)
     while frame.f_back and (frame.f_code.co_filename in _BETWEEN or frame.f_code.co_filename.startswith("<frozen ")):
         frame = frame.f_back

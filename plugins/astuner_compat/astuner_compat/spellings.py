@@ -1,7 +1,7 @@
-"""Older spellings: what the first experiment files say, in today's words.
+"""Convert older spellings in experiment files to current ones.
 
-Every spelling that ever stood in a published experiment file is honoured with one note, or refused by name with
-what to write instead; none is ignored in silence.  Older names of what plugins register are in ``plugin.toml``.
+Every spelling in a published experiment file is accepted with one note, or rejected with its replacement. None is
+ignored silently. Older names of plugins' objects are in ``plugin.toml``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OLD_ROOTS = ("astune", "ajet")
 
 @dataclass(frozen=True)
 class Retired:
-    """A key that is gone; ``harmless`` values ask for what happens anyway."""
+    """A removed key. Values in ``harmless`` are equal to the current behavior."""
 
     reason: str
     harmless: Sequence[Any] = ()
@@ -37,23 +37,25 @@ class Retired:
 
 _TABLES = yaml.safe_load(Path(__file__).with_name("spellings.yaml").read_text(encoding="utf-8"))
 RENAMED: dict[str, str] = _TABLES["renamed"]
-"""Older key -> today's key."""
+"""Older key -> current key."""
 OLD_VALUES: dict[str, dict[Any, Any]] = _TABLES["values"]
-"""Key (as of today) -> older value -> today's."""
+"""Current key -> older value -> current value."""
 FILES: dict[str, str] = _TABLES["files"]
-"""Experiment file of the first documents -> where such a one is."""
+"""Experiment file in the first documents -> current file."""
 RETIRED = {key: Retired(**told) for key, told in _TABLES["retired"].items()}
-"""Key (or section) -> why it is gone."""
+"""Removed key or section -> reason."""
 
 JUDGE: Key = (ROOT, "task_judge")
 HELPER_MODEL = ("alien_llm_model", "alien_llm_response_length")
-"""Keys of ``task_judge`` that belong to the section of the judge that asks a helper model."""
+"""Keys of ``task_judge`` that now belong to the section of a judge with a helper model."""
 
 _ROOT_OPTIONS = {"-h", "--help", "--version"}
 _DEFAULT_LAYERS = ("_self_", "astuner_default", "astune_default", "ajet_default")
 
 
 class Spellings(OlderSpellingsPart):
+    """The part ``older_spellings``."""
+
     roots = OLD_ROOTS
     renamed = RENAMED
     gone: Mapping[str, str] = {key: retired.reason for key, retired in RETIRED.items()}
@@ -69,9 +71,9 @@ class Spellings(OlderSpellingsPart):
             _retire(tree, _key(name), retired, report)
 
     def command_line(self, arguments: Sequence[str]) -> list[str]:
-        """``--conf FILE --backbone X --with-ray`` is ``run FILE --backbone X --with ray``; said once.
+        """Convert ``--conf FILE --backbone X --with-ray`` to ``run FILE --backbone X --with ray``, with a note.
 
-        :raises ConfigError: no experiment file.
+        :raises ConfigError: The experiment file is missing.
         """
         rest = list(arguments)
         if rest[0].startswith("--") and rest[0] not in _ROOT_OPTIONS:
@@ -86,7 +88,7 @@ class Spellings(OlderSpellingsPart):
             elif others and all(word.startswith("--with-") for word in others):
                 rest = ["env", "serve", *(word.removeprefix("--with-") for word in others)]
             else:
-                raise ConfigError(f"{rest[0]} needs an experiment file; write: astuner run FILE {' '.join(others)}")
+                raise ConfigError(f"{rest[0]} requires an experiment file. Use: astuner run FILE {' '.join(others)}")
         if rest[0] in ("run", "eval", "chat", "serve"):
             named = [(re.fullmatch("(--with)-(.+)", text, re.DOTALL), text) for text in rest]
             rest = [word for found, text in named for word in (found.groups() if found else [text])]
@@ -94,54 +96,54 @@ class Spellings(OlderSpellingsPart):
             shown = [
                 f"{key}=…" if is_secret((key := word.partition("=")[0]).rpartition(".")[2]) else word for word in rest
             ]
-            note(f"today: astuner {shlex.join(shown)}")
+            note(f"the current command is: astuner {shlex.join(shown)}")
         return rest
 
     @staticmethod
     def file_now(path: Path) -> Path:
-        """Where an experiment of the first documents is now, in a checkout.
+        """Return the current path of an experiment of the first documents, in a checkout.
 
-        :raises ConfigError: this folder is none.
+        :raises ConfigError: The current folder is not a checkout.
         """
         now = FILES.get(path.as_posix())
         if now is None or path.exists():
             return path
         if not Path(now).exists():
             raise ConfigError(
-                f"{path} is {now} now, in a checkout of ASTuner, and this folder is none; "
-                "astuner new experiment NAME writes an experiment that runs"
+                f"{path} was moved to {now} in a checkout of ASTuner, but this folder is not a checkout. "
+                "Create an experiment with: astuner new experiment NAME"
             )
         return Path(now)
 
     def settle(self, tree: Tree, plugins: PluginManager, report: Report) -> None:
         try:
             judge = find_offer(plugins, "judge", str(tree.get((*JUDGE, "judge"))))
-        except (UnknownName, AmbiguousName):  # code of the user's own, or said where judges are looked for
+        except (UnknownName, AmbiguousName):  # user code, or reported where judges are resolved
             judge = None
         _helper_model(tree, judge, report)
 
 
 def note(text: str) -> None:
-    """Tell a person what to type today."""
+    """Print a note about the current spelling."""
     print(f"note: {text}", file=sys.stderr, flush=True)
 
 
 def _preamble(tree: Tree, backbones: Iterable[str], report: Report) -> None:
     if tree.has(("hydra",)):
-        report.note("hydra: is not used and not read; defaults come from the schema", tree.place(("hydra",)))
+        report.note("hydra: is ignored; defaults come from the schema", tree.place(("hydra",)))
         tree.remove(("hydra",))
     if tree.has(("defaults",)):
         layers = tree.get(("defaults",))
         known = [*_DEFAULT_LAYERS, *(f"{name}_default" for name in backbones)]
         if not isinstance(layers, list):
-            report.problem(tree.place(("defaults",)), f"defaults should be a list of layers, got {layers!r}")
+            report.problem(tree.place(("defaults",)), f"defaults must be a list of layers, not {layers!r}")
         else:
             for index, layer in enumerate(layers):
                 if layer not in known:
                     hint = did_you_mean(str(layer), known, f"; the layers are {', '.join(known)}")
                     report.problem(tree.place(("defaults", str(index))), f"no layer is called {layer!r}{hint}")
         report.note(
-            "defaults: names layers that always apply (a backbone's own only when it is chosen); it can go",
+            "defaults: is not needed: its layers always apply (a backbone's layer if that backbone is chosen)",
             tree.place(("defaults",)),
         )
         tree.remove(("defaults",))
@@ -153,7 +155,7 @@ def _root(tree: Tree, report: Report) -> None:
             continue
         place = tree.place((old,))
         if tree.has((ROOT,)):
-            report.problem(place, f"{old}: is the older name of {ROOT}:, and both are there; put all keys below one")
+            report.problem(place, f"{old}: is the older name of {ROOT}:, but both are set. Move all keys below {ROOT}:")
         else:
             report.note(f"{old}: is now {ROOT}:", place)
             tree.move((old,), (ROOT,))
@@ -166,7 +168,7 @@ def _rename(tree: Tree, old: Key, new: Key, report: Report) -> None:
     if tree.has(new):
         other = tree.place(new)
         report.problem(
-            place, f"{dotted(old)} is the older name of {dotted(new)}, which is set too ({other}); keep one of them"
+            place, f"{dotted(old)} is the older name of {dotted(new)}, which is also set ({other}). Keep one of them"
         )
         tree.remove(old)
         _remove_empty(tree, old[:-1])
@@ -188,11 +190,11 @@ def _retire(tree: Tree, key: Key, retired: Retired, report: Report) -> None:
     place, value = tree.place(key), tree.remove(key)
     _remove_empty(tree, key[:-1])
     if value == {}:
-        return  # all that was in it has moved
+        return  # all its keys have moved
     if any(value == same and isinstance(value, bool) == isinstance(same, bool) for same in retired.harmless):
         report.note(f"{dotted(key)} is not needed: {retired.reason}", place)
     elif retired.harmless:
-        report.problem(place, f"{dotted(key)} cannot be {value!r} any more: {retired.reason}; remove the key")
+        report.problem(place, f"{dotted(key)} can no longer be {value!r}: {retired.reason}. Remove the key")
     else:
         report.problem(place, f"{dotted(key)} is not a key any more: {retired.reason}")
 
@@ -207,20 +209,20 @@ def _helper_model(tree: Tree, judge: Offer | None, report: Report) -> None:
             accepted = key_spellings(import_target(judge.provider.config))
         if judge is None or name not in accepted:
             which = f"the judge {judge.full_name!r}" if judge is not None else "this judge"
-            report.problem(tree.place(key), f"{dotted(key)}: {which} asks no helper model; remove the key")
+            report.problem(tree.place(key), f"{dotted(key)}: {which} uses no helper model. Remove the key")
             tree.remove(key)
             continue
         new = (*JUDGE, judge.full_name, accepted[name])
         report.note(f"{dotted(key)} is now {dotted(new)}", tree.place(key))
         if tree.has(new):
-            report.problem(tree.place(key), f"{dotted(key)} and {dotted(new)} are one key; keep one")
+            report.problem(tree.place(key), f"{dotted(key)} and {dotted(new)} are the same key. Keep one of them")
             tree.remove(key)
         else:
             tree.move(key, new)
 
 
 def _remove_empty(tree: Tree, section: Key) -> None:
-    """Take a section out that held nothing but older keys; one level below ``astuner:`` there is always one."""
+    """Remove a section that contained only older keys, except for sections directly below ``astuner:``."""
     if len(section) > 2 and tree.get(section) == {}:
         tree.remove(section)
 

@@ -35,7 +35,7 @@ def test_a_name_of_a_module_that_is_gone_is_what_has_the_new_one():
         )  # which are not all here, where this package is alone
     )
     said = python(code).stderr
-    assert said.count("astuner.task_judge.judge_base.JudgeBase is astuner.Judge now") == 1
+    assert said.count("astuner.task_judge.judge_base.JudgeBase was renamed to astuner.Judge;") == 1
     with pytest.raises(AttributeError, match=r"'astuner\.task_judge\.judge_base' has no attribute 'Jury'"):
         __import__("astuner.task_judge.judge_base", fromlist=["Jury"]).Jury  # noqa: B018
 
@@ -48,7 +48,7 @@ def test_the_first_name_of_the_package_is_the_package_and_told_once():
         "assert astune.contracts.types is astuner.contracts.types\n"
         "import astune.context_manager.cmt_agentscope, astune.context_tracker.agentscope"
     ).stderr
-    assert said.count("the package astune is astuner now") == 1
+    assert said.count("the package astune was renamed to astuner") == 1
     assert said.count("astune.") == said.count("Warning: astune.") == 0
 
 
@@ -67,7 +67,7 @@ def test_a_config_has_its_first_name_also_where_it_was_sent(experiment: Path):
         "import pickle\nconfig = pickle.load(open('config', 'rb'))\n"
         "for _ in range(2):\n    assert config.astune is config.ajet is config.astuner"
     ).stderr
-    assert said.count("<string>:4: FutureWarning: config.astune is config.astuner now") == 1
+    assert said.count("<string>:4: FutureWarning: config.astune was renamed to config.astuner;") == 1
     with pytest.raises(AttributeError, match="'astuen'"):
         load_config(experiment).astuen  # noqa: B018
     assert list(ATTRIBUTES) == ["astuner.config.loaded.Config"]
@@ -83,7 +83,7 @@ def test_a_config_has_its_first_name_also_where_it_was_sent(experiment: Path):
 )
 def test_what_is_typed_is_told_in_todays_words_once(typed: str, meant: str, capsys: pytest.CaptureFixture[str]):
     assert normalise(typed.split()) == meant.split()
-    assert capsys.readouterr().err == f"note: today: astuner {meant}\n"
+    assert capsys.readouterr().err == f"note: the current command is: astuner {meant}\n"
     normalise(meant.split())
     assert capsys.readouterr().err == ""
 
@@ -91,12 +91,12 @@ def test_what_is_typed_is_told_in_todays_words_once(typed: str, meant: str, caps
 def test_a_key_is_not_told(capsys: pytest.CaptureFixture[str]):
     words = ["astuner.helper_models.judge.api_key=sk-1", "a=1"]
     assert normalise(["--conf", "x.yaml", *words]) == ["run", "x.yaml", *words]
-    said = "note: today: astuner run x.yaml 'astuner.helper_models.judge.api_key=…' a=1\n"
+    said = "note: the current command is: astuner run x.yaml 'astuner.helper_models.judge.api_key=…' a=1\n"
     assert capsys.readouterr().err == said
 
 
 def test_a_file_of_the_first_documents_is_found_in_a_checkout(experiment: Path):
-    with pytest.raises(ConfigError, match=r"git-math-agentscope\.yaml is examples/math_agent/math_agent\.yaml now"):
+    with pytest.raises(ConfigError, match=r"git-math-agentscope\.yaml .* examples/math_agent/math_agent\.yaml"):
         normalise(["--conf", "launcher/math_agent/git-math-agentscope.yaml"])
     (experiment.parent / "examples" / "math_agent").mkdir(parents=True)
     (experiment.parent / "examples" / "math_agent" / "math_agent.yaml").touch()
@@ -131,9 +131,9 @@ def test_kill_ends_what_runs_of_the_experiment_started_and_nothing_else(others, 
         main(words)
     assert left(others) == ["theirs", "nobody's"]
     said = capsys.readouterr().err
-    assert said.count("note: 'cron' is ignored: no run of ASTuner starts anything of that name") == 1
+    assert said.count("note: 'cron' is ignored: ") == 1
     assert said.count("astuner kill --run-dir DIR") == 1
-    assert "today: astuner run mine.yaml --backbone nothing" in said
+    assert "astuner run mine.yaml --backbone nothing" in said
 
 
 def test_a_killer_without_an_experiment_is_of_the_runs_in_this_folder(others, tmp_path: Path):

@@ -119,7 +119,7 @@ def test_the_older_root_section(load):
     assert config.astuner.rollout.workflow == "a->B"
     assert any("astune: is now astuner:" in note for note in config.notes)
     assert load({}, "astune.seed=3").astuner.seed == 3
-    assert "both are there" in problems(load, {}, text="astune: {seed: 1}\n")[0]
+    assert "both are set" in problems(load, {}, text="astune: {seed: 1}\n")[0]
 
 
 def load_text(load, text: str) -> Config:
@@ -134,7 +134,7 @@ def test_defaults_name_layers_and_hydra_is_not_read(load):
     assert problems(load, {}, text="defaults: [trinty_default]\n") == [
         "e.yaml:4:12: no layer is called 'trinty_default'; did you mean trinity_default?"
     ]
-    assert "should be a list of layers" in problems(load, {}, text="defaults: base\n")[0]
+    assert "must be a list of layers" in problems(load, {}, text="defaults: base\n")[0]
 
 
 @table("loss", LOSSES)

@@ -1,8 +1,8 @@
-"""Tasks from Hugging Face data sets: a folder, a file, or a name on the Hub.
+"""Read tasks from Hugging Face data sets: a folder, a file, or a name on the Hub.
 
-What lies on this machine wins over a name on the Hub, and nothing from the Hub can run code here.  Rows come in their
-stored order. Files with types of their own (Parquet, Arrow) are memory-mapped; CSV and JSON files are read as they are
-written (`astuner_datasets.text_files`).
+Local files take precedence over names on the Hub. Code from the Hub never runs. Rows keep their stored order. Typed
+files (Parquet, Arrow) are memory-mapped; CSV and JSON files are read without guessing types
+(`astuner_datasets.text_files`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LEGACY = {
     "gsm8k/main": ("openai/gsm8k", "main"),
     "gsm8k/socratic": ("openai/gsm8k", "socratic"),
 }
-"""Names of data sets from before the hub had owners, with the subset as a folder: (name, subset) of today."""
+"""Names of data sets without an owner, from older versions of the hub: name/subset -> current (name, subset)."""
 _FORMATS: dict[str, tuple[str, dict[str, str]]] = {
     ".parquet": ("parquet", {}),
     ".jsonl": ("json", {}),
@@ -38,32 +38,34 @@ _FORMATS: dict[str, tuple[str, dict[str, str]]] = {
     ".tsv": ("csv", {"sep": "\t"}),
     ".arrow": ("arrow", {}),
 }
-"""Suffix of a file -> builder of `datasets`, and its options."""
+"""File suffix -> builder of `datasets`, and its options."""
 
 
 class HuggingFaceConfig(Section):
+    """Settings of the task reader ``huggingface``."""
+
     dataset_path: str = Field(min_length=1)
-    """A folder (from `save_to_disk`, or of data files), a file (Parquet, CSV, TSV, JSON, Arrow), or a Hub name such as
-    `openai/gsm8k`."""
+    """Folder (from `save_to_disk`, or with data files), file (Parquet, CSV, TSV, JSON, Arrow), or name on the Hub such
+    as `openai/gsm8k`."""
     name: str | None = None
-    """The subset (configuration) of the data set, such as `main`."""
+    """Subset (configuration) of the data set, such as `main`."""
     revision: str | None = None
-    """Branch, tag or commit on the Hub; a commit makes the run repeatable."""
+    """Branch, tag or commit on the Hub. A commit makes the run reproducible."""
     training_split: str = "train"
-    """The split to train on; `train[:1000]` works where the data set is not from `save_to_disk`."""
+    """Split to train on. `train[:1000]` works unless the data set is from `save_to_disk`."""
     validation_split: str | None = None
-    """The split to validate on; None for an experiment that does not validate."""
+    """Split to validate on; None for no validation."""
     query_field: str | None = None
-    """The column with the query; None takes the first of main_query, question, problem, query, prompt."""
+    """Column with the query; None uses the first of main_query, question, problem, query, prompt."""
     id_field: str | None = None
-    """The column with the task's label; None takes task_id or id, else split and row number."""
+    """Column with the task ID; None uses task_id or id, otherwise split and row number."""
 
 
 class HuggingFaceTaskReader(TaskReader):
-    """Reads the two splits; each is opened when first asked for.
+    """Reads the two splits. Each is opened on first use.
 
-    :param base_dir: what relative local paths start from; None is the working directory.
-    :param on_bad_line: ``stop`` raises `DataError` at a row that is no task; ``skip`` leaves it out.
+    :param base_dir: Base folder of relative local paths; None for the working directory.
+    :param on_bad_line: ``stop`` raises `DataError` for a row that is not a task; ``skip`` omits it.
     """
 
     config: HuggingFaceConfig
@@ -77,7 +79,7 @@ class HuggingFaceTaskReader(TaskReader):
         self._opened: dict[str, Any] = {}
         self._text_files: TextFiles | None = None
         self.skipped: dict[str, str] = {}
-        """Place (``name[split] row n``) and fault of every row left out so far."""
+        """Place (``name[split] row n``) -> fault of every skipped row."""
 
     @classmethod
     def missing(cls, section: HuggingFaceConfig | None, base_dir: Path) -> tuple[str, str]:
@@ -93,10 +95,10 @@ class HuggingFaceTaskReader(TaskReader):
         return cls(section, context.base_dir, context.config.astuner.data.on_bad_line)
 
     def read(self, split: Split) -> Iterator[Task]:
-        """Yield the tasks of ``split`` in stored order; none when there is no validation split.
+        """Yield the tasks of a split in stored order; none without a validation split.
 
-        :raises DataError: the data set cannot be opened, has no task, or (on_bad_line: stop) has a bad row.
-        :raises MissingDependency: the package ``datasets`` is not installed.
+        :raises DataError: The data set cannot be opened, has no tasks, or (on_bad_line: stop) has an invalid row.
+        :raises MissingDependency: The package ``datasets`` is not installed.
         """
         wanted = self.config.training_split if split is Split.TRAIN else self.config.validation_split
         if wanted is None:
@@ -117,7 +119,7 @@ class HuggingFaceTaskReader(TaskReader):
             yield task
         if not tasks:
             raise DataError(
-                f"{self.config.dataset_path}[{wanted}] has no task: {len(self._opened[wanted])} rows, none usable"
+                f"{self.config.dataset_path}[{wanted}] has no usable task in {len(self._opened[wanted])} rows"
             )
 
     def _refuse(self, place: str, fault: str) -> None:
@@ -133,7 +135,7 @@ class HuggingFaceTaskReader(TaskReader):
             import datasets
         except ImportError as e:
             raise MissingDependency(
-                'the task reader "huggingface" needs datasets, which is not installed; '
+                'the task reader "huggingface" requires the package datasets, which is not installed; '
                 "install it with: pip install astuner-datasets"
             ) from e
         try:
@@ -144,7 +146,7 @@ class HuggingFaceTaskReader(TaskReader):
             return self._from_files(datasets, local, split)
         except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as e:
             raise DataError(
-                f"cannot open split {split!r} of {self.config.dataset_path}: {_reason(e)}; {self._advice(local)}"
+                f"cannot open split {split!r} of {self.config.dataset_path}: {_reason(e)}. {self._advice(local)}"
             ) from e
 
     def _from_hub(self, datasets: Any, split: str) -> Any:
@@ -157,12 +159,12 @@ class HuggingFaceTaskReader(TaskReader):
         if local.is_dir():
             return self._rows(_builder(datasets, str(local), self.config.name), split)
         if local.suffix not in _FORMATS:
-            raise ValueError(f"a file that ends in {local.suffix or 'nothing'} is none of {', '.join(_FORMATS)}")
+            raise ValueError(f"{local.suffix or 'no suffix'} is not a supported file type ({', '.join(_FORMATS)})")
         kind, options = _FORMATS[local.suffix]
         return self._rows(_builder(datasets, kind, data_files=str(local), **options), split)
 
     def _rows(self, builder: Any, split: str) -> Any:
-        """Return the rows of a split: as written if files have no types, otherwise as `datasets` prepares them."""
+        """Return the rows of a split: unconverted for files without types, otherwise as prepared by `datasets`."""
         if TextFiles.reads(builder):
             if self._text_files is None:
                 self._text_files = TextFiles(builder)
@@ -172,35 +174,34 @@ class HuggingFaceTaskReader(TaskReader):
         if guess := guessed_column(rows):
             column, dtype = guess
             raise DataError(
-                f"column {column!r} of {self.config.dataset_path} was turned from text into {dtype} by an earlier "
-                f"download (row 0 now holds {rows[0][column]!r}), and the files themselves are not on this machine; "
-                "read it once where the hub can be reached"
+                f"column {column!r} of {self.config.dataset_path} was converted from text to {dtype} by an earlier "
+                f"download (row 0 now has {rows[0][column]!r}), and the original files are not on this machine. "
+                "Run once with access to the hub"
             )
         return rows
 
     def _advice(self, local: Path) -> str:
         if local.exists():
-            return "check the split's name and the files"
-        return f"there is no {local}, so it was taken for a name on the Hub: check name, subset (name:) and split"
+            return "Check the name of the split and the files"
+        return f"{local} does not exist, so it is used as a name on the Hub: check name, subset (name:) and split"
 
 
 def why_no_data_set(path: str, base_dir: Path) -> str:
-    """Why a data set cannot be had, and which are here; empty for one that is here, or that the hub can be asked for.
+    """Return why a data set is not available and which ones are, or an empty string if it is available.
 
-    :param path: as the task reader `huggingface` understands it, relative to ``base_dir``.
+    :param path: Path or name as in ``dataset_path``, relative to ``base_dir``.
     """
     if (base_dir / Path(path).expanduser()).exists() or not (reason := hub_problem(hub_name(path)[0], _prepared())):
         return ""
     return (
-        f"astuner.task_reader.huggingface.dataset_path is {path}, which is not on this machine, and {reason}. Data "
-        f"sets that are here: {', '.join(_prepared()) or 'none'}. Take tasks from a file (task_reader.type: "
-        "jsonl), or download it where there is a network (load_dataset(...).save_to_disk(FOLDER)), copy the folder and "
-        "write its path"
+        f"astuner.task_reader.huggingface.dataset_path is {path}, which is not on this machine, and {reason}. Local "
+        f"data sets: {', '.join(_prepared()) or 'none'}. Read tasks from a file (task_reader.type: jsonl), or save the "
+        "data set on a connected machine (load_dataset(...).save_to_disk(FOLDER)), copy the folder and set its path"
     )
 
 
 def hub_name(path: str) -> tuple[str, str | None]:
-    """A data set's name on the hub and its subset: ``gsm8k/main`` and ``openai/gsm8k/main`` are the same."""
+    """Return the hub name of a data set and its subset; ``gsm8k/main`` and ``openai/gsm8k/main`` are equal."""
     if path in _LEGACY:
         return _LEGACY[path]
     owner, _, rest = path.partition("/")
@@ -209,9 +210,9 @@ def hub_name(path: str) -> tuple[str, str | None]:
 
 
 def _offline_text_files(datasets: Any, name: str, subset: str | None, revision: str | None) -> Any:
-    """Return a builder of the CSV or JSON files that were downloaded from a data set on the hub, or None.
+    """Return a builder of downloaded CSV or JSON files of a data set on the hub, or None.
 
-    Offline, ``datasets`` itself finds only what it prepared, and text files are not prepared.
+    Offline, ``datasets`` finds only data sets that it has prepared, and text files are not prepared.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -220,14 +221,14 @@ def _offline_text_files(datasets: Any, name: str, subset: str | None, revision: 
         folder = snapshot_download(name, repo_type="dataset", revision=revision, local_files_only=True)
         builder = _builder(datasets, folder, subset)
     except (LocalEntryNotFoundError, OSError, ValueError, datasets.exceptions.DatasetsError):
-        return None  # not downloaded, or files of another kind
+        return None  # not downloaded, or other file types
     return builder if TextFiles.reads(builder) else None
 
 
 def _builder(datasets: Any, *named: Any, **options: Any) -> Any:
-    """Return what ``datasets.load_dataset_builder`` makes, without running the loading script of a data set.
+    """Return the result of ``datasets.load_dataset_builder`` without running a data set's loading script.
 
-    Version 3 asks on stdin whether to run it; version 4 runs none.
+    Version 3 of ``datasets`` asks on stdin whether to run it; version 4 never runs it.
     """
     if "trust_remote_code" in inspect.signature(datasets.load_dataset_builder).parameters:
         options["trust_remote_code"] = False
@@ -235,7 +236,7 @@ def _builder(datasets: Any, *named: Any, **options: Any) -> Any:
 
 
 def _prepared() -> list[str]:
-    """Names of what earlier downloads left in the cache: the hub's, and that of the package datasets."""
+    """Return the names of downloaded data sets, from the caches of the hub and of the package datasets."""
     from huggingface_hub import constants
 
     prepared = Path(os.environ.get("HF_DATASETS_CACHE") or Path(constants.HF_HOME) / "datasets")
@@ -244,17 +245,17 @@ def _prepared() -> list[str]:
 
 
 def _saved(opened: Any, local: Path, split: str) -> Any:
-    """A data set from `save_to_disk`: either one split of no name, or several by name."""
+    """Return a split of a data set from `save_to_disk`, which has either one unnamed split or several named ones."""
     if not isinstance(opened, dict):
         if opened.split is None or str(opened.split) == split:
             return opened
-        raise ValueError(f"{local} holds the split {opened.split}")
+        raise ValueError(f"{local} contains the split {opened.split}")
     if split not in opened:
         raise ValueError(f"its splits are {', '.join(opened)}")
     return opened[split]
 
 
 def _reason(e: Exception) -> str:
-    """The first line of an error, and that of the one that caused it: `datasets` hides the useful one behind."""
+    """Return the first lines of an error and of its cause, which is often the useful one in `datasets`."""
     lines = [str(x).strip().splitlines()[0] for x in (e, e.__cause__) if x is not None and str(x).strip()]
     return "; caused by ".join(dict.fromkeys(lines)) or type(e).__name__

@@ -1,8 +1,8 @@
 """Read rows of CSV and JSON files without guessing types.
 
-``datasets`` reads such files through Arrow and pandas, which guess a type for each column: the text ``2024-01-05``
-becomes a timestamp, ``NA`` becomes null, ``007`` becomes 7. So ``datasets`` only locates the files here, and their rows
-are read without a guess: a CSV cell is text, a JSON value keeps its JSON type, and a key that a row lacks stays absent.
+``datasets`` reads such files with Arrow and pandas, which guess a type for each column: the text ``2024-01-05`` becomes
+a timestamp, ``NA`` becomes null, ``007`` becomes 7. Here ``datasets`` only locates the files, and their rows are read
+without guessing: a CSV cell is text, a JSON value keeps its JSON type, and a key that a row lacks stays absent.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ _CSV_OPTIONS = {
     "sep", "delimiter", "header", "names", "column_names", "quotechar", "quoting", "escapechar", "doublequote",
     "skipinitialspace", "encoding", "encoding_errors",
 }  # fmt: skip
-"""Options of `datasets`' CSV files (from the YAML in a data set's README.md) that are used."""
+"""Supported options of `datasets`' CSV files, from the YAML in a data set's README.md."""
 _CSV_IGNORED = {
     "features", "chunksize", "engine", "memory_map", "float_precision", "keep_default_na", "na_filter",
     "mangle_dupe_cols", "verbose", "low_memory", "error_bad_lines", "warn_bad_lines", "on_bad_lines", "date_format",
 }  # fmt: skip
-"""Options that only concern types and speed."""
+"""Ignored options, which only affect types and speed."""
 
 
 class TextFiles:
     """The splits of a data set that consists of CSV or JSON files."""
 
     def __init__(self, builder: Any) -> None:
-        """
-        :param builder: the `datasets.DatasetBuilder` that located the files.
+        """Keep the builder's files and options.
+
+        :param builder: The `datasets.DatasetBuilder` that located the files.
         """
         self._config = builder.config
         self._is_csv = _reads_csv(builder)
@@ -48,14 +49,14 @@ class TextFiles:
 
     @staticmethod
     def reads(builder: Any) -> bool:
-        """Whether the builder's files are CSV or JSON."""
+        """Return whether the builder's files are CSV or JSON."""
         return _reads_csv(builder) or _reads_json(builder)
 
     def rows(self, split: str) -> list[Any]:
-        """Return the rows that a split such as ``train`` or ``train[:100]+test`` names; a bad one is a `BadRow`.
+        """Return the rows of a split such as ``train`` or ``train[:100]+test``. Invalid rows are `BadRow` objects.
 
-        :raises ValueError: the split is unknown, or not spelt correctly.
-        :raises DataError: a file cannot be read at all.
+        :raises ValueError: The split is unknown or misspelled.
+        :raises DataError: A file cannot be read.
         """
         from datasets import ReadInstruction
 
@@ -71,12 +72,12 @@ class TextFiles:
 
     @cached_property
     def _local(self) -> dict[str, list[tuple[str, Path]]]:
-        """The files of all splits on this machine, unpacked, each with the name that messages give it."""
+        """Local files of all splits, unpacked, each with its name in messages."""
         from datasets import DownloadConfig, DownloadManager
 
         manager = DownloadManager(download_config=DownloadConfig(disable_tqdm=True))
         sources = {split: list(map(str, files)) for split, files in self._files.items()}
-        unpacked = manager.download_and_extract(sources)  # all at once, so that later runs need no network
+        unpacked = manager.download_and_extract(sources)  # all splits, so that later runs need no network
         return {
             split: [
                 (self._label(source), Path(file))
@@ -98,8 +99,8 @@ class TextFiles:
             known = option.name in _CSV_OPTIONS | _CSV_IGNORED or option.name in _base_options()
             if not known and getattr(config, option.name) != option.default:
                 raise DataError(
-                    f"{label}: the option {option.name} of the data set's README.md is not supported for CSV files; "
-                    "remove it, or convert the file to Parquet"
+                    f"{label}: the option {option.name} in the data set's README.md is not supported for CSV files. "
+                    "Remove it, or convert the file to Parquet"
                 )
         text = _decoded(label, path.read_bytes(), config.encoding or "utf-8", config.encoding_errors or "strict")
         yield from csv_rows(
@@ -124,7 +125,7 @@ class TextFiles:
 
 
 class _Lengths(Mapping[str, int]):
-    """Rows of each split, read only for a split that is asked for."""
+    """Number of rows per split; a split is read only when its number is requested."""
 
     def __init__(self, files: TextFiles) -> None:
         self._text_files = files
@@ -144,10 +145,10 @@ def csv_rows(
 ) -> Iterator[dict[str, str] | BadRow]:
     """Yield the rows of a CSV file, in which every cell is text.
 
-    :param label: the file's name, for messages.
-    :param names: the columns, in place of the header's.
-    :param dialect: as for `csv.reader`.
-    :raises DataError: the header or the quoting is wrong.
+    :param label: Name of the file, for messages.
+    :param names: Column names that replace the header's.
+    :param dialect: Options of `csv.reader`.
+    :raises DataError: The header or the quoting is invalid.
     """
     before = csv.field_size_limit(_MAX_CELL_CHARS)
     try:
@@ -164,7 +165,7 @@ def csv_rows(
         if len(cells) == len(columns):
             yield dict(zip(columns, cells, strict=True))
         else:
-            yield BadRow(f"line {line} of {label} has {len(cells)} cells, and there are {len(columns)} columns")
+            yield BadRow(f"line {line} of {label} has {len(cells)} cells, but there are {len(columns)} columns")
 
 
 def _numbered(label: str, text: str, dialect: Mapping[str, Any]) -> list[tuple[int, list[str]]]:
@@ -177,24 +178,24 @@ def _numbered(label: str, text: str, dialect: Mapping[str, Any]) -> list[tuple[i
             if cells:
                 rows.append((line, cells))
             line = reader.line_num + 1
-    except (csv.Error, TypeError, ValueError) as e:  # the latter two: of the dialect
-        raise DataError(f"{label}: the row in line {line} is not CSV: {e}; correct its quotation marks") from None
+    except (csv.Error, TypeError, ValueError) as e:  # the last two: from the dialect
+        raise DataError(f"{label}: the row in line {line} is not valid CSV: {e}. Correct its quotation marks") from None
     return rows
 
 
 def _columns(label: str, header: Sequence[str]) -> list[str]:
-    """Return the names of the columns; one without a name is called as pandas calls it."""
+    """Return the column names; a column without a name gets the name that pandas uses."""
     columns = [name or f"Unnamed: {number}" for number, name in enumerate(header)]
     if repeated := [name for name, times in Counter(columns).items() if times > 1]:
-        raise DataError(f"{label} has several columns called {repeated[0]!r}; rename all but one")
+        raise DataError(f"{label} has several columns called {repeated[0]!r}. Rename all but one")
     return columns
 
 
 def json_rows(label: str, data: bytes, field: str | None = None) -> Iterator[Any]:
-    """Yield the rows of a file of JSON lines, or of one JSON document: a list of objects, or an object with columns.
+    """Yield the rows of JSON lines, or of one JSON document: a list of objects, or an object with columns.
 
-    :param field: the field of the document that holds the rows.
-    :raises DataError: it is neither.
+    :param field: Field of the document that contains the rows.
+    :raises DataError: It is neither.
     """
     lines = [(number, line) for number, line in enumerate(data.split(b"\n"), start=1) if line.strip()]
     if not lines:
@@ -206,7 +207,7 @@ def json_rows(label: str, data: bytes, field: str | None = None) -> Iterator[Any
     try:
         document = parse_json(data)
     except BadRow as e:
-        if field is None and first != b"{" and not first.startswith(b"["):  # JSON lines, and the first one is bad
+        if field is None and first != b"{" and not first.startswith(b"["):  # JSON lines with an invalid first line
             yield from (_row(f"line {number} of {label}", line) for number, line in lines)
             return
         raise DataError(f"{label} is neither JSON lines nor one JSON document: {e}") from None
@@ -214,7 +215,7 @@ def json_rows(label: str, data: bytes, field: str | None = None) -> Iterator[Any
 
 
 def _is_row(line: bytes, *, only: bool) -> bool:
-    """Whether the first line of a file is a row; the only line may be a document with all rows."""
+    """Return whether the first line of a file is a row; a single line may be a document with all rows."""
     if not line.startswith(b"{"):
         return False
     try:
@@ -234,7 +235,7 @@ def _row(place: str, line: bytes) -> Any:
 def _rows_of_document(label: str, document: Any, field: str | None) -> Iterable[Any]:
     if field is not None:
         if not isinstance(document, dict) or field not in document:
-            raise DataError(f"{label} has no field {field!r}, which the data set's README.md names")
+            raise DataError(f"{label} has no field {field!r}, which the data set's README.md refers to")
         document = document[field]
     if isinstance(document, list):
         return [{"text": row} if isinstance(row, str) else row for row in document]
@@ -244,7 +245,7 @@ def _rows_of_document(label: str, document: Any, field: str | None) -> Iterable[
 
 
 def _is_table(value: Any) -> bool:
-    """Whether it is an object whose values are columns: lists of one length."""
+    """Return whether a value is an object of columns: lists of equal length."""
     if not isinstance(value, dict) or not value or not all(isinstance(column, list) for column in value.values()):
         return False
     return len({len(column) for column in value.values()}) == 1
@@ -256,16 +257,16 @@ def _decoded(label: str, data: bytes, encoding: str, errors: str) -> str:
     except UnicodeDecodeError as e:
         line = data[: e.start].count(b"\n") + 1
         raise DataError(
-            f"{label}: byte {data[e.start]:#04x} in line {line} is not {encoding.upper()}; save the file as UTF-8"
+            f"{label}: byte {data[e.start]:#04x} in line {line} is not {encoding.upper()}. Save the file as UTF-8"
         ) from None
     except LookupError:
-        raise DataError(f"{label}: the data set's README.md names the unknown encoding {encoding!r}") from None
+        raise DataError(f"{label}: the data set's README.md has the unknown encoding {encoding!r}") from None
 
 
 def guessed_column(rows: Any) -> tuple[str, str] | None:
-    """Return a column of a prepared data set whose text was replaced by a guess, and the guess; None if there is none.
+    """Return a column of a prepared data set whose text was replaced by a guessed type, and the type; None without one.
 
-    :param rows: a `datasets.Dataset` that an earlier download made of CSV or JSON files.
+    :param rows: A `datasets.Dataset` that an earlier download created from CSV or JSON files.
     """
     kind = rows.info.builder_name
     for name, feature in rows.features.items():

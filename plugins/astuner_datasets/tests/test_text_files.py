@@ -123,7 +123,7 @@ def test_json_values_keep_their_types_and_absent_keys_stay_absent(tmp_path, rows
         ("q.csv", "question,answer\n\na?\n", ["line 3 of q.csv", "1 cells"]),
         ("q.csv", 'question,answer\na?,1\nb?,"open\n', ["q.csv", "line 3", "quotation"]),
         ("q.csv", 'question,answer\n"a"b,1\n', ["q.csv", "line 2", "quotation"]),
-        ("q.csv", "question,answer,answer\na?,1,2\n", ["q.csv", "'answer'", "rename"]),
+        ("q.csv", "question,answer,answer\na?,1,2\n", ["q.csv", "'answer'", "Rename"]),
         ("q.csv", b"question,answer\na?,\xe9\n", ["q.csv", "line 2", "0xe9", "UTF-8"]),
         ("q.jsonl", '{"question": "a?"}\n{"question": \n', ["line 2 of q.jsonl", "not JSON"]),
         ("q.jsonl", "{'question': 1}\n", ["line 1 of q.jsonl", "not JSON"]),

@@ -1,1 +1,1 @@
-"""The ways in which model families beside ChatML write turns, reasoning and tool calls."""
+"""Formats of turns, reasoning and tool calls of model families other than ChatML."""

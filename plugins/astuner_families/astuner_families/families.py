@@ -1,6 +1,6 @@
-"""The ways in which model families beside ChatML write turns, reasoning and tool calls: readers, and families as data.
+"""Parsers of turns, reasoning and tool calls of model families other than ChatML, and the families as data.
 
-Adding one means adding one at the end, naming it in `plugin`, and perhaps a reader.  As everywhere, nothing is
+To add a family, define it at the end, register it in ``plugin.toml``, and add a parser if necessary. Nothing is
 repaired: arguments are the model's own characters, and text that is not exactly a call stays text.
 """
 
@@ -35,7 +35,7 @@ from astuner_families.typed_arguments import TypedArguments
 # ---- names of tools --------------------------------------------------------------------------------------------------
 
 _NAME = "NAME"
-"""Stands for a name in patterns. Names of tools that are offered may hold characters that end other names."""
+"""Placeholder for a name in patterns. Names of offered tools may contain characters that end other names."""
 
 
 def _pattern_for(pattern: str, other: str, names: Iterable[str]) -> re.Pattern[str]:
@@ -49,7 +49,7 @@ def _compiled(pattern: str, other: str, names: tuple[str, ...]) -> re.Pattern[st
     return re.compile(pattern.replace(_NAME, "|".join([*map(re.escape, unusual), other])), re.DOTALL)
 
 
-# ---- JSON after a token of its own: Llama 3, Mistral, DeepSeek -------------------------------------------------------
+# ---- JSON after a special token: Llama 3, Mistral, DeepSeek ----------------------------------------------------------
 
 _PYTHON_TAG = "<|python_tag|>"
 _LOOKS_LIKE_A_CALL = re.compile(
@@ -66,10 +66,10 @@ _DEEPSEEK_NAME = r"[^\s<>｜]+"
 
 
 def read_llama(text: str, tools: Tools) -> ReadCalls:
-    """A reply of Llama 3.1 or later: it is one call, or it is text.
+    """Parse a reply of Llama 3.1 or later, which is either one call or text.
 
-    A call is one JSON object with ``name`` and ``parameters`` and perhaps ``"type": "function"``, and nothing else
-    beside it but ``<|python_tag|>`` in front.  An object with other members is an answer in JSON.
+    A call is one JSON object with ``name`` and ``parameters``, optionally ``"type": "function"``, and optionally
+    ``<|python_tag|>`` before it. An object with other members is an answer in JSON.
     """
     inside = text.strip().removeprefix(_PYTHON_TAG)
     members = members_at(inside, 0)
@@ -85,7 +85,7 @@ def read_llama(text: str, tools: Tools) -> ReadCalls:
 
 
 def read_mistral_list(text: str, tools: Tools) -> ReadCalls:
-    """A reply of Mistral up to 2024: ``[TOOL_CALLS]`` and a JSON list of calls, at its end."""
+    """Parse a reply of Mistral models until 2024: ``[TOOL_CALLS]`` and a JSON list of calls at its end."""
     lead, found, inside = text.partition(_MISTRAL)
     if not found:
         return text, [], []
@@ -94,7 +94,7 @@ def read_mistral_list(text: str, tools: Tools) -> ReadCalls:
 
 
 def _calls_of_list(text: str) -> list[ToolCall]:
-    """The calls of a JSON list that ``text`` is; empty where it is none."""
+    """Return the calls if ``text`` is a JSON list of calls, otherwise an empty list."""
     calls: list[ToolCall] = []
     at = skip_space(text, 0)
     separator = "["
@@ -116,7 +116,7 @@ def _calls_of_list(text: str) -> list[ToolCall]:
 
 
 def read_mistral_args(text: str, tools: Tools) -> ReadCalls:
-    """A reply of later Mistral models: ``[TOOL_CALLS]name[ARGS]{…}`` for each call, perhaps with ``[CALL_ID]``."""
+    """Parse a reply of later Mistral models: ``[TOOL_CALLS]name[ARGS]{…}`` per call, optionally with ``[CALL_ID]``."""
     lead, found, _ = text.partition(_MISTRAL)
     if not found:
         return text, [], []
@@ -133,12 +133,12 @@ def read_mistral_args(text: str, tools: Tools) -> ReadCalls:
 
 
 def read_deepseek_fenced(text: str, tools: Tools) -> ReadCalls:
-    """A reply of DeepSeek V3 or R1: arguments in a fenced block behind ``function`` and the name."""
+    """Parse a reply of DeepSeek V3 or R1: arguments in a fenced block after ``function`` and the name."""
     return _read_deepseek(text, tools, _FENCED, "\n```")
 
 
 def read_deepseek_bare(text: str, tools: Tools) -> ReadCalls:
-    """A reply of DeepSeek V3.1: arguments behind the name."""
+    """Parse a reply of DeepSeek V3.1: arguments after the name."""
     return _read_deepseek(text, tools, _BARE, "")
 
 
@@ -166,15 +166,15 @@ def _read_deepseek(text: str, tools: Tools, head: str, behind: str) -> ReadCalls
 
 # ---- one tag per argument: GLM-4.5 and later, Qwen3-Coder and Qwen3.5 ------------------------------------------------
 
-# The values stand without quotes: `typed_arguments` reads them by the tool's JSON schema.
+# The values have no quotes: `typed_arguments` reads them with the tool's JSON schema.
 
 
 @dataclass(frozen=True)
 class _Tags:
-    """How a format writes one call between ``<tool_call>`` and ``</tool_call>``."""
+    """The format of one call between ``<tool_call>`` and ``</tool_call>``."""
 
     head: str
-    """Pattern of the tool's name and what surrounds it."""
+    """Pattern of the tool's name and its surroundings."""
     name: str
     """Pattern of a name."""
     pair: str
@@ -182,11 +182,11 @@ class _Tags:
     key: str
     """Pattern of an argument's name."""
     end: str = ""
-    """Pattern of what follows the arguments."""
+    """Pattern of the text after the arguments."""
     values_on_lines: bool = False
-    """The template writes each value on lines of its own."""
+    """Whether the template writes each value on separate lines."""
     python_literals: bool = False
-    """The template writes values as Python's ``str`` does, not as JSON."""
+    """Whether the template writes values as Python's ``str`` does, not as JSON."""
 
 
 _GLM_FORMAT = _Tags(
@@ -247,10 +247,10 @@ def _parameters(tools: Tools, name: str) -> Any:
     return None
 
 
-# ---- gpt-oss: a row of messages, each with a channel (harmony) -------------------------------------------------------
+# ---- gpt-oss: a sequence of messages, each with a channel (harmony) --------------------------------------------------
 
 # ``analysis`` is reasoning, ``final`` is the answer, ``commentary`` is text for the user or, with a recipient
-# ``functions.NAME``, a tool call.  The generation prompt has already begun the first message's header.
+# ``functions.NAME``, a tool call. The generation prompt contains the start of the first message's header.
 
 _START, _MESSAGE, _END = "<|start|>", "<|message|>", "<|end|>"
 _HEADER = (
@@ -267,7 +267,7 @@ _CALL_INSIDE = re.compile(
 
 
 def read_harmony(text: str, tools: Tools) -> Read:
-    """Take a reply apart. Without ``tools``, calls stay in the text; so does what cannot be read, as it was written."""
+    """Parse a reply. Without ``tools``, calls stay text, as does everything that cannot be parsed."""
     thoughts: list[str] = []
     said: list[str] = []
     calls: list[ToolCall] = []
@@ -302,24 +302,24 @@ def read_harmony(text: str, tools: Tools) -> Read:
 
 
 def _calls_inside(body: str) -> list[str]:
-    """Return the text of a call inside the body of another message, which the model did not end; none or one."""
+    """Return the unfinished call inside the body of another message, as a list of at most one text."""
     found = _CALL_INSIDE.search(body)
     return [body[found.start() :].strip()] if found else []
 
 
 def _messages(text: str) -> list[str]:
-    """The messages of ``text``, each with the token that begins it and the token that ends it, where it has them."""
+    """Return the messages of ``text``, including their start and end tokens."""
     return [piece for piece in re.split(r"(?<=<\|end\|>)|(?=<\|start\|>)", text) if piece]
 
 
-# ---- what chat templates want of messages ----------------------------------------------------------------------------
+# ---- forms of messages that chat templates require -------------------------------------------------------------------
 
 SHORT = 9
-"""Characters of a call's id in Mistral's templates."""
+"""Length of a call's ID in Mistral's templates."""
 
 
 def short_ids(messages: Sequence[Message]) -> list[Message]:
-    """``messages`` whose calls have ids of nine letters or digits, and whose results name their tool, as v2's must."""
+    """Return ``messages`` with call IDs of nine letters or digits, and with tool names in results, as v2 requires."""
     names = {call.get("id"): {"name": call["function"]["name"]} for m in messages for call in m.get("tool_calls") or ()}
     results = ({**names.get(m.get("tool_call_id"), {}), **m} if m["role"] == "tool" else m for m in messages)
     return [_with_short_ids(message) for message in results]
@@ -333,7 +333,7 @@ def _with_short_ids(message: Message) -> Message:
 
 
 def short_id(label: str | None) -> str:
-    """The id of nine letters or digits that stands for ``label``: the one the model gave the call, if it gave one."""
+    """Return the ID of nine letters or digits for ``label``: the model's own ID of the call, if there is one."""
     text = label or ""
     own = text.rpartition("_")[2]
     if len(own) == SHORT and own.isalnum():
@@ -342,7 +342,7 @@ def short_id(label: str | None) -> str:
 
 
 def one_call_each(messages: Sequence[Message]) -> list[Message]:
-    """Parallel calls as the model would have made them one after another: each followed by its own result."""
+    """Return messages in which parallel calls are sequential: each is followed by its own result."""
     at, shaped = 0, list[Message]()
     while at < len(messages):
         message = messages[at]
@@ -359,7 +359,7 @@ def one_call_each(messages: Sequence[Message]) -> list[Message]:
         for n, call in enumerate(calls):
             shaped.append({**message, "content": message["content"] if n == 0 else "", "tool_calls": [call]})
             own = [r for r in results if r.get("tool_call_id") == ids[n]]
-            own = own[:1] if ids[n] in ids[n + 1 :] else own  # calls that share an id, or have none: in order
+            own = own[:1] if ids[n] in ids[n + 1 :] else own  # calls with equal or missing IDs: in order
             shaped += own
             results = [r for r in results if not any(r is taken for taken in own)]
         shaped += results
@@ -367,7 +367,7 @@ def one_call_each(messages: Sequence[Message]) -> list[Message]:
 
 
 def one_text_beside_a_call(messages: Sequence[Message]) -> list[Message]:
-    """As `one_call_each`; beside a call, gpt-oss's template takes either content or reasoning."""
+    """Apply `one_call_each`; gpt-oss's template accepts either content or reasoning next to a call."""
     return [
         {k: v for k, v in m.items() if k != "reasoning_content"} if m.get("tool_calls") and m["content"] else m
         for m in one_call_each(messages)

@@ -1,9 +1,10 @@
-"""The turn that a request goes on from by what it says alone (``astuner.rollout.merge_level: text``).
+"""Find the turn that a request continues by text alone (``astuner.rollout.merge_level: text``).
 
-Messages are compared by role and text, white space apart.  Tools, tool calls and their ids are overlooked; what was
-overlooked is reported, in a closed vocabulary.  Only the finding is relaxed: the prompt still begins with the recorded
-ids, so what is trained is exactly what the engine saw.  Invariant: of the turns that fit, the one that overlooks least
-is taken, then the newest.
+Messages are compared by role and text, ignoring white space. Tools, tool calls and their IDs are also ignored; ignored
+differences are reported as one of a fixed set of values. Only the search is relaxed: the prompt still starts with the
+recorded IDs, so training uses exactly the tokens that the engine saw. Invariant: of the matching turns, the one with
+the
+smallest difference is used, and the newest of equals.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ _Texts: TypeAlias = tuple[tuple[str, str], ...]
 
 
 class Relaxed(LooserHistoryPart):
-    """What one agent has said so far, to be found by text."""
+    """The recorded replies of one agent, found by text."""
 
     def __init__(self) -> None:
         self._heard: dict[_Texts, list[tuple[Said, Sequence[Message], Sequence[Mapping[str, Any]]]]] = {}
-        """The texts of a conversation up to a reply -> the turns that ended so, each with its messages and tools."""
+        """Texts of a conversation up to a reply -> turns with this end, each with its messages and tools."""
 
     def add(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], said: Said, *, text: str) -> None:
-        """Remember the reply to ``messages``.
+        """Add the reply to ``messages``.
 
-        :param text: the whole reply, reasoning and tool calls included; it may come back like that.
+        :param text: The complete reply, including reasoning and tool calls, which a framework may return.
         """
         before = tuple(map(_signature, messages))
         heard = (said, deepcopy([*messages, said.message]), deepcopy(list(tools)))
@@ -52,7 +53,7 @@ class Relaxed(LooserHistoryPart):
             self._heard.setdefault((*before, last), []).append(heard)
 
     def find(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Found | None:
-        """The last turn that ``messages`` go on from."""
+        """Return the last turn that ``messages`` continue, or None."""
         texts, spelled = tuple(map(_signature, messages)), spelling(list(tools))
         length = next((n for n in range(len(texts), 0, -1) if texts[:n] in self._heard), 0)
         weighed = []
@@ -70,12 +71,12 @@ def _signature(message: Message) -> tuple[str, str]:
 
 
 def _squeezed(text: str) -> str:
-    return sys.intern(" ".join(text.split()))  # it is kept again for every later turn
+    return sys.intern(" ".join(text.split()))  # it is stored again for every later turn
 
 
 def _overlooked(ours: Sequence[Message], theirs: Sequence[Message]) -> Iterable[str]:
     for one, other in zip(ours, theirs, strict=True):
-        if one == other and not one.get("tool_calls"):  # for Python, a call with 1 equals one with true
+        if one == other and not one.get("tool_calls"):  # in Python, calls with 1 and true are equal
             continue
         if text_of(one.get("content")) != text_of(other.get("content")):
             yield "whitespace"

@@ -3,9 +3,9 @@
 GLM and Qwen3-Coder write the number ``5`` and the text ``5`` in the same way. `TypedArguments.read` tries these values
 in order and returns the first that the argument's schema allows:
 
-1. The JSON value that the text spells, unless it is a text in quotes. A whole number such as ``105.0`` or ``2e1`` also
-   counts as an integer.
-2. ``True``, ``False`` or ``None``, in formats whose template writes values as Python does.
+1. The JSON value of the text, unless it is a string in quotes. A whole number such as ``105.0`` or ``2e1`` also counts
+   as an integer.
+2. ``True``, ``False`` or ``None``, in formats whose template writes Python values.
 3. The text itself.
 4. ``True``, ``False`` or ``None``, in the other formats.
 
@@ -13,11 +13,11 @@ If ``const`` and ``enum`` allow none of them, the types of the listed values dec
 stays text.
 
 A schema allows a value by its type: ``type``, ``nullable``, ``const``, ``enum``, ``$ref``, ``allOf``, ``anyOf``,
-``oneOf`` and ``not``. If a tool has alternative sets of arguments, those that fit all arguments count. Ranges, formats
-and the members of arrays and objects are not checked: such a value has the right type, and the tool can explain what is
-wrong with it.
+``oneOf`` and ``not``. If a tool has alternative sets of arguments, only those that fit all arguments count. Ranges,
+formats and members of arrays and objects are not checked: such a value has the right type, and the tool can report the
+problem.
 
-Invariant: reading never raises, whatever the schema is, and follows each reference once for each value.
+Invariant: reading never raises, for any schema, and follows each reference once per value.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from astuner.contracts.messages import parse_number, parse_value
 
 _PYTHON_LITERALS = {"True": True, "False": False, "None": None}
 _TEXT_KEYWORDS = frozenset(("minLength", "maxLength", "pattern", "contentEncoding", "contentMediaType"))
-"""Keywords that only restrict texts, so that a schema without a type that has one describes a text."""
+"""Keywords that apply only to texts: a schema without a type that has one of them describes a text."""
 _TYPE_KEYWORDS = frozenset(("type", "const", "enum"))
 """Keywords that `TypedArguments` checks completely, so that their negation can be checked, too."""
 _SLOW_PATTERN = re.compile(r"\)[*+{]|\\[1-9]|\(\?|(?:[*+{].*){3}", re.DOTALL)
-"""Patterns of ``patternProperties`` that might take more than quadratic time; they are ignored."""
+"""Patterns of ``patternProperties`` that may take more than quadratic time; they are ignored."""
 _MAX_BRANCHES = 32
-"""Branches of ``anyOf`` and ``oneOf`` up to which those are chosen that fit the other arguments."""
+"""Maximum number of branches of ``anyOf`` and ``oneOf`` that are compared with the other arguments."""
 _LONGEST_KEY = 256
-"""Characters of an argument's name that is matched against patterns."""
+"""Maximum length of an argument's name that is matched against patterns."""
 
 
 _Chosen: TypeAlias = "dict[int, list[list[Any]]]"
-"""The alternatives of schemas, by `id`."""
+"""Alternatives of schemas, by `id`."""
 
 
 class _Given(NamedTuple):
@@ -51,23 +51,24 @@ class _Given(NamedTuple):
 
     texts: Mapping[str, str]
     chosen: _Chosen
-    """The alternatives that fit them, as far as they are known."""
+    """Alternatives that fit the arguments, as far as computed."""
 
 
 class TypedArguments:
     """The arguments of one tool."""
 
     def __init__(self, parameters: Any, *, python_literals: bool) -> None:
-        """
-        :param parameters: the tool's JSON schema; anything else allows every value.
-        :param python_literals: the format writes ``True``, ``False`` and ``None``.
+        """Prepare reading.
+
+        :param parameters: JSON schema of the tool; anything else allows every value.
+        :param python_literals: Whether the format writes ``True``, ``False`` and ``None``.
         """
         self._root = parameters
         self._python_literals = python_literals
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the arguments that the schema lists."""
+        """Names of the arguments in the schema."""
         properties = self._root.get("properties") if isinstance(self._root, Mapping) else None
         return tuple(filter(_is_text, properties)) if isinstance(properties, Mapping) else ()
 
@@ -84,7 +85,7 @@ class TypedArguments:
                 for candidate in candidates:
                     if self._allows(schema, candidate, exact, {}):
                         return candidate
-        except RecursionError:  # nested deeper than Python follows
+        except RecursionError:  # nested too deeply for Python
             pass
         return text
 
@@ -101,8 +102,8 @@ class TypedArguments:
     def _schema_of(self, key: str, schema: Any, followed: set[str], given: _Given | None) -> Any:
         """Return the schema of the argument ``key`` of an object with ``schema``; True if it has none.
 
-        :param followed: references that were followed already.
-        :param given: choose the alternatives that fit these arguments; None: take all.
+        :param followed: References that were already followed.
+        :param given: Arguments that select alternatives; None to use all alternatives.
         """
         if not isinstance(schema, Mapping):
             return True
@@ -153,8 +154,8 @@ class TypedArguments:
     def _allows(self, schema: Any, value: Any, exact: bool, followed: dict[str, bool]) -> bool:
         """Return whether ``schema`` allows ``value``.
 
-        :param exact: compare with the values of ``const`` and ``enum``, not only with their types.
-        :param followed: what each reference that was followed already allows.
+        :param exact: Compare with the values of ``const`` and ``enum``, not only with their types.
+        :param followed: Results of references that were already followed.
         """
         if not isinstance(schema, Mapping):
             return schema is not False
@@ -190,8 +191,8 @@ class TypedArguments:
     def _resolve(self, reference: str, schema: Mapping[str, Any]) -> Any:
         """Return the schema that ``reference`` names, or True (anything is allowed) if there is none.
 
-        It is looked up in the tool's schema, then in ``schema``, which holds the reference: schemas that were copied
-        into others often bring their definitions along.
+        It is searched in the tool's schema, then in ``schema``, which contains the reference: copied schemas often
+        include their definitions.
         """
         base, _, fragment = reference.partition("#")
         for root in (self._root, schema):
@@ -203,7 +204,7 @@ class TypedArguments:
 
 
 def _own_schemas(key: str, schema: Mapping[str, Any]) -> list[Any]:
-    """Return the schemas that ``schema`` itself has for the member ``key``."""
+    """Return the schemas for the member ``key`` in ``schema`` itself."""
     schemas = []
     properties, patterns = schema.get("properties"), schema.get("patternProperties")
     if isinstance(properties, Mapping) and key in properties:
@@ -226,7 +227,7 @@ def _matches(pattern: Any, key: str) -> bool:
 
 
 def _any_of(schemas: list[Any]) -> Any:
-    """Return the schema that allows what any of ``schemas`` allows, ignoring schemas that name nothing."""
+    """Return the schema that allows whatever one of ``schemas`` allows, ignoring schemas that name nothing."""
     known = [schema for schema in schemas if schema is not True]
     return {"anyOf": known} if known else True
 
@@ -249,7 +250,7 @@ def _is_listed(schema: Mapping[str, Any], value: Any, exact: bool) -> bool:
 
 
 def _types(value: Any) -> set[str]:
-    """Return the names that JSON Schema has for the type of ``value``."""
+    """Return JSON Schema's names for the type of ``value``."""
     if value is None:
         return {"null"}
     if isinstance(value, bool):
@@ -275,7 +276,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _at_pointer(root: Mapping[str, Any], pointer: str) -> Any:
-    """Return what the JSON pointer (RFC 6901) names in ``root``, or None."""
+    """Return the value at the JSON pointer (RFC 6901) in ``root``, or None."""
     found: Any = root
     for step in pointer.split("/")[1:]:
         key = step.replace("~1", "/").replace("~0", "~")

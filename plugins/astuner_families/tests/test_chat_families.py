@@ -246,7 +246,7 @@ def test_a_later_system_message_is_shown_or_refused_and_never_lost(name: str, fi
         encoded = agent.encode(messages)
     except UnsupportedRequest as refusal:
         refused = str(refusal)
-    if "leaves out" in refused:
+    if " omits " in refused:
         shown = agent.whole(messages)
         assert any(m["content"] in refused and m["content"] not in shown for m in messages)
         return
@@ -264,7 +264,7 @@ def test_a_later_system_message_is_shown_or_refused_and_never_lost(name: str, fi
 def test_a_system_message_that_a_template_never_shows_is_refused_by_name() -> None:
     agent = Agent(codec("gpt-oss"))
     reply = agent.say(agent.encode([SYSTEM, ASK]), agent.template.write_reply("four"), "<|return|>")
-    with pytest.raises(UnsupportedRequest, match="leaves out the system message 'From now on, be long"):
+    with pytest.raises(UnsupportedRequest, match="omits the system message 'From now on, be long"):
         agent.encode([SYSTEM, ASK, reply, ORDER, MORE])
     assert agent.encode([SYSTEM, ASK, reply, MORE]).continues == 0
 
@@ -761,7 +761,7 @@ def test_a_library_template_reads_families_that_only_the_tokenizer_describes() -
 {%- endfor %}{{ '<turn|>\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|turn>assistant\n' }}{% endif %}"""
     described = make_tokenizer(jinja_text, ["<|turn>", "<turn|>"], eos_token="<turn|>")
-    with pytest.raises(ConfigError, match="no family"):
+    with pytest.raises(ConfigError, match="no installed chat family"):
         ChatCodec(described)
     described.response_template = {
         "defaults": {"role": "assistant"},

@@ -45,7 +45,7 @@ def test_any_bytes_are_an_object_or_refused(raw: bytes, halves: bool) -> None:
     ("raw", "says"),
     [
         (b"[]", "not an object, but list"),
-        (b'{"a": NaN}', "NaN is no JSON number"),
+        (b'{"a": NaN}', "NaN is not a JSON number"),
         (b'{"a": -1e999}', "-1e999 is too large"),
         (b"{\xff", "not UTF-8 from byte 1 on"),
         (b'{"a": ' + b"9" * 5000 + b"}", "digits"),

@@ -1,1 +1,1 @@
-"""JSON over HTTP as packages of ASTuner speak it: a client, and reading what anybody may have sent."""
+"""JSON over HTTP for packages of ASTuner: a client, and a strict parser for untrusted requests."""

@@ -1,9 +1,8 @@
-"""JSON over HTTP, for the few requests ASTuner makes itself: urllib3 with a deadline over the answer and a bound on it.
+"""A small JSON client for ASTuner's own requests: urllib3 with a deadline and a size limit for the answer.
 
-A client of a vendor's would bring a retry policy of its own and version conflicts with agent frameworks.  Redirects are
-not followed, since they would carry the key to another host.  Invariant: the key is in the ``Authorization`` header and
-nowhere else, so in no message; a request that a server may have carried out is not made a second time, unless it only
-reads.
+A vendor's client would add its own retry policy, and version conflicts with agent frameworks. Redirects are not
+followed, because they would send the key to another host. Invariants: the key is only in the ``Authorization`` header,
+never in a message; a request that the server may have executed is not repeated, unless it only reads.
 """
 
 from __future__ import annotations
@@ -33,11 +32,14 @@ _MAX_REFUSAL = 1 << 16
 _MAY_PASS = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 _LOOPBACK = re.compile(r"localhost|127(\.\d+){3}|::1")
 _MOST_IDLE = 1024
-"""Connections that may wait for the next request; they are as many as there were requests at a time."""
+"""Maximum number of idle connections."""
 
 
 class HttpError(AstunerError):
-    """There is no answer; `again` says whether asking once more may help, `after` from when (seconds)."""
+    """A request without a usable answer.
+
+    `again` tells whether a retry may help, and `after` is the number of seconds to wait before it.
+    """
 
     def __init__(
         self,
@@ -54,19 +56,20 @@ class HttpError(AstunerError):
         self.after = after
         self.status = status
         self.refusal = refusal
-        """What a server that refused said, where that is JSON; it may repeat the key."""
+        """JSON body of a refusal, if there is one. It may contain the key."""
         self.unsent = unsent
-        """Whether the server cannot have seen the request: nobody took the connection."""
+        """Whether the server cannot have received the request: the connection failed."""
 
 
 _WAITED_AT: ContextVar[list[socket.socket | None]] = ContextVar("waited_at")
-"""Where an answer is waited for; None among them: nobody wants it. What a list is asked here, it does in one go."""
+"""Sockets that wait for an answer; contains None after cancellation. Each list operation used here is atomic."""
 
 
 @contextmanager
 def given_up_when_cancelled() -> Iterator[None]:
-    """Where the block is cancelled while a thread that has its context waits for an answer, the connection is closed,
-    so that the server sees that nobody waits.
+    """Close the connection of a waiting request when the block is cancelled, so that the server notices.
+
+    The request may run in a thread with this context.
     """
     places: list[socket.socket | None] = []
     token = _WAITED_AT.set(places)
@@ -75,8 +78,8 @@ def given_up_when_cancelled() -> Iterator[None]:
     except asyncio.CancelledError:
         places.append(None)
         for place in filter(None, tuple(places)):
-            with suppress(OSError):  # the server has closed it
-                socket.socket.shutdown(place, socket.SHUT_RDWR)  # wakes who waits there
+            with suppress(OSError):  # already closed by the server
+                socket.socket.shutdown(place, socket.SHUT_RDWR)  # wakes the waiting thread
         raise
     finally:
         _WAITED_AT.reset(token)
@@ -88,8 +91,8 @@ class _GivenUp:
         places.append(place)
         answer = None if None in places else super().getresponse()  # type: ignore[misc]
         places.remove(place)
-        if None in places:  # its connection may be shut down, and must not be used again
-            raise ProtocolError("nobody waits for the answer")
+        if None in places:  # the connection may be shut down and must not be reused
+            raise ProtocolError("the request was cancelled")
         return answer
 
 
@@ -102,7 +105,7 @@ class _Https(urllib3.HTTPSConnectionPool):
 
 
 class JsonClient:
-    """One server, with or without a key. Requests block and may be made from several threads."""
+    """Client of one server, with or without a key. Requests block. Thread-safe."""
 
     def __init__(
         self,
@@ -113,40 +116,41 @@ class JsonClient:
         timeout: float,
         max_reply: int = MAX_REPLY,
     ) -> None:
-        """
-        :param base_url: what all routes start with, e.g. ``http://127.0.0.1:8000/v1``.
-        :param key_name: what messages call the key, e.g. the variable it was read from.
-        :param timeout: seconds that one wait for the server, and the reading of its whole answer, may take.
-        :param max_reply: longest answer in bytes.
-        :raises HttpError: the URL or the key cannot be used.
+        """Create a client.
+
+        :param base_url: Prefix of all routes, for example ``http://127.0.0.1:8000/v1``.
+        :param key_name: Name of the key in messages, for example the variable that contains it.
+        :param timeout: Seconds for each wait, and for reading the complete answer.
+        :param max_reply: Maximum size of an answer in bytes.
+        :raises HttpError: The URL or the key is invalid.
         """
         try:
             parts = urlsplit(base_url)
             host, _ = parts.hostname, parts.port
-        except ValueError:  # whose text may quote a part of a password
-            raise HttpError("the server's address is no URL", again=False) from None
+        except ValueError:  # its message may contain a part of a password
+            raise HttpError("the server's address is not a valid URL", again=False) from None
         if "@" in (parts.netloc or base_url):
             raise HttpError(
-                "the server's URL has a user or password in it; leave it out, and give the key by its variable",
+                "the server's URL contains a user or password. Remove it, and pass the key in its variable",
                 again=False,
             )
         if parts.scheme not in ("http", "https") or not host:
-            raise HttpError(f"{base_url!r} is no URL; write for example http://127.0.0.1:8000/v1", again=False)
+            raise HttpError(f"{base_url!r} is not a valid URL; example: http://127.0.0.1:8000/v1", again=False)
         if not (api_key.isascii() and api_key.isprintable()):
-            raise HttpError(f"{key_name} has characters that no HTTP header may have", again=False)
+            raise HttpError(f"{key_name} has characters that are not allowed in an HTTP header", again=False)
         self.base_url = base_url.rstrip("/")
         self._key = api_key
         self._timeout = timeout
         self._max_reply = max_reply
         try:
             self._connect()
-        except (ValueError, HTTPError):  # it may have a password
+        except (ValueError, HTTPError):  # its message may contain a password
             raise HttpError(
-                f"cannot reach {self.base_url}: the variable {parts.scheme}_proxy is no URL of a proxy", again=False
+                f"cannot reach {self.base_url}: the variable {parts.scheme}_proxy is not a valid proxy URL", again=False
             ) from None
 
     def _connect(self) -> None:
-        """Connections of this process; through the proxy that the environment names, but not within this machine."""
+        """Create this process's connections, through the proxy in the environment unless the server is local."""
         self._process = os.getpid()
         parts = urlsplit(self.base_url)
         bypassed = _LOOPBACK.fullmatch(parts.hostname or "") or proxy_bypass(parts.netloc)
@@ -160,22 +164,22 @@ class JsonClient:
         self._connections.pool_classes_by_scheme = {"http": _Http, "https": _Https}
 
     def close(self) -> None:
-        """Give back the connections that wait for the next request; a later one still works."""
+        """Close idle connections. Later requests still work."""
         self._connections.clear()
 
     def get(self, route: str) -> Any:
-        """The JSON document at ``base_url + route``; raises as `post`."""
+        """Return the JSON document at ``base_url + route``; raises as `post`."""
         return self._ask(route, None)
 
     def post(self, route: str, body: Any) -> Any:
-        """Send ``body`` as JSON to ``base_url + route``; the JSON document that comes back.
+        """Send ``body`` as JSON to ``base_url + route`` and return the JSON document of the answer.
 
-        :raises HttpError: none came back; the message names the URL and what happened.
+        :raises HttpError: There is no usable answer; the message has the URL and the reason.
         """
         return self._ask(route, json.dumps(body).encode())
 
     def is_up(self, route: str) -> bool:
-        """Whether ``base_url + route`` answers with success, whatever it says."""
+        """Return whether ``base_url + route`` answers with a success status."""
         try:
             self._fetch(route, None)
         except HttpError:
@@ -193,12 +197,12 @@ class JsonClient:
 
     def _fetch(self, route: str, data: bytes | None) -> bytes:
         url = self.base_url + route
-        if self._process != os.getpid():  # a fork: the connections are its parent's
+        if self._process != os.getpid():  # after a fork the connections belong to the parent
             self._connect()
         try:
             try:
                 return self._exchange(url, data)
-            except ProtocolError:  # the server may have closed a connection that was used before
+            except ProtocolError:  # the server may have closed an idle connection
                 if data is not None:
                     raise
                 return self._exchange(url, data)
@@ -211,7 +215,7 @@ class JsonClient:
             raise HttpError(self._without_key(text), again=True, unsent=unsent) from None
 
     def _exchange(self, url: str, data: bytes | None) -> bytes:
-        """One request and its answer."""
+        """Send one request and return the body of its answer."""
         headers = {"Accept": "application/json", "User-Agent": "astuner"}
         if data is not None:
             headers["Content-Type"] = "application/json"
@@ -236,11 +240,11 @@ class JsonClient:
                 raise HttpError(f"the answer of {url} is longer than {self._max_reply} bytes", again=False)
             return body
         finally:
-            response.close()  # its connection too, unless all of it was read
+            response.close()  # also closes its connection, unless everything was read
 
     def _refused(self, response: urllib3.BaseHTTPResponse, url: str, deadline: float) -> HttpError:
         try:
-            # More than is shown is read, so that no key is cut in two and then not recognised.
+            # Read more than is shown, so that a key is not cut in two and missed.
             body = _read(response, _MAX_REFUSAL + len(self._key), deadline)
         except HTTPError:
             body = b""
@@ -249,7 +253,7 @@ class JsonClient:
         return HttpError(
             f"{url} answered {response.status} {self._without_key(response.reason or '')}: {excerpt or 'no text'}",
             again=response.status in _MAY_PASS,
-            after=float(after) if after.isdigit() else 0.0,  # the form with a date is not waited for (RFC 9110, 10.2.3)
+            after=float(after) if after.isdigit() else 0.0,  # the date format (RFC 9110, 10.2.3) is ignored
             status=response.status,
             refusal=_json_or_none(body),
         )
@@ -259,9 +263,9 @@ class JsonClient:
 
 
 def _read(response: urllib3.BaseHTTPResponse, most: int, deadline: float) -> bytes:
-    """The body up to ``most`` bytes; its connection is given back if that was all.
+    """Return the body, up to ``most`` bytes; a completely read body releases its connection.
 
-    :raises urllib3.exceptions.ReadTimeoutError: it drips in past the deadline.
+    :raises urllib3.exceptions.ReadTimeoutError: The body was not complete at the deadline.
     """
     parts: list[bytes] = []
     while most > 0 and (chunk := response.read1(min(most, 65536), decode_content=False)):
@@ -275,7 +279,7 @@ def _read(response: urllib3.BaseHTTPResponse, most: int, deadline: float) -> byt
 
 
 def _cause(e: BaseException) -> BaseException:
-    """What went wrong, below what urllib3 wraps around it."""
+    """Return the cause inside urllib3's wrapping exceptions."""
     inner = e.__cause__ or (e.args[-1] if e.args else None)
     return _cause(inner) if isinstance(inner, Exception) else e
 

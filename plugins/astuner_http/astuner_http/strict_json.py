@@ -1,8 +1,8 @@
-"""From the bytes of a request to a JSON object that is safe to work on.
+"""Parse the bytes of a request to a JSON object that is safe to process.
 
-What Python's parser lets through and later code stumbles over is refused here: NaN and infinities (also as ``1e999``),
-nesting that ends in a `RecursionError` elsewhere and, where it is asked for, halves of surrogate pairs, which have no
-UTF-8.  Invariant: what comes out can be written as JSON again.
+Rejected are values that Python's parser accepts but later code cannot handle: NaN and infinities (also ``1e999``),
+nesting that causes a `RecursionError` and, unless allowed, halves of surrogate pairs, which have no UTF-8 encoding.
+Invariant: the result can be written as JSON again.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import re
 from typing import Any
 
 MAX_DEPTH = 100
-"""Levels of objects and arrays; a JSON schema of a tool has about ten."""
+"""Maximum nesting of objects and arrays. A tool's JSON schema has about ten levels."""
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def parse_json(raw: bytes, *, halves: bool = False) -> dict[str, Any]:
-    """The JSON object in ``raw``.
+    """Return the JSON object in ``raw``.
 
-    :param halves: let halves of surrogate pairs pass, for who answers in ASCII; a model can write them.
-    :raises ValueError: there is none; says why, for a sentence such as "the body is no JSON: …".
+    :param halves: Accept halves of surrogate pairs, for callers that answer in ASCII; models can write them.
+    :raises ValueError: It is invalid; the message continues a sentence such as "the body is not valid JSON: …".
     """
     try:
         found = json.loads(raw.decode("utf-8"), parse_constant=_refuse, parse_float=_finite)
@@ -30,7 +30,7 @@ def parse_json(raw: bytes, *, halves: bool = False) -> dict[str, Any]:
         raise ValueError(f"it is not UTF-8 from byte {e.start} on") from None
     except RecursionError:
         raise _too_deep() from None
-    # Another ValueError is the parser's own; also for an integer with more digits than Python converts.
+    # Other ValueErrors come from the parser, also for integers with more digits than Python converts.
     if not isinstance(found, dict):
         raise ValueError(f"it is not an object, but {type(found).__name__}")
     _check_depth(found)
@@ -38,7 +38,7 @@ def parse_json(raw: bytes, *, halves: bool = False) -> dict[str, Any]:
         try:
             _encode(found)
         except UnicodeEncodeError:
-            raise ValueError("a text in it has half of a surrogate pair, which is no character") from None
+            raise ValueError("a string in it has half of a surrogate pair, which is not a character") from None
     return found
 
 
@@ -49,7 +49,7 @@ def _check_depth(found: Any) -> None:
             item
             for container in level
             for item in (container.values() if type(container) is dict else container)
-            if type(item) is dict or type(item) is list  # the parser makes no others; half the time of isinstance
+            if type(item) is dict or type(item) is list  # the parser returns no other types; faster than isinstance
         ]
         if not level:
             return
@@ -57,7 +57,7 @@ def _check_depth(found: Any) -> None:
 
 
 def _encode(found: Any) -> None:
-    """Text by text, since a call holds up all threads until it returns."""
+    """Encode text by text, because a single call would block all threads until it returns."""
     if isinstance(found, str):
         found.encode("utf-8")
     elif isinstance(found, (dict, list)):
@@ -66,7 +66,7 @@ def _encode(found: Any) -> None:
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON number")
+    raise ValueError(f"{constant} is not a JSON number")
 
 
 def _finite(text: str) -> float:

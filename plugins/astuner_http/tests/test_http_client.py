@@ -164,7 +164,7 @@ def test_a_silent_server_and_one_that_is_not_there_are_said(server: Server) -> N
 
 @table("url", ["localhost:80", "ftp://h/v1", "http://", "/v1", "http://[::1/v1", "http://h:99999"])
 def test_what_is_no_url_is_refused(url: str) -> None:
-    with pytest.raises(HttpError, match="no URL"):
+    with pytest.raises(HttpError, match="not a valid URL"):
         JsonClient(url, timeout=1.0)
 
 
@@ -427,7 +427,7 @@ def test_no_proxy_where_the_environment_says_so(proxied: Server, monkeypatch: py
 def test_a_proxy_that_is_no_url_is_refused_without_showing_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.setenv("http_proxy", "socks5://ada:s3cret@h:1")
-    with pytest.raises(HttpError, match="http_proxy is no URL of a proxy") as e:
+    with pytest.raises(HttpError, match="http_proxy is not a valid proxy URL") as e:
         JsonClient("http://192.0.2.1", timeout=1.0)
     assert "s3cret" not in str(e.value)
 
@@ -480,7 +480,7 @@ def test_what_is_given_up_before_it_is_sent_is_not_waited_for(keeping: Server) -
 
     def ask() -> None:
         begin.wait(20)
-        with pytest.raises(HttpError, match="nobody waits for the answer"):
+        with pytest.raises(HttpError, match="the request was cancelled"):
             client(keeping, timeout=30.0).post("/x", {})
         ended.append(True)
 

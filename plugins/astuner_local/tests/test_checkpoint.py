@@ -247,7 +247,7 @@ def newer_format(folder: Path) -> None:
         (change_small, "state.json was changed or damaged"),
         (flip_a_bit, "model.safetensors was changed or damaged"),
         (lose_file, "missing"),
-        (lose_manifest, "not written to the end"),
+        (lose_manifest, "not written completely"),
         (break_manifest, "cannot be read"),
         (newer_format, "upgrade ASTuner"),
     ],

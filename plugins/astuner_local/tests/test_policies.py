@@ -481,7 +481,7 @@ def test_the_plan_names_agents_and_policies_and_counts_their_memory(game: Any) -
     external = "judge: {model: external, base_url: 'https://api.example.com/v1', name: big}"
     two = lines(f"{{wolf: {{policy: a}}, villager: {{policy: b, train: false}}, {external}}}", LORA)
     assert two["agents"].startswith("wolf: policy a; villager: policy b, not trained; judge: big at https://")
-    with pytest.raises(ConfigError, match="has a user or password in it") as refused:
+    with pytest.raises(ConfigError, match="contains a user or password") as refused:
         lines(f"{{wolf: {{policy: a}}, {external.replace('//', '//me:secret@')}}}", LORA)
     assert "secret" not in str(refused.value)
     assert two["policies"] == "a: tiny-calculator, LoRA rank 4; b: tiny-calculator, as it is"

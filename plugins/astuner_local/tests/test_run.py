@@ -153,10 +153,10 @@ def test_there_must_be_something_to_resume(short: Overrides, tmp_path: Path) -> 
         train(short(), resume="must")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.log").write_text("killed before anything was saved")
-    with pytest.raises(RunError, match=r"nothing was saved yet; .*--no-resume starts over"):
+    with pytest.raises(RunError, match=r"nothing was saved yet.* --no-resume"):
         train(short(), resume="must")
     (tmp_path / "run" / "resolved.yaml").write_text("a: [")
-    with pytest.raises(RunError, match=r"resolved.yaml is damaged; type --resume .*--no-resume"):
+    with pytest.raises(RunError, match=r"resolved.yaml is damaged: .* --resume .*--no-resume"):
         train(short())
 
 
@@ -199,9 +199,7 @@ def test_a_run_goes_on_from_the_newest_state_that_is_whole_or_says_that_there_is
         flip_a_bit(state / "model.safetensors")
     for insists in ("must", "auto"):
         (folder / "summary.json").unlink(missing_ok=True)
-        with pytest.raises(
-            RunError, match=r"nothing to resume .*step-000004 cannot be used: .*--no-resume starts over"
-        ):
+        with pytest.raises(RunError, match=r"nothing to resume .*step-000004 cannot be used: .*--no-resume"):
             train(short(save, *quick, "astuner.trainer_common.total_steps=5"), resume=insists)
     assert steps() == [1, 2, 3, 4]
     assert not list(tmp_path.glob("run.*")), "nothing was moved away"
@@ -326,7 +324,7 @@ def test_a_run_whose_folder_is_removed_ends_with_a_message(short: Overrides, tmp
         process.kill()
         process.communicate()
     assert process.returncode == 1, said
-    assert f"its folder {tmp_path / 'run'} was removed; start again: astuner run" in said
+    assert f"its folder {tmp_path / 'run'} was removed. Start again: astuner run" in said
     assert "Traceback" not in said
 
 
@@ -414,7 +412,7 @@ def test_ctrl_c_at_any_moment_loses_nothing_that_was_due(
     assert [row["step"] for row in found if "val/success" in row] == [0, 3]
     assert (tmp_path / "run" / "checkpoints" / "step-000003" / "config.json").exists()
     assert (tmp_path / "run" / "summary.json").exists()
-    assert "validation success before" in result.summary()
+    assert "Success before " in result.summary()
 
 
 @pytest.mark.slow
@@ -444,7 +442,7 @@ def test_dynamic_sampling_with_oversampling_trains_on_whole_groups_only(short: O
 
 
 def test_eval_says_when_there_is_no_checkpoint_or_nothing_could_be_judged(short: Overrides, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"there is no checkpoint in .*--checkpoint base"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .*--checkpoint base"):
         evaluate(EXAMPLE, short(), backbone="local")
     (tmp_path / "judge.py").write_text(
         "from astuner import Judge\nclass Down(Judge):\n"

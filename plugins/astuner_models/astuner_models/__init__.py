@@ -1,1 +1,1 @@
-"""Models by name: from the hub, a checkpoint or a folder; loaded they answer, and are measured."""
+"""Load models by name (hub, checkpoint or folder), serve them, and evaluate them."""

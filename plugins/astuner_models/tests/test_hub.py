@@ -46,7 +46,7 @@ def test_models_and_data_are_refused_together_each_with_its_place_and_what_is_he
     model, data = str(refused.value).splitlines()
     unreachable = f"which is not on this machine, and {NOBODY} cannot be reached (Connection refused)"
     assert model.startswith(f"{tmp_path}/e.yaml:2:11: astuner.model.path is Qwen/Qwen2.5-0.5B-Instruct, {unreachable}")
-    assert re.search(r"Models without the hub: (.*, )?tiny-calculator\.", model)
+    assert re.search(r"local model \((.*, )?tiny-calculator\)", model)
     key = "astuner.task_reader.huggingface.dataset_path is openai/gsm8k"
     assert data.startswith(f"{tmp_path}/e.yaml:3:50: {key}, {unreachable}")
 
@@ -62,7 +62,7 @@ def test_a_misspelt_name_gets_the_right_one():
 
 
 def test_a_model_of_ours_names_the_package_that_is_missing():
-    assert hub.why_no_model("smollm2-135m").endswith("package astuner-smollm2; type: pip install astuner-smollm2")
+    assert hub.why_no_model("smollm2-135m").endswith("package astuner-smollm2. Install it: pip install astuner-smollm2")
 
 
 def test_what_was_downloaded_is_taken_from_the_cache_without_asking_again(tmp_path, monkeypatch):
@@ -70,7 +70,7 @@ def test_what_was_downloaded_is_taken_from_the_cache_without_asking_again(tmp_pa
         (tmp_path / folder).mkdir(parents=True)
     hub.Downloads().require(experiment(tmp_path), LOADS_MODELS)
     assert constants.HF_HUB_OFFLINE  # or else its client would try for half a minute before it looks there
-    assert "tiny-calculator, Qwen/Qwen2.5-0.5B-Instruct." in hub.why_no_model("another/model")
+    assert "tiny-calculator, Qwen/Qwen2.5-0.5B-Instruct)" in hub.why_no_model("another/model")
 
 
 def test_folders_need_no_hub(tmp_path, monkeypatch):

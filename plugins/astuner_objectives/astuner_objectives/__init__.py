@@ -1,1 +1,1 @@
-"""ASTuner: losses and advantage estimators from the literature, and what trainers share around them."""
+"""Losses and advantage estimators from the literature, and code that trainers share."""

@@ -1,7 +1,8 @@
-"""What a folder that is written once holds, with checksums, and whether it still does.
+"""Manifests with checksums of folders that are written once, and their verification.
 
-``manifest.json`` names every file with its size and CRC-32: enough for a disk that lies or is full, and cheaper than
-reading the file. It is no signature. Older manifests have the SHA-256 of small files, and of large ones the size only.
+``manifest.json`` has the size and CRC-32 of every file. This detects faulty or full disks and is faster than reading
+the
+file; it is not a signature. Older manifests have the SHA-256 of small files, and only the size of large ones.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from astuner.contracts.errors import CheckpointError
 
 MANIFEST = "manifest.json"
 FORMAT = 1
-"""Version of the file's layout; a reader refuses a newer one."""
+"""Version of the file format. Readers reject newer versions."""
 
 
 def write_manifest(folder: Path) -> None:
-    """Write down what ``folder`` holds now."""
+    """Write a manifest of the folder's current files."""
     files = {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "crc32": _crc32(path)}
         for path in sorted(folder.rglob("*"))
@@ -30,19 +31,19 @@ def write_manifest(folder: Path) -> None:
 
 
 def problem(folder: Path, *, contents: bool = True) -> str:
-    """Why ``folder`` is not what was written; empty when it is.
+    """Return how ``folder`` differs from its manifest, or an empty string.
 
-    :param contents: read the files too; their sizes are looked at in any case.
+    :param contents: Also verify checksums; sizes are always compared.
     """
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         files, version = {**manifest["files"]}, int(manifest["format"])
     except FileNotFoundError:
-        return "it has no manifest: it was not written to the end"
+        return "manifest.json is missing, so it was not written completely"
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         return f"its manifest cannot be read: {error!r}"
     if version > FORMAT:
-        return f"its format is {version} and this version reads up to {FORMAT}: upgrade ASTuner's packages"
+        return f"its format is {version}, but this version reads up to {FORMAT}: upgrade ASTuner's packages"
     for name, entry in files.items():
         path = folder / name
         try:
@@ -54,21 +55,21 @@ def problem(folder: Path, *, contents: bool = True) -> str:
                 if contents and kind in entry and checksum(path) != entry[kind]:
                     return f"{name} was changed or damaged"
         except (KeyError, TypeError):
-            return f"its manifest says nothing of {name}"
+            return f"its manifest has no valid entry for {name}"
         except (OSError, ValueError) as error:
             return f"{name} cannot be read: {error}"
     return ""
 
 
 def require_whole(model: Path) -> None:
-    """Look at the checkpoint that a model folder is, or that it is one policy's part of, before it is used.
+    """Verify the checkpoint of a model folder, or of one policy's folder in it, before it is used.
 
-    :raises CheckpointError: a file of it is not what was written.
+    :raises CheckpointError: A file was changed or damaged.
     """
     for folder in (model, model.parent):
         if folder.name.startswith("step-") and (folder / MANIFEST).is_file() and (why := problem(folder)):
             raise CheckpointError(
-                f"{folder} is damaged: {why}; choose another checkpoint, or remove its {MANIFEST} if you changed it"
+                f"{folder} is damaged: {why}. Use another checkpoint, or remove its {MANIFEST} if you changed it"
             )
 
 

@@ -1,7 +1,7 @@
 """Muon's step for one hidden matrix (Jordan 2024, https://kellerjordan.github.io/posts/muon/), on every backbone.
 
-It computes in bfloat16 on a GPU.  On a CPU in float32: most of them emulate bfloat16, which takes nearly twenty times
-as long, longer than all the rest of an update of a small model.
+It uses bfloat16 on GPUs and float32 on CPUs. Most CPUs emulate bfloat16, which takes nearly twenty times as long and
+would dominate the update of a small model.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ import torch
 from torch import Tensor
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-"""Jordan's quintic; five rounds of it bring singular values to between about 0.7 and 1.2."""
+"""Coefficients of Jordan's quintic. Five rounds bring singular values to between about 0.7 and 1.2."""
 ROUNDS = 5
 UPDATE_RMS = 0.2
-"""About that of AdamW's updates, so that one rate serves both kinds of weights (Liu et al. 2025, arXiv:2502.16982)."""
+"""Close to the RMS of AdamW's updates, so that one rate suits all weights (Liu et al. 2025, arXiv:2502.16982)."""
 
 
 def look_ahead(grad: Tensor, momentum: Tensor, beta: float) -> Tensor:
-    """Put `grad` into `momentum` in place, and return Nesterov's momentum in the dtype to compute in."""
+    """Update `momentum` with `grad` in place, and return Nesterov's momentum in the dtype of the computation."""
     momentum.lerp_(grad, 1 - beta)
     return grad.lerp(momentum, beta).to(torch.float32 if grad.device.type == "cpu" else torch.bfloat16)
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """The orthogonal matrix nearest to `matrix`, about: its singular vectors, with singular values near 1."""
+    """Return approximately the nearest orthogonal matrix: the same singular vectors, with singular values near 1."""
     a, b, c = NEWTON_SCHULZ
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if tall else matrix
-    x = x / x.norm().clamp(min=1e-7)  # singular values of at most 1, or the iteration diverges
+    x = x / x.norm().clamp(min=1e-7)  # the iteration diverges for singular values above 1
     for _ in range(ROUNDS):
         gram = x @ x.T
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)

@@ -1,11 +1,11 @@
-"""The learning rate of each optimizer step: one definition, so that an experiment is the same on every backbone.
+"""The learning rate of each optimizer step, defined once for all backbones.
 
 A training step has at most ``n = mini_batch_num * ppo_epochs`` optimizer steps. Optimizer step ``i`` of training step
 ``s`` (both from 0) has the position ``s * n + i`` in the schedule, also if earlier training steps took fewer optimizer
 steps or none.
 
-Invariant: the rate depends on the settings and on that position only, so the schedule ends with the run, and a resumed
-run needs nothing else to continue it.
+Invariant: the rate depends only on the settings and that position. The schedule therefore ends with the run, and a
+resumed run continues it without further state.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from astuner.contracts.errors import ConfigError
 
 
 def mean_learning_rate(config: Optim, first: int, steps: int, total_steps: int | None) -> float:
-    """Return the mean rate of ``steps`` optimizer steps from position ``first`` on, as metrics show it.
+    """Return the mean rate of ``steps`` optimizer steps starting at position ``first``, as shown in metrics.
 
-    :raises ConfigError: as `learning_rate`.
+    :raises ConfigError: As `learning_rate`.
     """
     return sum(learning_rate(config, first + i, total_steps) for i in range(steps)) / steps
 
@@ -29,7 +29,7 @@ def learning_rate(config: Optim, step: int, total_steps: int | None) -> float:
 
     :param step: Position in the schedule, from 0.
     :param total_steps: Positions in the run's schedule, including the warm-up.
-    :raises ConfigError: a schedule that decays needs `total_steps`.
+    :raises ConfigError: A decaying schedule has no `total_steps`.
     """
     warmup = config.lr_warmup_steps
     if step < warmup:
@@ -38,8 +38,8 @@ def learning_rate(config: Optim, step: int, total_steps: int | None) -> float:
         return config.lr
     if total_steps is None:
         raise ConfigError(
-            f"astuner.trainer_common.optim.lr_scheduler is {config.lr_scheduler}, which needs to know where training "
-            "ends; set trainer_common.total_steps, or lr_scheduler: constant"
+            f"astuner.trainer_common.optim.lr_scheduler is {config.lr_scheduler}, which requires the number of "
+            "training steps. Set trainer_common.total_steps, or lr_scheduler: constant"
         )
     progress = min(1.0, (step - warmup) / max(1, total_steps - warmup))
     shape = 1 - progress if config.lr_scheduler == "linear" else (1 + math.cos(math.pi * progress)) / 2

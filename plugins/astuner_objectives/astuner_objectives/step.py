@@ -1,13 +1,15 @@
-"""What a step minimises, token by token: one definition for every backbone.
+"""The objective of a training step per token, defined once for all backbones.
 
-Everything here is a pure function of tensors of shape [N], the N trained tokens of whole samples, and returns tensors
-of shape [N].  Nothing is aggregated: a trainer multiplies each token's total with its sample's `token_weight` and
-sums, and that weight (set by `astuner.rollout.credit`) is where "token-mean" or "seq-mean-token-mean" happens.
+All functions are pure functions of tensors of shape [N], the N trained tokens of complete samples, and return tensors
+of
+shape [N]. Nothing is aggregated: a trainer multiplies each token's total by its sample's `token_weight` and sums. That
+weight (from `astuner.rollout.credit`) implements modes such as "token-mean" and "seq-mean-token-mean".
 
-Which log-probabilities are "old"?  Those the rollout recorded: they are what the tokens were drawn with, so the ratio
-is the honest importance ratio, and no forward pass is spent on recomputing them.  With a `rollout_is` correction they
-are the trainer's own, of the weights before the update, and the gap to the rollout's becomes a separate, truncated or
-masked weight.
+"Old" log-probabilities are the ones recorded in the rollout. The tokens were sampled with them, so the ratio is the
+true
+importance ratio, and no forward pass is needed to recompute them. With a `rollout_is` correction they are the
+trainer's,
+for the weights before the update, and the difference to the rollout's becomes a separate, truncated or masked weight.
 
 All logarithms are natural.
 """
@@ -27,16 +29,17 @@ if TYPE_CHECKING:
 
 
 def moves_without_advantage(settings: TrainerCommon) -> bool:
-    """Whether a token whose advantage is 0 has a gradient: of the KL to the reference, or of the entropy bonus."""
+    """Return whether tokens with advantage 0 have a gradient, from the KL term or the entropy bonus."""
     return settings.use_kl_loss or settings.entropy_coeff != 0
 
 
 def kl_penalty(kind: str, logprobs: Tensor, reference: Tensor) -> Tensor:
-    """Estimate of KL(π_θ || π_ref) at each token, from samples of π_θ (Schulman 2020, Approximating KL divergence).
+    """Return an estimate of KL(π_θ || π_ref) per token, from samples of π_θ.
 
-    With d = log π_θ - log π_ref: ``k1`` = d (unbiased value; as a loss its gradient has mean zero, so it penalises
-    nothing), ``k2`` = d²/2 (biased value, unbiased gradient), ``k3`` or ``low_var_kl`` = e^-d + d - 1 (unbiased
-    value, positive).
+    Source: Schulman 2020, Approximating KL divergence.
+    With d = log π_θ - log π_ref: ``k1`` = d (unbiased value; as a loss its gradient has mean zero, so it has no
+    effect), ``k2`` = d²/2 (biased value, unbiased gradient), ``k3`` or ``low_var_kl`` = e^-d + d - 1 (unbiased value,
+    positive).
     """
     d = (logprobs - reference).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     if kind == "k1":
@@ -49,20 +52,22 @@ def kl_penalty(kind: str, logprobs: Tensor, reference: Tensor) -> Tensor:
 
 
 def kl_from_rollout(logprobs: Tensor, rollout: Tensor) -> Tensor:
-    """Estimate of KL(π_rollout || π_θ) at each token, from samples of π_rollout: k3 again, e^d - 1 - d, d = log r. [N]
+    """Return the k3 estimate of KL(π_rollout || π_θ) per token, e^d - 1 - d with d = log r.
 
-    How far an update has moved away from the policy whose tokens it learns from; a log shows its mean as ``kl``.
+    The result is [N]. It measures how far an update has moved from the policy that sampled the tokens. Its mean is the
+    metric ``kl``.
     """
     return kl_penalty("k3", rollout, logprobs)
 
 
 def rollout_correction(mode: str, given: LossInput, threshold: float) -> Tensor:
-    """Weight of each token's policy loss that corrects for an engine that is not quite the trainer's policy. [N]
+    """Return the weight of each token's policy loss that corrects differences between engine and trainer.
 
-    w = π_trainer / π_rollout, for the weights before the update.  ``token-truncate``: min(w_t, C), truncated
-    importance sampling (Yao et al. 2025, Your efficient RL framework secretly brings you off-policy RL training);
-    ``token-mask``: w_t where w_t ≤ C, else 0.  The ``sequence-`` modes use the product of w over the sample's tokens
-    (Liu et al. 2025, When speed kills stability).  No gradient flows through it.
+    The result is [N]. w = π_trainer / π_rollout, for the weights before the update. ``token-truncate``: min(w_t, C),
+    truncated importance
+    sampling (Yao et al. 2025, Your efficient RL framework secretly brings you off-policy RL training). ``token-mask``:
+    w_t if w_t ≤ C, otherwise 0. The ``sequence-`` modes use the product of w over the sample's tokens (Liu et al. 2025,
+    When speed kills stability). The weight has no gradient.
     """
     if mode == "none":
         return given.old_logprobs.new_ones(given.old_logprobs.shape)
@@ -80,23 +85,23 @@ def rollout_correction(mode: str, given: LossInput, threshold: float) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenLosses:
-    """The loss of each token, its terms, and what a log shows of them. All [N], and not weighted."""
+    """The loss of each token, its terms, and values for metrics. All [N] and unweighted."""
 
     total: Tensor
-    """What is minimised: policy + β KL - c H."""
+    """The minimized value: policy + β KL - c H."""
     policy: Tensor
-    """The policy loss, with the rollout correction."""
+    """Policy loss, including the rollout correction."""
     ratio: Tensor
-    """The importance ratio used, detached."""
+    """Importance ratio, detached."""
     clipped_low: Tensor
     clipped_high: Tensor
-    """bool; see `astuner.contracts.objective.TokenLoss`."""
+    """Booleans; see `astuner.contracts.objective.TokenLoss`."""
     kl: Tensor | None
-    """KL to the reference; None without `use_kl_loss`."""
+    """KL to the reference model; None without `use_kl_loss`."""
     correction: Tensor | None
-    """`rollout_correction`; None without one."""
+    """Result of `rollout_correction`; None without a correction."""
     more: Mapping[str, Tensor]
-    """What else the loss measures, by the names that a log shows: ``loss/NAME``."""
+    """Further values of the loss, for the metrics ``loss/NAME``."""
 
 
 def logit_gradients(
@@ -107,12 +112,12 @@ def logit_gradients(
     Each value is the sum over tokens of half the L1 norm of the gradient of a weighted term with respect to the
     token's logits. For a term that depends on the logits through log π of the sampled token, that norm is exactly
     |∂term/∂log π| (1 - π), because ∂log π/∂logits = onehot - softmax. For the entropy bonus c H it is at most
-    |c| H, because Σ p |log p + H| <= 2 H; the bound is tight for a peaked distribution. So the values of the terms
-    can be compared with each other, without another backward pass through the model.
+    |c| H, because Σ p |log p + H| <= 2 H; the bound is tight for a peaked distribution. The values of the terms are
+    comparable, without another backward pass through the model.
 
-    :param logprobs: [N]; as given to `token_losses`.
-    :param weight: [N]; the token weights that the trainer multiplies the loss with.
-    :param entropy: [N]; of the distribution each token was drawn from, if known.
+    :param logprobs: [N]; as passed to `token_losses`.
+    :param weight: [N]; the trainer's token weights.
+    :param entropy: [N]; of the distribution of each token, if known.
     :returns: ``policy``; ``kl`` with `use_kl_loss`; ``entropy`` with an `entropy_coeff`. Detached.
     """
     import torch
@@ -132,20 +137,20 @@ def logit_gradients(
 
 
 def entropy_gradient(coefficient: float, entropy: Tensor, weight: Tensor) -> Tensor:
-    """Return the entropy bonus's value of `logit_gradients`. Detached scalar."""
+    """Return the entropy bonus's value in `logit_gradients`, as a detached scalar."""
     return abs(coefficient) * (weight * entropy.detach()).sum()
 
 
 def is_corrected(algorithm: AlgorithmSection) -> bool:
-    """Whether a `rollout_is` correction is asked for; ``auto`` is none until a backbone has made it another."""
+    """Return whether a `rollout_is` correction is set. ``auto`` means none until a backbone has replaced it."""
     return algorithm.rollout_is not in ("auto", "none")
 
 
 def old_logprobs(algorithm: AlgorithmSection, *, rollout: Tensor, before: Tensor) -> Tensor:
-    """The log-probabilities that ratios are taken to; see the module's text.
+    """Return the log-probabilities in the denominator of ratios; see the module's description.
 
-    :param rollout: those the rollout recorded.
-    :param before: the trainer's own, of the weights before the update.
+    :param rollout: Recorded in the rollout.
+    :param before: Computed by the trainer, for the weights before the update.
     """
     return before if is_corrected(algorithm) else rollout
 
@@ -162,18 +167,19 @@ def token_losses(
     entropy: Tensor | None = None,
     base_dir: Path | None = None,
 ) -> TokenLosses:
-    """The loss of a step for each trained token, as ``trainer_common`` says.
+    """Return the loss of a step for each trained token, as configured in ``trainer_common``.
 
-    :param logprobs: under the weights that are trained; the gradient flows through these and ``entropy``.
-    :param rollout: as the rollout recorded them.
-    :param old: what `old_logprobs` says.
-    :param advantage: of the token's sample.
-    :param owner: the token's sample, 0 … S-1; all trained tokens of a sample are here, for losses over sequences.
-    :param reference: log-probabilities under the reference model, for `use_kl_loss`.
-    :param entropy: of the distribution each token was drawn from, for `entropy_coeff`.
-    :param base_dir: where a loss of the user's own is looked for: the experiment file's folder.
-    :raises PluginError: `algorithm.loss` names none, or it raises, or returns something else.
-    :raises ValueError: a term is asked for without what it is made of.
+    :param logprobs: [N]; for the trained weights. The gradient flows through them and ``entropy``.
+    :param rollout: [N]; recorded in the rollout.
+    :param old: [N]; from `old_logprobs`.
+    :param advantage: [N]; of the token's sample.
+    :param owner: [N]; index of the token's sample, 0 … S-1. All trained tokens of a sample are included, for losses
+        over sequences.
+    :param reference: [N]; log-probabilities of the reference model, for `use_kl_loss`.
+    :param entropy: [N]; of the distribution of each token, for `entropy_coeff`.
+    :param base_dir: Folder of the experiment file, which is searched for user losses.
+    :raises PluginError: `algorithm.loss` is unknown, raised, or returned an invalid value.
+    :raises ValueError: The input of an enabled term is missing.
     """
     algorithm = settings.algorithm
     given = LossInput(

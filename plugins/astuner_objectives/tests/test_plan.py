@@ -46,16 +46,16 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., st
 
 def test_what_stays_at_once_is_summed_up_and_what_is_free_said(planned: Callable[..., str], tmp_path: Path) -> None:
     for overrides, stay, most in (
-        ((), "at most 4", "110 MiB at most"),  # three and the best, a new one, two states
-        (("max_checkpoints=1",), "at most 2", "90 MiB at most"),
-        (("total_steps=100", "save_freq=50"), "at most 2", "90 MiB at most"),
-        (("total_steps=101", "save_freq=50"), "at most 3", "100 MiB at most"),
-        (("total_steps=7", "save_freq=never"), "at most 1", "80 MiB at most"),
-        (("max_checkpoints=null",), "all", "80 MiB at most after the first"),
+        ((), "at most 4", "110 MiB"),  # three and the best, a new one, two states
+        (("max_checkpoints=1",), "at most 2", "90 MiB"),
+        (("total_steps=100", "save_freq=50"), "at most 2", "90 MiB"),
+        (("total_steps=101", "save_freq=50"), "at most 3", "100 MiB"),
+        (("total_steps=7", "save_freq=never"), "at most 1", "80 MiB"),
+        (("max_checkpoints=null",), "all", "80 MiB after the first"),
     ):
         text = planned(*overrides)
-        assert text.startswith(f"10 MiB a checkpoint, of which {stay} stay, and 30 MiB to continue from; {most}"), text
-        assert text.endswith(f"931.3 GiB are free in {tmp_path}")
+        assert text.startswith(f"10 MiB per checkpoint ({stay} kept) and 30 MiB to resume; at most {most}"), text
+        assert text.endswith(f"931.3 GiB free in {tmp_path}")
 
 
 def test_a_disk_that_is_too_small_is_refused(planned: Callable[..., str]) -> None:
@@ -89,12 +89,12 @@ def test_speeds_are_those_that_somebody_measured_near_enough_or_none(tmp_path: P
 
     h100 = "NVIDIA H100 80GB HBM3"
     assert told("verl", 494e6, h100).startswith(
-        "about 9,000 generated and 20,000 trained, as measured with mine, bf16 ("
+        "about 9,000 tokens/s generated and 20,000 trained, measured with mine, bf16 ("
     )
     assert "with larger, bf16 (2026-11-27, commit abc1234: mine.sh)" in told("verl", 800e6, h100)
     assert "smollm2-135m-float32" in told("local", 134_515_008, "cpu")
     for unlike in (("verl", 630e6, h100), ("verl", 494e6, h100, 2), ("verl", 494e6, "cpu"), ("trinity", 494e6, h100)):
-        assert told(*unlike).startswith(f"nobody has measured {unlike[0]} with about {unlike[1]:,.0f} parameters on ")
+        assert told(*unlike).startswith(f"no measurement of {unlike[0]} with about {unlike[1]:,.0f} parameters on ")
     assert "ASTUNER_SPEEDS" in told("verl", 5, "cpu")
 
 
@@ -104,7 +104,7 @@ def test_a_file_of_speeds_that_is_wrong_is_refused_with_its_row_and_key(tmp_path
         (ROW.replace("rollout: 9000", "rollout: fast"), "row 0.rollout"),
         (ROW + ROW.replace("commit: abc1234", "kommit: abc1234"), "row 1.commit"),
         ("rows: {}", "row "),
-        ("- [", "no YAML file of speeds"),
+        ("- [", "not a YAML file of speeds"),
     ):
         own.write_text(text)
         with pytest.raises(ConfigError, match=says) as refused:

@@ -175,7 +175,7 @@ def test_a_damaged_file_is_named(text: str, tmp_path: Path) -> None:
 def test_a_newer_file_is_not_guessed_at(tmp_path: Path) -> None:
     (tmp_path / "e.promoted").mkdir()
     (tmp_path / "e.promoted" / "promoted.json").write_text('{"format": 2}')
-    with pytest.raises(CheckpointError, match="has the format 2 and this version reads up to 1: upgrade"):
+    with pytest.raises(CheckpointError, match="has the format 2, this version reads up to 1: upgrade"):
         Promotions.read(tmp_path / "e")
 
 

@@ -280,7 +280,7 @@ def test_a_template_that_cannot_be_used_is_one_problem_and_the_others_are_tried(
     assert [v.episodes[0].ended for v in report.variants] == ["completed", "unusable", "completed"]
     assert report.problems() == {"unusable": 1}
     assert "glm-4.5.jinja, tools on" in report.text()
-    assert "which is not one token of its tokenizer" in report.text()
+    assert "which is not a single token of its tokenizer" in report.text()
 
 
 SHOWS_NO_TOOLS = """\

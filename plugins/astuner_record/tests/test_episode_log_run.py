@@ -297,7 +297,7 @@ def test_a_sink_that_hangs_holds_up_nobody_and_is_reported_once(
     of.close()
     sink.go.set()
     (note,) = of.run_dir.log.read_text().splitlines()
-    assert "the log sink Hangs failed and is left out from now on: it did not come back within 0.05 s" in note
+    assert "Hangs failed and is disabled for the rest of the run: no response within 0.05 s" in note
     assert [row["reward/mean"] for row in of.run_dir.read_metrics()] == [0.5]
 
 
@@ -311,7 +311,7 @@ def test_a_sink_that_is_too_slow_is_left_out_and_progress_does_not_pile_up() -> 
     thread.tell(StepEnded(step=2, metrics={}))
     assert thread.failure() == ""
     thread.tell(StepEnded(step=3, metrics={}))
-    assert thread.failure() == "it is too slow: 2 calls wait for it"
+    assert "too slow, 2 events" in thread.failure()
     sink.go.set()
 
 

@@ -632,7 +632,7 @@ def test_the_command_lists_episodes(recorded: Any, capsys: pytest.CaptureFixture
         (["run", "--where", "step=7", "nonsense"], "astuner replay RUN EPISODE"),
         (["run", "episode", "--judge", "nothing"], "nothing"),
         (["run", "episode", "--from-turn", "1", "--checkpoint", "step-000007"], "step-000007 is not a model folder"),
-        (["run", "episode", "--from-turn", "1"], "there is no checkpoint in"),
+        (["run", "episode", "--from-turn", "1"], "no checkpoint in"),
         (["nowhere", "episode"], "nowhere is not a run folder"),
     ],
 )
