@@ -64,7 +64,7 @@ def test_users_under_different_prompts_make_tasks_without_one(tmp_path):
 @table(
     ("history", "says"),
     [
-        (SAID, "every sample in .*users.jsonl goes on a conversation .*add samples that can be understood alone"),
+        (SAID, "every sample in .*users.jsonl continues a conversation .*add samples that can be understood alone"),
         ("hello", "users.jsonl:1: init_messages is not a list of messages with a role"),
         ([{"content": "no role"}], "users.jsonl:1: init_messages is not a list of messages with a role"),
     ],

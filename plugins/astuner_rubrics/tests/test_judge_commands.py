@@ -81,7 +81,7 @@ def test_learn_then_check_then_edit(astuner, folder):
         (folder / "rubrics.yaml").write_text(text.replace("The answer ", "The answer openly "))
         code, out, _ = astuner("judge", "check", "rubrics.yaml", "--labels", labels, *options(server), "--json",
                                "--attacks", "0", "--repeats", "1")  # fmt: skip
-        assert "edited since they were learned" in json.loads(out)["notes"][1]
+        assert "edited after learning" in json.loads(out)["notes"][1]
     assert not list(folder.glob(".*")), "nothing is left behind"
 
 
@@ -108,19 +108,19 @@ def test_labels_that_were_learned_from_are_left_out_of_the_card(astuner, folder)
         assert 0 <= near_too < 5
         assert card["labels"]["left_out_learned_from"] == 21
         assert card["labels"]["n"] == 52 - 21 - 2 - near_too
-        assert f"{23 + near_too} of 52 labels were left out: the rubrics were learned from 21 of them" in out
+        assert f"{23 + near_too} of 52 labels were left out: 21 are training examples" in out
         assert not [body for body in server.requests[-200:] if " Yes." in body["messages"][1]["content"]]
 
         only_seen = write(folder / "seen.jsonl", [*seen[::-1], *near])
         code, out, err = astuner("judge", "check", "rubrics.yaml", "--labels", only_seen, *options(server), *quick)
         assert (code, out) == (1, "")
-        assert "was learned from these very labels (or from what 2 of them nearly repeat)" in err
+        assert "was learned from these labels (or from near duplicates of 2 of them)" in err
 
         text = (folder / "rubrics.yaml").read_text()
         (folder / "rubrics.yaml").write_text(text[: text.index("  prints:")])
         code, out, _ = astuner("judge", "check", "rubrics.yaml", "--labels", labels, *options(server), *quick)
         assert json.loads(out)["labels"]["n"] == 52
-        assert "does not say which examples it was learned from" in out
+        assert "does not list its training examples" in out
 
 
 def test_learn_again_pays_for_nothing_and_says_json(astuner, folder):
@@ -223,8 +223,8 @@ def test_rubrics_are_not_written_over_what_a_person_made(astuner, folder):
         (folder / "e.yaml").write_text(json.dumps({"astuner": {"model": {"path": "unused"}, "helper_models": models}}))
         (folder / "notes.txt").write_text("mine")
         for out, more, says in (
-            (samples, ("--overwrite",), "is a file that this command reads"),
-            ("e.yaml", ("--overwrite",), "is a file that this command reads"),
+            (samples, ("--overwrite",), "is an input of this command"),
+            ("e.yaml", ("--overwrite",), "is an input of this command"),
             ("notes.txt", (), "is there and no rubric file; name another place, or add --overwrite"),
         ):
             before = (folder / out).read_bytes()
@@ -244,11 +244,11 @@ def test_rubrics_are_not_written_over_what_a_person_made(astuner, folder):
         assert rubrics.read_text() == learned
         code, out, err = astuner("judge", "check", "rubrics.yaml", "--labels", samples, "--config", "e.yaml")
         assert (code, out) == (1, "")
-        assert "was learned from these very labels" in err
+        assert "was learned from these labels" in err
         code, out, err = astuner("judge", "check", "rubrics", "--labels", samples, "--config", "e.yaml", "--set",
                                  "astuner.task_judge.rubrics.file=rubrics.yaml", "--set",
                                  "astuner.task_judge.rubrics.helper_model=one")  # fmt: skip
-        assert (code, "was learned from these very labels" in err) == (1, True)
+        assert (code, "was learned from these labels" in err) == (1, True)
 
 
 def test_ctrl_c_says_how_to_go_on(astuner, folder, monkeypatch):
