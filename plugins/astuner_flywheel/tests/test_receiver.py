@@ -299,7 +299,7 @@ def test_what_comes_as_logs_is_joined_to_its_span_whichever_comes_first(collecto
     (task,) = prepared(collector.path).train
     assert (task.main_query, task.metadata["trace"]["answer"]) == ("q", "a")
     status, answer, _ = ask(collector, "POST", "/v1/logs", b"\xff", PROTOBUF)
-    assert (status, "no ExportLogsServiceRequest" in status_of(answer)[1]) == (400, True)
+    assert (status, "not ExportLogsServiceRequest" in status_of(answer)[1]) == (400, True)
 
 
 def test_a_file_of_before_takes_logs_too(tmp_path: Path) -> None:
