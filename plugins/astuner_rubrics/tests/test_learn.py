@@ -316,13 +316,13 @@ def test_learning_goes_on_where_it_was_stopped_and_asks_nothing_twice(tmp_path):
 
 def test_a_journal_that_is_none_is_refused(tmp_path):
     (tmp_path / "journal.jsonl").write_text('{"some": "thing"}\n')
-    with ScriptedModel(lambda body: "") as server, pytest.raises(DataError, match=r"journal\.jsonl:1: this is not a learning journal"):
+    with ScriptedModel(lambda body: "") as server, pytest.raises(DataError, match=r"journal\.jsonl:1: .*journal"):
         journal_at(tmp_path, server)
 
 
 def test_a_helper_that_is_down_ends_learning_and_says_so(tmp_path):
     rows = TrueRubric(WEIGHTS).samples(20)
-    says = r"proposing criteria .*: the helper model cannot be used \(.*\); stopped after 0 of 10 answers and 2 failures"
+    says = r"proposing criteria .*: the helper model cannot be used .*; stopped after 0 of 10 answers and 2 failures"
     with pytest.raises(HelperFailed, match=says):
         learned(tmp_path, lambda body: (400, {"error": {"message": "down"}}), rows)
 
