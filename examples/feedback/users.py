@@ -1,7 +1,7 @@
-"""Simulated users of an application: they ask word problems, and say whether the answer was right.
+"""Simulate users of an application: they ask word problems and rate the answers.
 
-The application is `converse`: an agent with a calculator on the official openai client, which knows nothing of training
-but the id of its last reply.  The users are the rest: they know the answer, and send it as feedback.
+The application is `converse`, an agent with a calculator on the official openai client. Of training it only knows the
+ID of its last reply. The users know the answers and send feedback.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ CALCULATOR = {
     },
 }
 START = 120.0
-"""Seconds in which a run that was started beside this must have its service."""
+"""Seconds to wait for the service of a run that is starting."""
 SIGNS = {"+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b, "/": lambda a, b: a / b}
 
 
 def calculate(arguments: str) -> str:
-    """What the tool says; what is wrong with a call, the model gets to read."""
+    """Return the tool's result. The model sees errors in its calls."""
     try:
         left, sign, right = json.loads(arguments)["expression"].split()
         return f"{SIGNS[sign](float(left), float(right)):g}"
@@ -48,7 +48,7 @@ def calculate(arguments: str) -> str:
 
 
 def converse(client: openai.OpenAI, question: str) -> tuple[str, str]:
-    """The application's answer, and the id of the completion that it is."""
+    """Return the application's answer and the ID of its completion."""
     messages: list[Any] = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
     for _ in range(3):
         completion = client.chat.completions.create(model="astuner", messages=messages, tools=[CALCULATOR])
@@ -63,30 +63,30 @@ def converse(client: openai.OpenAI, question: str) -> tuple[str, str]:
 
 
 def rate(access: dict[str, Any], completion_id: str, reward: float) -> None:
-    """Tell the service what a user thinks."""
+    """Send a user's rating to the service."""
     body = json.dumps({"msg_ids": [completion_id], "reward": reward}).encode()
     headers = {"Authorization": f"Bearer {access['api_key']}", "Content-Type": "application/json"}
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy between two processes here
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy between local processes
     opener.open(urllib.request.Request(access["feedback_url"], body, headers), timeout=60).read()
 
 
 def find_access() -> Path:
-    """The file with the address and the key of the one service that runs; a run takes a moment to start it."""
+    """Return the access file of the only running service, after waiting for a run to start it."""
     folder = Path(os.environ.get("ASTUNER_HOME") or Path.home() / ".astuner").expanduser() / "feedback"
     until = time.monotonic() + START
     while not (found := list(folder.glob("*.json"))) and time.monotonic() < until:
         time.sleep(0.5)
     if len(found) != 1:
-        raise SystemExit(f"there are {len(found)} files in {folder}; name the one that the run named, with --access")
+        raise SystemExit(f"{folder} contains {len(found)} files; select one with --access")
     return found[0]
 
 
 def use(access: dict[str, Any], problems: list[dict[str, str]], seen: list[float]) -> None:
-    """One user after another."""
+    """Simulate one user after another."""
     client = openai.OpenAI(
         base_url=access["base_url"],
         api_key=access["api_key"],
-        max_retries=20,  # it waits while the model is trained
+        max_retries=20,  # waits during training
         http_client=openai.DefaultHttpxClient(trust_env=False),
     )
     while True:
@@ -105,8 +105,8 @@ def use(access: dict[str, Any], problems: list[dict[str, str]], seen: list[float
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--access", type=Path, help="the file that the run named when it started")
-    parser.add_argument("--users", type=int, default=64, help="how many talk at once")
+    parser.add_argument("--access", type=Path, help="access file that the run printed at its start")
+    parser.add_argument("--users", type=int, default=64, help="number of concurrent users")
     options = parser.parse_args()
     file = options.access or find_access()
     access = json.loads(file.read_text(encoding="utf-8"))
@@ -114,7 +114,7 @@ def main() -> None:
     seen: list[float] = []
     for _ in range(options.users):
         threading.Thread(target=use, args=(access, problems, seen), daemon=True).start()
-    while file.exists():  # it goes with the service
+    while file.exists():  # removed when the service ends
         time.sleep(5.0)
         last = seen[-500:]
         if last:

@@ -1,12 +1,11 @@
-"""The flywheel, once around: train, deploy, collect what users say, filter and augment that, train on it, and see
-whether it helped.
+"""Run the flywheel once: train, deploy, collect feedback, filter, generate tasks, train again, and compare.
 
     python examples/flywheel/flywheel.py --seeds 0 1 2 3 4
 
-Everything is a process that a person would start, on loopback: ``astuner run``, ``astuner serve``, ``astuner data
-collect``, ``import`` and ``generate``.  Each stage keeps its result in ``flywheel_runs/seed-N/``, so a second start
-goes on where the first ended.  The three arms after the first model train equally many further steps: on the makers'
-old tasks (the control), on the users', and on the users' with more like them.
+Every stage uses the command line on loopback: ``astuner run``, ``astuner serve``, ``astuner data collect``, ``import``
+and ``generate``. Each stage stores its result in ``flywheel_runs/seed-N/``, so a repeated start continues after the
+last one. The three arms after the first model train for the same number of steps: on the makers' tasks (control), on
+users' tasks, and on users' and generated tasks.
 """
 
 from __future__ import annotations
@@ -36,21 +35,21 @@ from astuner_local.tiny.problems import Problem, is_held_out
 
 HERE = Path(__file__).parent
 HELD_OUT_SEED = 0
-"""The same people ask every model of every seed in the end, so that models are compared on the same questions."""
+"""Seed of the final questions, the same for all models and seeds."""
 PATIENCE = 300.0
-"""Seconds in which a server must answer."""
+"""Seconds to wait for a server."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How much of everything."""
+    """Amount of data and training."""
 
     first_tasks: int
     first_steps: int
     asked: int
     """Questions of the first model's users."""
     generated: int
-    """Tasks that are made of those of the users, before the check against the held-out questions."""
+    """Generated tasks, before the check against the held-out questions."""
     further_steps: int
     held_out: int
     settings: tuple[str, ...] = ()
@@ -66,13 +65,13 @@ QUICK = Size(
     held_out=8,
     settings=("astuner.data.train_batch_size=2", "astuner.rollout.num_repeat=4"),
 )
-"""So small that nothing is learned: shows that everything runs."""
+"""Quick size, without learning."""
 
 
 class Seed:
-    """One way around, in a folder of its own.
+    """All stages of one seed, in a separate folder.
 
-    :param real_writer: ask the helper model that augment.yaml names, and not the scripted one.
+    :param real_writer: Use the helper model of augment.yaml instead of the script.
     """
 
     def __init__(self, folder: Path, seed: int, size: Size, *, real_writer: bool = False) -> None:
@@ -81,11 +80,11 @@ class Seed:
         self.log = self.folder / "log.txt"
         kept, mine = self.folder / "size.txt", f"{size}, {'real' if real_writer else 'scripted'} writer"
         if kept.is_file() and kept.read_text(encoding="utf-8") != mine:
-            raise SystemExit(f"{self.folder} was begun with another size or writer; give --folder another one")
+            raise SystemExit(f"{self.folder} was started with another size or writer; use another --folder")
         kept.write_text(mine, encoding="utf-8")
 
     def go_round(self) -> dict[str, list[Asked]]:
-        """Every arm's answers to the held-out people."""
+        """Return every arm's answers to the held-out questions."""
         size = self.size
         rng = random.Random(self.seed)
         makers = draw(rng, size.first_tasks, MAKERS, KNOWN, held_out=False)
@@ -93,7 +92,7 @@ class Seed:
         held_out = draw(random.Random(HELD_OUT_SEED), size.held_out, EVERYBODY, OTHERS, held_out=True)
         questions = [problem.question for problem in held_out]
         if near := len(questions) - len(without_near(questions, [p.question for p in [*makers, *users]])):
-            raise SystemExit(f"{near} held-out questions nearly repeat others; that must not be")
+            raise SystemExit(f"{near} held-out questions are near-duplicates of others, which is not allowed")
         tasks = self.folder / "first.jsonl"
         tasks.write_text("".join(json.dumps(problem.as_gsm8k()) + "\n" for problem in makers), encoding="utf-8")
         file = "astuner.task_reader.jsonl.training.file_path"
@@ -110,7 +109,7 @@ class Seed:
     # ---------------------------------------------------------------- stages
 
     def train(self, name: str, experiment: str, steps: int, *settings: str) -> None:
-        """``astuner run``, unless that is done."""
+        """Run ``astuner run`` unless it is done."""
 
         def make() -> dict[str, Any]:
             command = ["run", str(HERE / experiment), *settings, *self.size.settings, "--backbone", "local", "--json"]
@@ -120,11 +119,11 @@ class Seed:
         self.stage(f"train-{name}", f"train {name}, {steps} steps", make)
 
     def deploy(self, users: Sequence[Problem]) -> Path:
-        """People use the first model, and say what they think; the database that holds it."""
+        """Collect questions and feedback of users of the first model, and return the database."""
         traces = self.folder / "traces.sqlite"
 
         def make() -> dict[str, Any]:
-            traces.unlink(missing_ok=True)  # of an attempt that did not get to its end
+            traces.unlink(missing_ok=True)  # from an interrupted attempt
             with (
                 self.running("data", "collect", str(traces), "--port", "0") as collector,
                 self.serving("first", "--trace", collector["traces_url"]) as access,
@@ -137,8 +136,9 @@ class Seed:
         return traces
 
     def augment(self, traces: Path, held_out: Sequence[str]) -> Path:
-        """``astuner data import`` and ``generate``, without what is too close to the held-out questions; the file with
-        the users' tasks and the new ones.
+        """Run ``astuner data import`` and ``generate``, and return the file with users' and generated tasks.
+
+        Tasks too close to held-out questions are removed.
         """
         users, folder, kept = self.folder / "users.jsonl", self.folder / "generated", self.folder / "augmented.jsonl"
 
@@ -164,17 +164,17 @@ class Seed:
                 "requests": made["usage"]["writer"]["calls"],
             }
 
-        self.stage("augment", "a writer makes more tasks like those of the users", make)
+        self.stage("augment", "generate more tasks like the users' tasks", make)
         self.say(f"  {of_augmenting(self.augmented())}")
         return kept
 
     def augmented(self) -> dict[str, Any]:
-        """What came of `augment`."""
+        """Return the result of `augment`."""
         found: dict[str, Any] = json.loads((self.folder / "augment.json").read_text(encoding="utf-8"))
         return found
 
     def ask(self, arm: str, held_out: Sequence[Problem]) -> list[Asked]:
-        """The held-out people ask a model."""
+        """Ask a model the held-out questions."""
 
         def make() -> dict[str, Any]:
             with self.serving(arm) as access:
@@ -186,7 +186,7 @@ class Seed:
     # --------------------------------------------------------------- helpers
 
     def stage(self, name: str, what: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """The result of a stage, made now or kept from before."""
+        """Return the result of a stage, stored or new."""
         kept = self.folder / f"{name}.json"
         if kept.is_file():
             found: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
@@ -201,7 +201,7 @@ class Seed:
         return found
 
     def command(self, *command: str) -> dict[str, Any]:
-        """A command to its end; the JSON that it prints."""
+        """Run a command, and return the JSON that it prints."""
         with self.log.open("ab") as log:
             done = subprocess.run(astuner(command), stdout=subprocess.PIPE, stderr=log, check=False)
         if done.returncode:
@@ -214,14 +214,14 @@ class Seed:
 
     @contextmanager
     def serving(self, name: str, *options: str) -> Iterator[dict[str, Any]]:
-        """``astuner serve`` with one of the models; where it is and its key."""
+        """Run ``astuner serve`` with one of the models, and yield its address and key."""
         command = ["serve", str(HERE / "first.yaml"), "--backbone", "local", "--port", "0"]
         with self.running(*command, "--checkpoint", str(self.checkpoint(name)), *options) as server:
             yield json.loads(Path(server["access_file"]).read_text(encoding="utf-8"))
 
     @contextmanager
     def running(self, *command: str) -> Iterator[dict[str, Any]]:
-        """A server, from its first line of JSON to Ctrl-C."""
+        """Run a server from its first line of JSON until Ctrl-C."""
         with self.log.open("ab") as log:
             process = subprocess.Popen(astuner([*command, "--json"]), stdout=subprocess.PIPE, stderr=log)
         assert process.stdout is not None
@@ -229,7 +229,7 @@ class Seed:
             ready, _, _ = select.select([process.stdout], [], [], PATIENCE)
             line = process.stdout.readline() if ready else b""
             if not line:
-                self.fail(f"astuner {' '.join(command)} did not begin")
+                self.fail(f"astuner {' '.join(command)} did not start")
             yield json.loads(line)
         finally:
             process.send_signal(signal.SIGINT)
@@ -252,10 +252,10 @@ def astuner(arguments: Sequence[str]) -> list[str]:
 
 
 def write_apart(rows: Sequence[dict[str, Any]], held_out: Sequence[str], to: Path) -> dict[str, int]:
-    """Write the tasks that have nothing to do with the held-out questions; how many new ones there were of which kind.
+    """Write the tasks that are unrelated to the held-out questions, and return the numbers of generated tasks by kind.
 
-    A generated task goes when it nearly repeats a held-out question, or has numbers that are reserved for the end in
-    its wording: whoever wrote it could know neither.
+    A generated task is removed if it is a near-duplicate of a held-out question, or has its numbers in the same
+    wording.
     """
     new = {row["main_query"]: row for row in rows if row["metadata"]["provenance"]["source"] == "seed"}
     near = new.keys() - set(without_near(list(new), held_out))
@@ -270,15 +270,15 @@ def write_apart(rows: Sequence[dict[str, Any]], held_out: Sequence[str], to: Pat
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="one way around for each")
-    parser.add_argument("--folder", type=Path, help="where everything is kept (flywheel_runs; flywheel_runs/quick)")
-    parser.add_argument("--quick", action="store_true", help="two steps of everything: shows that it runs")
-    parser.add_argument("--asked", type=int, metavar="N", help=f"questions of the users ({FULL.asked})")
-    parser.add_argument("--real-writer", action="store_true", help="ask the helper model that augment.yaml names")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="seeds to run")
+    parser.add_argument("--folder", type=Path, help="output folder (default: flywheel_runs or flywheel_runs/quick)")
+    parser.add_argument("--quick", action="store_true", help="run two steps of everything, as a test")
+    parser.add_argument("--asked", type=int, metavar="N", help=f"number of users' questions (default: {FULL.asked})")
+    parser.add_argument("--real-writer", action="store_true", help="use the helper model of augment.yaml")
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are ended, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are stopped, too
     folder = (options.folder or Path("flywheel_runs") / ("quick" if options.quick else "")).absolute()
-    os.environ.setdefault("ASTUNER_HOME", str(folder / "home"))  # access files; nobody else's
+    os.environ.setdefault("ASTUNER_HOME", str(folder / "home"))  # private access files
     size = QUICK if options.quick else FULL
     size = replace(size, asked=options.asked or size.asked)
     began = time.monotonic()
@@ -286,7 +286,7 @@ def main(arguments: list[str] | None = None) -> None:
     results = {each.seed: each.go_round() for each in seeds}
     report = table(results) + "".join(f"- Seed {each.seed}: {of_augmenting(each.augmented())}.\n" for each in seeds)
     if options.quick:
-        report += "\nWith --quick nothing can be learned: two steps, a few questions. Differences above are chance.\n"
+        report += "\nWith --quick the model does not learn: two steps, a few questions. Differences are chance.\n"
     (folder / "results.md").write_text(report, encoding="utf-8")
     print(f"\n{report}\nalso in {folder / 'results.md'}; {(time.monotonic() - began) / 60:.1f} minutes")
 

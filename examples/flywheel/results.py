@@ -1,4 +1,4 @@
-"""What came of it: the right answers of every model to the same questions, and what augmenting brought."""
+"""Report the right answers of every model to the same questions, and the results of task generation."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ ARMS = {
     "again": "+ users' feedback",
     "augmented": "+ users' feedback, augmented",
 }
-"""What is compared, in the order of the table."""
+"""Compared models in the order of the table."""
 
 
 def of_augmenting(found: dict[str, Any]) -> str:
-    """How many tasks came from where, and why others did not."""
+    """Return how many tasks came from each source, and why others were dropped."""
     why = ", ".join(f"{count} {reason}" for reason, count in found["rejected"].items()) or "none"
     unused = f" ({found['unused']} not needed)" if found["unused"] else ""
     return (
@@ -31,14 +31,14 @@ def of_augmenting(found: dict[str, Any]) -> str:
 
 
 def share(asked: Sequence[Asked]) -> str:
-    """Right answers in per cent, with Wilson's 95 % interval."""
+    """Return the percentage of right answers with Wilson's 95 % interval."""
     right = sum(each.right for each in asked)
     low, high = wilson_interval(right, len(asked))
     return f"{right / max(len(asked), 1):.1%} [{low:.0%}, {high:.0%}]".replace("%", " %")
 
 
 def table(results: dict[int, dict[str, list[Asked]]]) -> str:
-    """Markdown: one line for each model of each seed, and what the differences come to."""
+    """Return Markdown with one line per model and seed, and the differences."""
     lines = [
         "| seed | model | makers' wordings | other wordings | all | McNemar's p against the control |",
         "|---|---|---|---|---|---|",
@@ -64,7 +64,7 @@ def table(results: dict[int, dict[str, list[Asked]]]) -> str:
 
 
 def gain(results: dict[int, dict[str, list[Asked]]], one: str, other: str) -> tuple[float, Interval]:
-    """The mean difference of two arms over all seeds."""
+    """Return the mean difference between two arms over all seeds."""
     of_one, of_other = (
         [[float(each.right) for each in arms[arm]] for arms in results.values()] for arm in (one, other)
     )

@@ -1,9 +1,9 @@
-"""Simulated people: what they ask, and what they do when the answer is right, or wrong.
+"""Simulate users: their questions, and their feedback on right and wrong answers.
 
-The application is `converse`: an agent with a calculator on the official openai client, which keeps the id of its last
-reply.  The people are the rest.  They ask word problems with one arithmetic operation in eight wordings; the makers of
-the first model thought of four of them.  Nobody who is asked in the end (`held_out`) has a name, a sentence with its
-numbers, or a near-duplicate among those who are learned from.
+The application is `converse`: an agent with a calculator on the official openai client, which returns the ID of its
+last reply. Users ask word problems with one arithmetic operation in eight wordings, four of which the makers of the
+first model know. Held-out questions (`held_out`) share no name, no sentence with the same numbers and no near-duplicate
+with training questions.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from astuner_flywheel.near import NearDuplicates
 from astuner_local.tiny.problems import LARGEST, NAMES, SMALLEST, THINGS, WORDINGS, Problem, is_held_out
 
 MAKERS = range(4)
-"""The wordings that the makers thought of: one for each operation."""
+"""Wordings known to the makers, one per operation."""
 EVERYBODY = range(len(WORDINGS))
 KNOWN, OTHERS = NAMES[:5], NAMES[5:]
-"""Who uses the first model, and who is asked in the end."""
+"""Names of users of the first model, and of users in the final comparison."""
 
 SILENT, CORRECTS, MISTAKEN = 0.2, 0.75, 0.02
-"""Share of users who give no opinion; of unhappy ones who write the right answer; of those who err in that."""
+"""Shares of users without feedback, of unhappy users who send a correction, and of wrong corrections."""
 
 SYSTEM_PROMPT = "You solve math problems with a calculator. Answer with \\boxed{}."
 CALCULATOR: Any = {
@@ -50,7 +50,7 @@ AT_ONCE = 32
 
 @dataclass(frozen=True)
 class Asked:
-    """One question, and what came of it."""
+    """A question and its answer."""
 
     question: str
     wording: int
@@ -62,9 +62,9 @@ class Asked:
 def draw(
     rng: random.Random, count: int, wordings: Sequence[int], people: Sequence[str], *, held_out: bool
 ) -> list[Problem]:
-    """``count`` problems with different questions.
+    """Return ``count`` problems with different questions.
 
-    :param held_out: of the pairs of numbers that are kept for the end, for each wording, or of the others.
+    :param held_out: Use the pairs of numbers that are reserved for the final comparison, or the others.
     """
     found: dict[str, Problem] = {}
     while len(found) < count:
@@ -80,7 +80,7 @@ def draw(
 
 
 def without_near(questions: Sequence[str], others: Sequence[str]) -> list[str]:
-    """Those that nearly repeat none of the others."""
+    """Return the questions that are not near-duplicates of others."""
     known = NearDuplicates(numbers_tell_apart=True)
     for question in others:
         known.keep(question, question)
@@ -88,7 +88,7 @@ def without_near(questions: Sequence[str], others: Sequence[str]) -> list[str]:
 
 
 def calculate(arguments: str) -> str:
-    """What the tool says; what is wrong with a call, the model gets to read."""
+    """Return the tool's result. The model sees errors in its calls."""
     try:
         left, sign, right = json.loads(arguments)["expression"].split()
         return f"{round(SIGNS[sign](float(left), float(right)), 4):g}"
@@ -97,7 +97,7 @@ def calculate(arguments: str) -> str:
 
 
 async def converse(client: openai.AsyncOpenAI, question: str) -> tuple[str, str]:
-    """The application's answer, and the id of the completion that it is."""
+    """Return the application's answer and the ID of its completion."""
     messages: list[Any] = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
     for _ in range(3):
         completion = await client.chat.completions.create(model="any", messages=messages, tools=[CALCULATOR])
@@ -112,7 +112,7 @@ async def converse(client: openai.AsyncOpenAI, question: str) -> tuple[str, str]
 
 
 def opinion(rng: random.Random, right: bool, expected: str) -> dict[str, Any]:
-    """What a person says of an answer, as ``POST /feedback`` takes it; empty for those who say nothing."""
+    """Return a user's feedback for ``POST /feedback``, or an empty object."""
     if rng.random() < SILENT:
         return {}
     mistaken = rng.random() < MISTAKEN
@@ -125,10 +125,10 @@ def opinion(rng: random.Random, right: bool, expected: str) -> dict[str, Any]:
 async def ask_all(
     access: dict[str, Any], problems: Sequence[Problem], *, feedback_seed: int | None = None
 ) -> list[Asked]:
-    """Everybody asks, a few at a time.
+    """Let all users ask, a few at a time.
 
-    :param access: what the file says that `astuner serve` named.
-    :param feedback_seed: people say what they think; None: they only ask.
+    :param access: Content of the access file of `astuner serve`.
+    :param feedback_seed: Seed of the feedback. None: send no feedback.
     """
     turns = asyncio.Semaphore(AT_ONCE)
     http = openai.DefaultAsyncHttpxClient(trust_env=False)

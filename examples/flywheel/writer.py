@@ -1,9 +1,8 @@
-"""Stands for a large language model that writes tasks and solves them, so that the example needs none.
+"""Replace a large language model that writes and solves tasks with a script.
 
-It is scripted, and knows the eight wordings as a real one knows English; everything else it reads out of the prompts
-that `astuner data generate` really sends.  It knows nothing of who is asked in the end.  As a real one it is not always
-right: some of what it writes is wrong, makes no sense or repeats what it was shown, it slips when it solves, and a few
-questions it always gets wrong, whether it writes or solves.
+It knows the eight wordings and reads everything else from the prompts of `astuner data generate`. It does not know the
+final questions. Like a real model it makes mistakes: some tasks are wrong, incomplete or repetitions, some solutions
+are wrong, and a few questions are always answered wrongly.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from typing import Any
 from astuner_local.tiny.problems import LARGEST, SMALLEST, WORDINGS, Problem
 
 FAULTY = 0.10
-"""Share of the written tasks that are spoiled; each way of `SPOILED` equally often."""
+"""Share of faulty tasks, with equal shares of `SPOILED`."""
 SPOILED = ("wrong answer", "a number is missing", "a sample again")
 SLIPS = 0.02
-"""Share of the solutions that are wrong by chance; the next one of the same question need not be."""
+"""Share of solutions that are wrong by chance, independently of each other."""
 ALWAYS_WRONG = 0.01
-"""Share of the questions that it gets wrong in the same way each time: no check by the same model can find those."""
+"""Share of questions with the same wrong answer every time, which no check by the same model can find."""
 
 NAMES = ("Ida", "Leo", "Noa", "Jan", "Pia", "Kim", "Lou", "Uli")
 THINGS = ("cups", "keys", "nuts", "hats", "maps", "rings", "dolls", "stamps")
-"""What it makes up."""
+"""Names and things of written tasks."""
 
 
 def _pattern(text: str) -> re.Pattern[str]:
@@ -39,7 +38,7 @@ _PATTERNS = [_pattern(text) for _, text in WORDINGS]
 
 
 def understand(question: str) -> Problem | None:
-    """What a question asks; None where it is in no wording that is known, or has no whole number for an answer."""
+    """Return the problem in a question, or None if the wording is unknown or the answer is not an integer."""
     for wording, pattern in enumerate(_PATTERNS):
         if match := pattern.fullmatch(question.strip()):
             a, b = int(match["a"]), int(match["b"])
@@ -50,9 +49,9 @@ def understand(question: str) -> Problem | None:
 
 
 class Writer:
-    """Answers one chat request after the other, as `astuner.testing.ScriptedModel` wants it.
+    """Answer chat requests for `astuner.testing.ScriptedModel`.
 
-    :param seed: of what it writes; the same seed writes the same to the same samples.
+    :param seed: Seed of the tasks. The same seed and samples give the same tasks.
     """
 
     def __init__(self, seed: int) -> None:
@@ -69,7 +68,7 @@ class Writer:
         if task.startswith("You say whether two answers"):
             same = _fence(prompt, "ANSWER-1") == _fence(prompt, "ANSWER-2")
             return {"reason": "the numbers are the same" if same else "the numbers differ", "same": same}
-        raise ValueError(f"nobody wrote what to answer to: {task[:100]}")
+        raise ValueError(f"unknown request: {task[:100]}")
 
     def _write(self, prompt: str) -> list[dict[str, str]]:
         samples = re.findall(r"^question: (.*)$", _fence(prompt, "SAMPLES"), re.MULTILINE)
@@ -110,13 +109,13 @@ class Writer:
         return {"reasoning": f"{problem.left} {problem.operator} {problem.right}", "found": True, "answer": answer}
 
     def _believed(self, problem: Problem) -> str:
-        """The answer, but for a few questions."""
+        """Return the answer, which is wrong for a few questions."""
         wrong = random.Random(f"{self._seed} {problem.question}").random() < ALWAYS_WRONG
         return str(int(problem.answer) + 1) if wrong else problem.answer
 
 
 def _like(sample: Problem, rng: random.Random, low: int, high: int) -> Problem:
-    """The same wording with another name, other things and other numbers."""
+    """Return the same wording with another name, other things and other numbers."""
     operator, text = WORDINGS[sample.wording]
     a, b = rng.randint(low, high), rng.randint(low, high)
     if operator == "-" and a < b:
@@ -127,6 +126,6 @@ def _like(sample: Problem, rng: random.Random, low: int, high: int) -> Problem:
 
 
 def _fence(prompt: str, name: str) -> str:
-    """What stands between the two markers of that name; empty where there are none."""
+    """Return the text between the markers with this name, or an empty text."""
     found = re.search(rf"<<<{name} ([0-9a-f]{{16}})\n(.*?)\n\1>>>", prompt, re.DOTALL)
     return found[2] if found else ""

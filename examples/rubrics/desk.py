@@ -1,7 +1,7 @@
-"""The help desk of a shop: what customers write, and the sentences that replies are made of.
+"""The help desk of a shop: questions of customers, and sentences of replies.
 
-A question has a wording, a name and a thing.  About one question in four is held out, chosen by a hash that is the same
-everywhere: no transcript, no label and no training task has it.
+A question has a wording, a name and a thing. About one question in four is held out, selected by a stable hash: it
+occurs in no transcript, label or training task.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ WORDINGS = (
     ("price", "How much are the {things}?"),
     ("price", "What would {things} cost?"),
 )
-"""What it is about, and how it is said."""
+"""Topics and wordings."""
 
 FACTS = {"late": "They come on Monday.", "broken": "We send you new ones.", "price": "They cost 9 euros."}
-"""What there is to be said about it."""
+"""Right answers by topic."""
 GREETING, SORRY, SOURCE = "Dear {name},", "We are sorry.", "This is section {number} of our terms."
 SALE, THANKS = "Buy our new {things} now!", "Thank you for writing."
 
 
 @dataclass(frozen=True)
 class Question:
-    """What a customer writes."""
+    """A customer's question."""
 
     wording: int
     name: str
@@ -53,14 +53,14 @@ class Question:
 
 
 def questions(*, held_out: bool) -> list[Question]:
-    """All of one side of the split, in an order that says nothing."""
+    """Return all questions of one side of the split, in a pseudo-random order."""
     every = [Question(w, n, t) for w, n, t in itertools.product(range(len(WORDINGS)), NAMES, THINGS)]
     random.Random(0).shuffle(every)
     return [question for question in every if question.is_held_out == held_out]
 
 
 def about(question: str) -> str | None:
-    """What a question is about, as somebody sees who reads it; None for one of another shop."""
+    """Return the topic of a question, or None if it is unknown."""
     for topic, wording in WORDINGS:
         first, last = (re.escape(part) for part in wording.split("{things}"))
         if re.search(rf"{first}\w+{last}", question):
@@ -69,7 +69,7 @@ def about(question: str) -> str | None:
 
 
 def anyhow(question: Question, rng: random.Random) -> str:
-    """A reply of somebody who writes well and does not think: parts are there or not at random, and the fact is any."""
+    """Return a well-formed reply with random parts and a random fact."""
     parts = [
         (0.5, GREETING.format(name=question.name)),
         (0.5, SORRY),

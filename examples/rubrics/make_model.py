@@ -1,9 +1,9 @@
-"""Makes the tiny model that this example starts from: ``python examples/rubrics/make_model.py --out tiny_clerk``.
+"""Create the tiny model of this example: ``python examples/rubrics/make_model.py --out tiny_clerk``.
 
-It is shown replies whose parts are drawn at random, and nothing else.  So it writes well-formed replies, and knows
-nothing about which belongs to which question: that is left to the training.  No held-out question is shown.
+It is trained on replies with random parts only. It writes well-formed replies but cannot match them to questions, which
+is left to the training. Held-out questions are not used.
 
-Drawn from the seed with one thread; on another kind of CPU the weights may differ in their last bits.
+The weights depend on the seed. On other kinds of CPU they may differ in the last bits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def make_tokenizer(folder: Path, shown: list[tuple[Question, str]]) -> Any:
 
 
 def encode(tokenizer: Any, question: Question, reply: str) -> tuple[list[int], list[int]]:
-    """Token ids, and labels that are `IGNORED` outside of the reply."""
+    """Return token IDs, and labels that are `IGNORED` outside of the reply."""
     prompt = tokenizer.apply_chat_template(messages(question.text), tokenize=False, add_generation_prompt=True)
     read = tokenizer.encode(prompt, add_special_tokens=False)
     said = tokenizer.encode(reply + bpe.END, add_special_tokens=False)
@@ -48,7 +48,7 @@ def encode(tokenizer: Any, question: Question, reply: str) -> tuple[list[int], l
 
 
 def make_model(folder: Path, seed: int = 0, steps: int = STEPS) -> float:
-    """Make tokenizer and model in ``folder``; returns the last step's loss on the replies."""
+    """Create tokenizer and model in ``folder``, and return the last step's loss on the replies."""
     torch.set_num_threads(1)
     rng = random.Random(seed)
     asked = questions(held_out=False)

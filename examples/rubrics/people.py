@@ -1,9 +1,8 @@
-"""What the customers of the shop really want, which nobody has written down: the hidden rubric.
+"""The hidden rubric: what the customers of the shop like.
 
-Three things use it: the people who say which of two replies they like better, the measurement at the very end, and the
-stand-in for a language model (`stand_in.py`), which knows it by design, as it stands for a model that understands
-people.  ASTuner itself never sees it: `astuner judge learn`, the rubrics' judge and the training get comparisons, and
-what the stand-in says of them.  So what is tested is the way, and not a model's insight.
+It is used by the simulated people who compare replies, by the final measurement, and by the stand-in for a language
+model (`stand_in.py`). ASTuner does not use it: `astuner judge learn`, the rubrics judge and the training only see the
+comparisons and the stand-in's answers. The example tests the process and not a model's insight.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from typing import Any
 from desk import FACTS, Question, about
 
 WANTED = {"answers": 4.0, "sells nothing": 2.0, "sorry when due": 2.0, "says where": 1.0}
-"""What a reply should do, and how much it counts."""
+"""Desired properties of a reply and their weights."""
 MISTAKEN = 0.05
 """Share of people who click on the wrong reply."""
 
 
 def does(question: str, reply: str) -> dict[str, bool]:
-    """Which of the things that can be said about a reply are true of it; the last two count for nobody."""
+    """Return the properties of a reply. The last two have no weight."""
     topic = about(question)
     facts = {key for key, fact in FACTS.items() if fact in reply}
     return {
@@ -36,13 +35,13 @@ def does(question: str, reply: str) -> dict[str, bool]:
 
 
 def worth(question: str, reply: str) -> float:
-    """How much people like a reply: the share of what they want, from 0 to 1."""
+    """Return how much people like a reply: the weighted share of desired properties, from 0 to 1."""
     done = does(question, reply)
     return sum(weight for name, weight in WANTED.items() if done[name]) / sum(WANTED.values())
 
 
 def compared(asked: Sequence[tuple[Question, str, str]], rng: random.Random) -> list[dict[str, Any]]:
-    """Labels, as `astuner judge learn` reads them; who sees no difference says nothing."""
+    """Return labels for `astuner judge learn`, without pairs of equal value."""
     labels = []
     for question, one, other in asked:
         first, second = worth(question.text, one), worth(question.text, other)

@@ -1,13 +1,12 @@
-"""No reward function: learn rubrics from people's comparisons, check them, train on them, and ask what people say now.
+"""Learn rubrics from comparisons, check them, train on them, and measure how much people like the result.
 
     python examples/rubrics/rubrics.py --seeds 0 1 2 3 4
 
-Everything is a command that a person would type: ``astuner serve``, ``astuner judge learn``, ``astuner judge check``,
-``astuner run``.  Each stage keeps its result in ``rubrics_runs/``, so a second start goes on where the first ended.
-What people want (`people.py`) is known to the people, who give the labels and say in the end how good replies to
-held-out questions are, and to the stand-in for a language model, by design: it stands for one that understands people.
-What is tested is the way, and not a model's insight.  The control arm is trained in the same way, on rubrics that
-somebody made up.
+Every stage uses the command line: ``astuner serve``, ``astuner judge learn``, ``astuner judge check``, ``astuner run``.
+Each stage stores its result in ``rubrics_runs/``, so a repeated start continues after the last one. The hidden rubric
+(`people.py`) is known to the simulated people, who label comparisons and rate replies to held-out questions, and to the
+stand-in for a language model. The example tests the process and not a model's insight. The control arm is trained in
+the same way on made-up rubrics.
 """
 
 from __future__ import annotations
@@ -41,19 +40,19 @@ from astuner_record.statistics import Interval, bootstrap_interval, crossed_boot
 
 HERE = Path(__file__).parent
 ARMS = {"before": "untrained", "polite": "trained on rubrics made up", "learned": "trained on learned rubrics"}
-"""What is compared, in the order of the table."""
+"""Compared models in the order of the table."""
 PATIENCE = 600.0
-"""Seconds in which a server must answer."""
+"""Seconds to wait for a server."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How much of everything."""
+    """Amount of data and training."""
 
     warm_up: int
-    """Steps in which the model learns to write replies at all."""
+    """Steps in which the model learns to write replies."""
     asked: int
-    """Questions to which people compare two replies: half are learned from, and half check what was learned."""
+    """Questions with two replies to compare: half for learning, half for the check."""
     steps: int
     held_out: int
     settings: tuple[str, ...] = ()
@@ -71,14 +70,14 @@ QUICK = Size(
     learning=("--force",),
     checking=("--attacks", "0", "--repeats", "1"),
 )
-"""So small that nothing is learned: shows that everything runs."""
+"""Quick size, without learning."""
 
 Reply = tuple[str, str]
-"""A question and a reply to it."""
+"""A question and a reply."""
 
 
 class Stages:
-    """A folder in which each stage keeps its result."""
+    """A folder in which each stage stores its result."""
 
     def __init__(self, folder: Path, name: str, size: Size) -> None:
         self.folder, self.name, self.size = folder, name, size
@@ -86,11 +85,11 @@ class Stages:
         self.log = folder / "log.txt"
         kept = folder / "size.txt"
         if kept.is_file() and kept.read_text(encoding="utf-8") != str(size):
-            raise SystemExit(f"{folder} was begun with another size; give --folder another one")
+            raise SystemExit(f"{folder} was started with another size; use another --folder")
         kept.write_text(str(size), encoding="utf-8")
 
     def stage(self, name: str, what: str, make: Callable[[], Any]) -> Any:
-        """The result of a stage, made now or kept from before."""
+        """Return the result of a stage, stored or new."""
         kept = self.folder / f"{name}.json"
         if kept.is_file():
             return json.loads(kept.read_text(encoding="utf-8"))
@@ -102,7 +101,7 @@ class Stages:
         return found
 
     def command(self, *arguments: str, may_fail: bool = False) -> subprocess.CompletedProcess[str]:
-        """``astuner …``, with what it says of its progress in the log."""
+        """Run an ``astuner`` command, with its progress in the log."""
         with self.log.open("a", encoding="utf-8") as log:
             done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
             log.write(done.stderr)
@@ -112,7 +111,7 @@ class Stages:
 
     @contextmanager
     def serving(self, model: Path) -> Iterator[dict[str, Any]]:
-        """``astuner serve`` with the untrained model; where it is and its key."""
+        """Run ``astuner serve`` with the untrained model, and yield its address and key."""
         command = [sys.executable, "-m", "astuner", "serve", str(HERE / "rubrics.yaml"), "--backbone", "local"]
         command += ["--checkpoint", str(model), "--port", "0", "--json"]
         with self.log.open("ab") as log:
@@ -122,7 +121,7 @@ class Stages:
             ready, _, _ = select.select([process.stdout], [], [], PATIENCE)
             line = process.stdout.readline() if ready else b""
             if not line:
-                raise SystemExit(f"{' '.join(command)} did not begin; see {self.log}")
+                raise SystemExit(f"{' '.join(command)} did not start; see {self.log}")
             yield json.loads(Path(json.loads(line)["access_file"]).read_text(encoding="utf-8"))
         finally:
             process.send_signal(signal.SIGINT)
@@ -134,7 +133,7 @@ class Stages:
 
 
 class Shared(Stages):
-    """What all seeds begin with: the model, and the questions."""
+    """Stages shared by all seeds: the model and the questions."""
 
     @property
     def model(self) -> Path:
@@ -145,14 +144,14 @@ class Shared(Stages):
             shutil.rmtree(self.model, ignore_errors=True)
             self.command(str(HERE / "make_model.py"), "--out", str(self.model), "--steps", str(self.size.warm_up))
 
-        self.stage("model", "make the model that writes replies and does not think", make)
+        self.stage("model", "create the untrained model", make)
         held_out = random.Random(0).sample(questions(held_out=True), self.size.held_out)
         for name, asked in (("tasks", questions(held_out=False)), ("held_out", held_out)):
             lines = [json.dumps({"question": question.text}) + "\n" for question in asked]
             (self.folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
 
     def replies(self, seed: int, asked: Sequence[Question]) -> list[tuple[Question, str, str]]:
-        """Two replies of the untrained model to each question."""
+        """Return two replies of the untrained model to each question."""
 
         def make() -> list[list[str]]:
             with self.serving(self.model) as access, ThreadPoolExecutor(16) as pool, httpx.Client(
@@ -161,26 +160,26 @@ class Shared(Stages):
 
                 def ask(number: int, question: Question) -> list[str]:
                     said = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question.text}]
-                    drawn = seed * 1000 + number  # one seed for all would draw the same sentences for all
+                    drawn = seed * 1000 + number  # a shared seed would give the same sentences for all questions
                     body = {"model": "any", "messages": said, "n": 2, "seed": drawn, "temperature": 1.0}
                     found = client.post(f"{access['base_url']}/chat/completions", json=body).raise_for_status().json()
                     return [choice["message"]["content"] for choice in found["choices"]]
 
                 return list(pool.map(ask, range(len(asked)), asked))
 
-        found = self.stage(f"replies-{seed}", f"customers ask {len(asked)} questions and get two replies to each", make)
+        found = self.stage(f"replies-{seed}", f"customers ask {len(asked)} questions and get two replies each", make)
         return [(question, *two) for question, two in zip(asked, found, strict=True)]
 
 
 class Seed(Stages):
-    """From people's comparisons to a trained model, in a folder of its own."""
+    """Stages from comparisons to a trained model, in a separate folder."""
 
     def __init__(self, shared: Shared, seed: int) -> None:
         super().__init__(shared.folder / f"seed-{seed}", f"seed {seed}", shared.size)
         self.shared, self.seed = shared, seed
 
     def go(self) -> dict[str, list[Reply]]:
-        """Every arm's replies to the held-out questions."""
+        """Return every arm's replies to the held-out questions."""
         rng = random.Random(self.seed)
         asked = rng.sample(questions(held_out=False), self.size.asked)
         half = len(asked) // 2
@@ -193,7 +192,7 @@ class Seed(Stages):
         with ScriptedModel(stand_in.reply) as helper:
             at = ("--base-url", helper.base_url, "--model", "stand-in")
             self.stage("learn", f"learn rubrics from {len(labels)} comparisons", lambda: self.learn("samples", at))
-            self.stage("refused", "the same, when a coin compared", lambda: self.learn("coin", at, may_fail=True))
+            self.stage("refused", "learn rubrics from random labels", lambda: self.learn("coin", at, may_fail=True))
             self.stage("card", f"check them with {len(others)} other comparisons", lambda: self.check(at))
 
             def trained(arm: str) -> dict[str, list[Reply]]:
@@ -210,7 +209,7 @@ class Seed(Stages):
         return HERE / "polite.yaml" if arm == "polite" else self.folder / f"rubrics-{arm}.yaml"
 
     def learn(self, samples: str, helper: Sequence[str], *, may_fail: bool = False) -> dict[str, Any]:
-        """``astuner judge learn``."""
+        """Run ``astuner judge learn``."""
         out = self.rubrics("learned" if samples == "samples" else samples)
         options = () if may_fail else self.size.learning
         command = ["-m", "astuner", "judge", "learn", str(self.folder / f"{samples}.jsonl"), "--out", str(out)]
@@ -221,14 +220,14 @@ class Seed(Stages):
         return found
 
     def check(self, helper: Sequence[str]) -> dict[str, Any]:
-        """``astuner judge check``."""
+        """Run ``astuner judge check``."""
         labels = self.folder / "labels.jsonl"
         command = ["-m", "astuner", "judge", "check", str(self.rubrics("learned")), "--labels", str(labels)]
         found: dict[str, Any] = json.loads(self.command(*command, *helper, *self.size.checking, "--json").stdout)
         return found
 
     def train(self, arm: str, helper: ScriptedModel) -> dict[str, list[Reply]]:
-        """``astuner run``, and what the model replies to held-out questions before and after."""
+        """Run ``astuner run``, and return the replies to held-out questions before and after."""
         run = self.folder / arm
         steps = self.size.steps
         self.command(
@@ -246,12 +245,12 @@ class Seed(Stages):
 
 
 def at_random(labels: Sequence[dict[str, Any]], rng: random.Random) -> list[dict[str, Any]]:
-    """The same comparisons, when a coin decides."""
+    """Return the comparisons with random labels."""
     return [{**row, "preferred": rng.randrange(2)} for row in labels]
 
 
 def validated(run: Path, step: int) -> list[Reply]:
-    """The replies to the held-out questions in a run's episode log, in the order of the questions."""
+    """Return the replies to the held-out questions from a run's episode log, in the order of the questions."""
     found = []
     for line in (run / "episodes" / f"validation_{step:06d}.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
@@ -263,7 +262,7 @@ def validated(run: Path, step: int) -> list[Reply]:
 
 
 def table(results: dict[int, dict[str, list[Reply]]]) -> str:
-    """How much people like the replies, and what the replies do."""
+    """Return a table of how much people like the replies and what the replies contain."""
     lines = [
         f"| seed | model | people's liking, 0 to 1 | {' | '.join(WANTED)} | greets | thanks |",
         "|---|---|---|" + "---|" * (len(WANTED) + 2),
@@ -288,13 +287,13 @@ def table(results: dict[int, dict[str, list[Reply]]]) -> str:
 
 
 def gain(results: dict[int, dict[str, list[Reply]]], one: str, other: str) -> tuple[float, Interval]:
-    """The mean difference in liking of two arms over all seeds."""
+    """Return the mean difference in liking between two arms over all seeds."""
     of_one, of_other = ([[worth(*reply) for reply in arms[arm]] for arms in results.values()] for arm in (one, other))
     return mean(map(mean, of_one)) - mean(map(mean, of_other)), crossed_bootstrap_interval(of_one, of_other)
 
 
 def learned(folder: Path, seeds: Sequence[int]) -> str:
-    """What was learned and measured on the way."""
+    """Return a table of the learned rubrics and their measures."""
     lines = [
         "| seed | comparisons | rubrics learned | held-out agreement | the card says | agreement if nobody erred | "
         "when a coin compared |"
@@ -316,7 +315,7 @@ def learned(folder: Path, seeds: Sequence[int]) -> str:
 
 
 def if_nobody_erred(labels: Path, rubrics: Sequence[dict[str, Any]]) -> float:
-    """How the rubrics agree with people on these pairs, with no wrong click and no wrong grade; ties count half."""
+    """Return the rubrics' agreement with people without errors of people and grades; ties count half."""
     agreed: list[float] = []
     for line in labels.read_text(encoding="utf-8").splitlines():
         question, answers = (json.loads(line)[key] for key in ("question", "answers"))
@@ -329,18 +328,18 @@ def if_nobody_erred(labels: Path, rubrics: Sequence[dict[str, Any]]) -> float:
     return mean(agreed)
 
 
-NOTHING_LEARNED = "With --quick nothing can be learned: two steps, a few questions. Differences above are chance."
+NOTHING_LEARNED = "With --quick the model does not learn: two steps, a few questions. Differences are chance."
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="people, learning and training for each")
-    parser.add_argument("--folder", type=Path, help="where everything is kept (rubrics_runs; rubrics_runs/quick)")
-    parser.add_argument("--quick", action="store_true", help="two steps of training: shows that it runs")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="seeds to run")
+    parser.add_argument("--folder", type=Path, help="output folder (default: rubrics_runs or rubrics_runs/quick)")
+    parser.add_argument("--quick", action="store_true", help="train for two steps only, as a test")
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are ended, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are stopped, too
     folder = (options.folder or Path("rubrics_runs") / ("quick" if options.quick else "")).absolute()
-    os.environ.setdefault("ASTUNER_HOME", str(folder / "home"))  # access files and caches; nobody else's
+    os.environ.setdefault("ASTUNER_HOME", str(folder / "home"))  # private access files and caches
     began = time.monotonic()
     shared = Shared(folder, "all seeds", QUICK if options.quick else FULL)
     shared.prepare()

@@ -1,11 +1,10 @@
-"""A stand-in for a real language model as helper: scripted, so that the example runs anywhere and costs nothing.
+"""Replace a language model as helper model with a script, so that the example runs anywhere without cost.
 
-It gets the requests that a real one would get, over HTTP, and it knows the hidden rubric (`people.WANTED`), by design:
-it stands for a model that understands people, and what is tested is the way from comparisons to a trained model, not a
-model's insight.  Where it is asked for criteria, it names those of the hidden rubric that explain the verdict which it
-was shown, with the hidden weights; where it is asked for grades, it goes by the words of each criterion and nothing
-else.  It errs: a proposal in ten is beside the point, and every single grade is the opposite with probability `NOISE`.
-Errors are a hash of the request, so the same question gets the same answer.
+It answers the same HTTP requests as a real model and knows the hidden rubric (`people.WANTED`). The example tests the
+process from comparisons to a trained model and not a model's insight. For proposals, it returns the criteria of the
+hidden rubric that explain the verdict, with the hidden weights; for grades, it uses the words of each criterion. One in
+ten proposals is irrelevant, and each grade is inverted with probability `NOISE`. Errors are derived from a hash of the
+request, so the same question gets the same answer.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ WORDS = {
     "greets": ("greet|by name", ("greets the customer by name",)),
     "thanks": ("thank", ("thanks the customer",)),
 }  # fmt: skip
-"""What tells that a criterion is about a thing, and how the stand-in would write one that is."""
+"""Pattern that identifies a criterion, and how the stand-in phrases it."""
 JUNK = ("is good", "has the right length", "would be liked")
 
 
 def reply(body: dict[str, Any]) -> dict[str, Any]:
-    """The answer to the body of a chat request."""
+    """Return the answer to the body of a chat request."""
     content: str = body["messages"][-1]["content"]
     blocks = {fence.label: fence.text for fence in fences_in(content)}
     answers = [text for label, text in blocks.items() if label.startswith("ANSWER")]
@@ -45,7 +44,7 @@ def reply(body: dict[str, Any]) -> dict[str, Any]:
         return {"criteria": _propose(blocks["QUESTION"], answers, verdict[1], rng)}
     scale = re.search(r"from (\S+) \(.*to (\S+) \(", outside)
     if scale is None:
-        raise ValueError(f"the stand-in knows how to propose criteria and how to grade, and not: {outside[:200]}")
+        raise ValueError(f"the stand-in can only propose criteria and grade, not: {outside[:200]}")
     criteria = [(int(number), text) for number, text in re.findall(r"^(\d+)\. (.*)$", blocks["CRITERIA"], re.MULTILINE)]
     low, high = map(float, scale.groups())
     return {
@@ -76,7 +75,7 @@ def _propose(question: str, answers: Sequence[str], verdict: str, rng: random.Ra
 def grade(
     criterion: str, question: str, answer: str, low: float, high: float, rng: random.Random | None = None
 ) -> float:
-    """Best or worst, or the middle for a criterion that names nothing that can be seen; without ``rng``, no errors."""
+    """Return the best or worst grade, or the middle for unknown criteria. Without ``rng`` there are no errors."""
     done = does(question, answer)
     met = [done[name] for name, (words, _) in WORDS.items() if re.search(words, criterion, re.IGNORECASE)]
     if not met:

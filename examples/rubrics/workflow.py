@@ -1,4 +1,4 @@
-"""The clerk of a shop's help desk: one reply to one question, and nothing that says how good it is."""
+"""The agent of a shop's help desk: one reply per question, without a reward."""
 
 from desk import SYSTEM_PROMPT
 
@@ -6,7 +6,7 @@ from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 
 
 class Clerk(Workflow):
-    """One episode: a reply.  It has no reward; that is the judge's business."""
+    """An episode with one reply. The judge sets the reward."""
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         asked = [

@@ -1,1 +1,1 @@
-"""Tasks where there are few or none: from documents, from a few samples, and from what users did."""
+"""Create tasks from documents, from a few samples, and from conversations with users."""

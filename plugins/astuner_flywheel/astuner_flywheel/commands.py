@@ -1,7 +1,7 @@
-"""``astuner data``: tasks from documents, from a few samples, and from what users did.
+"""Commands of ``astuner data``: create tasks from documents, samples and user conversations.
 
-Invariants: help and listing import neither a server nor a parser of documents; stdout has the result alone (text, or
-one JSON document), and progress goes to stderr.
+Invariants: help and listing import neither a server nor a document parser; stdout contains only the result (text, or
+one JSON document), and progress is written to stderr.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from astuner_helpers import HelperModels
 
 
-app = new_app(no_args_is_help=True, help="Make tasks of documents, of a few samples, and of what users did.")
+app = new_app(no_args_is_help=True, help="Create tasks from documents, samples and user conversations.")
 
 
 def settings_of(path: Path, overrides: Sequence[str], ctx: typer.Context) -> Config:
-    """As `astuner.load_config`, but ``astuner.model.path`` may be left out: what makes data trains nothing.
+    """Load a config like `astuner.load_config`, but allow a missing ``astuner.model.path``: nothing is trained.
 
-    :raises astuner.contracts.errors.ConfigError: everything else that is wrong.
+    :raises astuner.contracts.errors.ConfigError: Anything else is invalid.
     """
     from astuner import load_config
 
@@ -53,30 +53,29 @@ def settings_of(path: Path, overrides: Sequence[str], ctx: typer.Context) -> Con
 
 
 DEFAULT_PORT = 4318
-"""OTLP over HTTP's own."""
+"""Default port of OTLP over HTTP."""
 
 
 @app.command()
 def collect(
     database: Annotated[
-        Path, typer.Argument(metavar="DB", help="The SQLite file; made, or added to.", show_default=False)
+        Path, typer.Argument(metavar="DB", help="SQLite file to create or append to.", show_default=False)
     ],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes a free port.")] = DEFAULT_PORT,
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Anything but loopback needs --key-env.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on. 0: a free port.")] = DEFAULT_PORT,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Non-loopback needs --key-env.")] = "127.0.0.1",
     key_env: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The variable with the key that every request must bring. Default: none."),
+        typer.Option(metavar="NAME", help="Variable with the API key that requests must contain. Default: none."),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON: where it listens, and counts at the end.")
+        bool, typer.Option("--json", help="Print the addresses and, at the end, the counts as JSON.")
     ] = False,
 ) -> None:
-    """Collect traces (OTLP over HTTP) and users' feedback in one SQLite file, until Ctrl-C.
+    """Collect traces (OTLP over HTTP) and user feedback in a SQLite file, until Ctrl-C.
 
-    An application sends its spans to http://127.0.0.1:4318/v1/traces, for example with
-    OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318, or with AgentScope 1.x
-    agentscope.init(tracing_url="http://127.0.0.1:4318/v1/traces"). It sends feedback about an answer to POST /feedback.
-    The task reader `tracing` and `astuner data import` read the file, also while this runs.
+    Send spans to http://127.0.0.1:4318/v1/traces, for example with OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318,
+    or in AgentScope 1.x with agentscope.init(tracing_url="http://127.0.0.1:4318/v1/traces"). Send feedback on an answer
+    to POST /feedback. The task reader `tracing` and `astuner data import` can read the file while the collector runs.
     """
     from astuner_flywheel.receiver.server import FEEDBACK, TRACES
     from astuner_flywheel.receiver.store import Store
@@ -100,7 +99,7 @@ def collect(
                     else:
                         typer.echo(
                             f"traces:   POST {where['traces_url']}\nfeedback: POST {where['feedback_url']}\n"
-                            f"kept in {path}; an application finds all this in {access}\nCtrl-C stops it."
+                            f"stored in {path}; addresses for applications: {access}\nPress Ctrl-C to stop."
                         )
                     sys.stdout.flush()
 
@@ -110,8 +109,8 @@ def collect(
         typer.echo(json.dumps({"since_start": dict(counts), "in_file": kept}))
     else:
         typer.echo(
-            f"stopped: {counts['spans']:,} new spans, {counts['feedback']:,} pieces of feedback; "
-            f"{path} holds {kept['spans']:,} and {kept['feedback']:,}",
+            f"stopped: {counts['spans']:,} new spans, {counts['feedback']:,} new feedback entries; "
+            f"{path} contains {kept['spans']:,} and {kept['feedback']:,}",
             err=True,
         )
 
@@ -119,7 +118,7 @@ def collect(
 async def _collected(
     store: Store, listening: socket.socket, ready: Callable[[], None], *, host: str, key: str
 ) -> Counter[str]:
-    """Answer until SIGINT or SIGTERM; the counts, once everything is on the disk."""
+    """Serve until SIGINT or SIGTERM, and return the counts when everything is on disk."""
     from astuner_flywheel.receiver.server import Handler
     from astuner_gateway.gate import serve_until_told
 
@@ -139,28 +138,28 @@ def generate(
     ctx: typer.Context,
     file: Annotated[
         Path,
-        typer.Argument(metavar="CONFIG", help="The experiment, with a section data_generation.", show_default=False),
+        typer.Argument(metavar="CONFIG", help="Experiment with a section data_generation.", show_default=False),
     ],
     overrides: OverridesArgument = None,
     tasks: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="How many tasks; short for data_generation.tasks=N.")
+        int | None, typer.Option(min=1, metavar="N", help="Number of tasks. Same as data_generation.tasks=N.")
     ] = None,
     folder: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where they are kept. Default: generated/<name of CONFIG>.")
+        Path | None, typer.Option(metavar="DIR", help="Output folder. Default: generated/<name of CONFIG>.")
     ] = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start over; what is there is kept in a folder earlier-… in it.")
+        bool, typer.Option("--fresh", help="Start over. Existing results move to a subfolder earlier-….")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what a start would do, ask and cost; ask nobody.")
+        bool, typer.Option("--dry-run", help="Show planned requests and costs without sending any.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make new tasks from documents (PDF, DOCX, HTML, Markdown, text) or from a few samples.
+    """Generate tasks from documents (PDF, DOCX, HTML, Markdown, text) or from a few samples.
 
-    CONFIG names them, and the helper model that writes and checks the tasks, in astuner.task_reader.data_generation.
-    Stopped for whatever reason, the same command goes on where it was and asks nothing twice. The result is
-    train.jsonl, validation.jsonl and report.json in the folder; `type: data_generation` trains on it.
+    Configure the material and the helper model in astuner.task_reader.data_generation of CONFIG. After an interruption,
+    repeat the command to continue; no request is sent twice. The folder contains train.jsonl, validation.jsonl and
+    report.json. To train on the tasks, use `type: data_generation`.
     """
     from astuner_flywheel.generation.entry import WHERE, Generation
     from astuner_flywheel.support import Live, told
@@ -195,7 +194,7 @@ def generate(
 
 _MADE_BY = "astuner data import"
 INTO_A_FOLDER = 0.1
-"""The share that is held out where nobody says it, and there is a place for it."""
+"""Default share of held-out tasks if the target is a folder."""
 
 
 @app.command("import")
@@ -203,58 +202,60 @@ def import_(
     ctx: typer.Context,
     sources: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SOURCE...", help="Databases; OTLP, exports or chats as JSON.", show_default=False),
+        typer.Argument(metavar="SOURCE...", help="Databases, or OTLP, exports or chats as JSON.", show_default=False),
     ] = None,
     to: Annotated[
         Path | None,
-        typer.Option(metavar="PATH", help="A file tasks.jsonl, or a folder for train, validation and a report."),
+        typer.Option(metavar="PATH", help="Output file tasks.jsonl, or folder for train, validation and report."),
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(metavar="CONFIG", help="Take astuner.task_reader.tracing and helper models from an experiment."),
+        typer.Option(metavar="CONFIG", help="Use astuner.task_reader.tracing and helper models of an experiment."),
     ] = None,
     feedback: Annotated[
-        list[str] | None, typer.Option(metavar="FILE", help="Users' feedback as JSON lines (repeatable).")
+        list[str] | None, typer.Option(metavar="FILE", help="User feedback as JSON lines (repeatable).")
     ] = None,
     keep: Annotated[
-        str | None, typer.Option(metavar="WHICH", help="all (default), rated, liked, disliked or corrected.")
+        str | None, typer.Option(metavar="WHICH", help="Keep all (default), rated, liked, disliked or corrected.")
     ] = None,
-    turns: Annotated[str | None, typer.Option(metavar="WHICH", help="last (default) or every.")] = None,
+    turns: Annotated[str | None, typer.Option(metavar="WHICH", help="Use the last (default) or every turn.")] = None,
     liked_as_answer: Annotated[
-        bool | None, typer.Option("--liked-as-answer", help="A liked answer is its task's reference.")
+        bool | None, typer.Option("--liked-as-answer", help="Use liked answers as reference answers.")
     ] = None,
     require_answer: Annotated[
-        bool | None, typer.Option("--require-answer", help="Only tasks with a reference answer.")
+        bool | None, typer.Option("--require-answer", help="Keep only tasks with a reference answer.")
     ] = None,
     near_duplicates: Annotated[
-        float | None, typer.Option(metavar="THRESHOLD", help="Leave out questions nearly as others, e.g. 0.8.")
+        float | None, typer.Option(metavar="THRESHOLD", help="Drop near-duplicate questions, e.g. 0.8.")
     ] = None,
     validation_share: Annotated[
         float | None,
         typer.Option(
             metavar="SHARE",
-            help="Held out for validation. Default: with --config what it says; else 0.1 into a folder, 0 into a file.",
+            help="Held-out share. Default: as in --config, else 0.1 for a folder and 0 for a file.",
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Decides which tasks are held out.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the validation split.")] = None,
     pii: Annotated[
-        str | None, typer.Option(metavar="redact|keep", help="E-mail addresses, telephone numbers, keys.")
+        str | None, typer.Option(metavar="redact|keep", help="Handling of e-mail addresses, phone numbers and keys.")
     ] = None,
-    on_bad_trace: Annotated[str | None, typer.Option(metavar="skip|stop", help="What cannot be read.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing; print what would come of it.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that another program made.")] = False,
+    on_bad_trace: Annotated[str | None, typer.Option(metavar="skip|stop", help="Handling of unreadable data.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the result without writing files.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files of other programs.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make tasks of what users asked: astuner data import traces.sqlite --to tasks.jsonl
+    """Create tasks from questions of users.
 
-    The same sources and options give the same files, so it may be run again at any time; what helper models said is
-    kept and not asked again.
+    Example: astuner data import traces.sqlite --to tasks.jsonl
+
+    The same sources and options produce the same files, so you can repeat the command at any time. Answers of helper
+    models are cached.
     """
     from astuner_flywheel.support import told
     from astuner_flywheel.tracing_reader import prepare
 
     if to is None and not dry_run:
-        raise ConfigError("--to PATH says where the tasks go (tasks.jsonl, or a folder); or try with --dry-run")
+        raise ConfigError("set --to PATH to tasks.jsonl or a folder, or use --dry-run")
     given = {
         "sources": sources or None,
         "feedback": feedback,
@@ -286,7 +287,7 @@ def import_(
         if target is not None and not dry_run:
             typer.echo(f"written: {', '.join(target.names)}")
             if target.validation is not None and not done.validation:
-                typer.echo("note: nothing is held out, so there is no validation.jsonl (--validation-share 0.1)")
+                typer.echo("note: no tasks are held out, so there is no validation.jsonl (use --validation-share 0.1)")
 
 
 @dataclass(frozen=True)
@@ -297,31 +298,37 @@ class _Target:
 
     @classmethod
     def of(cls, to: Path, settings: TracingConfig) -> _Target:
-        """:raises ConfigError: there is no place for the validation, or a file where the folder would be."""
+        """Return the target files.
+
+        :raises ConfigError: There is no place for validation tasks, or a file has the name of the folder.
+        """
         if _is_one_file(to):
             if settings.validation_share:
-                raise ConfigError(f"--to {to} is one file, and --validation-share needs two; name a folder instead")
+                raise ConfigError(f"--to {to} is one file, but --validation-share needs two; use a folder")
             return cls(to, None, to.with_suffix(".report.json"))
         if to.is_file():
-            raise ConfigError(f"--to {to} is a file; name one that ends in .jsonl, or a folder")
+            raise ConfigError(f"--to {to} is a file; use a name that ends in .jsonl, or a folder")
         return cls(to / "train.jsonl", to / "validation.jsonl", to / "report.json")
 
     def check(self, read: Iterable[Path], overwrite: bool) -> None:
-        """:raises ConfigError: what is read would be replaced, or files that this command did not make."""
+        """Check that the files may be written.
+
+        :raises ConfigError: A source or a file of another program would be replaced.
+        """
         written = {path.resolve() for path in (self.train, self.validation, self.report) if path is not None}
         for path in read:
             if path.resolve() in written:
-                raise ConfigError(f"--to would replace {path}, which is read; name another place")
+                raise ConfigError(f"--to would replace the source {path}; use another path")
         others = [str(path) for path in (self.train, self.validation) if path is not None and path.exists()]
         if others and not overwrite and not self._is_ours():
-            raise ConfigError(f"{' and '.join(others)} would be replaced; name another place, or add --overwrite")
+            raise ConfigError(f"{' and '.join(others)} would be replaced; use another path, or add --overwrite")
 
     @property
     def names(self) -> list[str]:
         return [str(p) for p in (self.train, self.validation, self.report) if p is not None and p.exists()]
 
     def write(self, done: Prepared) -> None:
-        """Each file appears whole, the report last."""
+        """Write all files atomically, the report last."""
         from astuner_flywheel.support import write_json, write_rows
 
         try:
@@ -359,7 +366,7 @@ def _row(task: Task) -> dict[str, Any]:
 def _experiment(
     config: Path | None, to: Path | None, ctx: typer.Context
 ) -> tuple[Path, Mapping[str, Any], HelperModels | None]:
-    """Base folder, the section as it is written, and the helper models of an experiment."""
+    """Return the base folder, the raw section and the helper models of an experiment."""
     if config is None:
         return Path(), {}, None
     from astuner_helpers import HelperModels
@@ -368,7 +375,7 @@ def _experiment(
     loaded = settings_of(config, (), ctx)
     section = loaded.section("task reader", "tracing")
     if section is None:
-        raise ConfigError(f"{config} has no astuner.task_reader.type: tracing; name the sources instead of --config")
+        raise ConfigError(f"{config} has no astuner.task_reader.type: tracing; pass the sources instead of --config")
     scope = str((to or loaded.run_dir).absolute())
     models = loaded.keys_of(HelperModelKeys).helper_models
     return loaded.base_dir, section.model_dump(), HelperModels(models, scope=scope)
@@ -383,7 +390,7 @@ def _settings(section: Mapping[str, Any], given: Mapping[str, Any]) -> TracingCo
     if "filters" in given and "filters" in section:
         merged["filters"] = {**section["filters"], **given["filters"]}
     if not merged.get("sources"):
-        raise ConfigError("name at least one SOURCE: a database, or OTLP, chats or an export as JSON")
+        raise ConfigError("pass at least one SOURCE: a database, or OTLP, chats or an export as JSON")
     try:
         return TracingConfig.model_validate(merged)
     except ValidationError as e:

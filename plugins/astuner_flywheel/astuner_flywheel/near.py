@@ -1,10 +1,9 @@
-"""Which texts nearly repeat an earlier one: by their words, or by vectors of their meaning.
+"""Find texts that nearly repeat earlier ones, by words or by vectors of their meaning.
 
-Similarity by words is the Jaccard index of the sets of words and pairs of neighbouring words; MinHash with
-locality-sensitive hashing (Broder 1997; Indyk and Motwani 1998; datasketch's) proposes candidates, so that n texts take
-time linear in n, and every candidate is then compared exactly.  Invariant: what is called near is at least as near as
-the threshold; a near text is missed with a probability of about 1 in 100 at the threshold itself, 1 in 1000 at 0.05
-above it, and none where the words are the same.
+Word similarity is the Jaccard index of the sets of words and pairs of adjacent words. MinHash with locality-sensitive
+hashing (Broder 1997; Indyk and Motwani 1998; datasketch's) proposes candidates in time linear in the number of texts,
+and each candidate is compared exactly. Invariant: near texts reach the threshold. A near text is missed with a
+probability of about 1 in 100 at the threshold, 1 in 1000 at 0.05 above it, and never if the words are the same.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ if TYPE_CHECKING:
 Key = TypeVar("Key")
 
 THRESHOLD = 0.8
-"""Two texts that share four fifths of their words and pairs of words say the same."""
+"""Default similarity: four fifths of the words and pairs of words are shared."""
 MAX_WORDS = 10_000
-"""A text is compared by its first so many words."""
+"""Number of words of a text that are compared."""
 
 _PERMUTATIONS = 128
-_MISSING_COSTS = 0.98  # of 1; the rest is what an idle comparison costs
-_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # written without spaces: a character is a word
+_MISSING_COSTS = 0.98  # weight of false negatives; the rest is the cost of unnecessary comparisons
+_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # written without spaces: each character is a word
 _WORD = re.compile(rf"\d+(?:[.,]\d+)*|[{_CJK}]|[^\W\d{_CJK}]+|[^\w\s.,;:!?'\"()\[\]{{}}…“”‘’«»、。，！？；：]")
 
 
 def words(text: str) -> list[str]:
-    """The words of a text as they are compared: without case, typography and punctuation; numbers and operators kept.
+    """Return the words of a text without case, typography and punctuation, with numbers and operators.
 
     >>> words("Tom’s 1,5 + 2 = ?")
     ['tom', 's', '1,5', '+', '2', '=']
@@ -42,12 +41,12 @@ def words(text: str) -> list[str]:
 
 
 class NearDuplicates(Generic[Key]):
-    """The texts seen so far, and which of them a new one nearly repeats; each has a key, which may repeat.
+    """Texts with keys, for finding near-duplicates of new texts. Keys may repeat.
 
-    :param threshold: similarity from which on two texts count as one, above 0 and at most 1.
-    :param numbers_tell_apart: two texts that each have a number which the other lacks are different, however alike the
-        rest is: "12 apples and 7 pears" asks for another sum than "12 apples and 8 pears". Leave it off where numbers
-        are incidental (order numbers, dates), as in what users write.
+    :param threshold: Similarity at which two texts count as the same, above 0 and at most 1.
+    :param numbers_tell_apart: Treat two texts as different if each has a number that the other lacks: "12 apples and 7
+        pears" asks for another sum than "12 apples and 8 pears". Leave it off if numbers are incidental, such as order
+        numbers and dates of users.
     """
 
     def __init__(self, threshold: float = THRESHOLD, *, numbers_tell_apart: bool = False) -> None:
@@ -65,7 +64,7 @@ class NearDuplicates(Generic[Key]):
         return len(self._keys)
 
     def add(self, key: Key, text: str) -> Key | None:
-        """The key of the nearest earlier text that ``text`` nearly repeats; None when it is new, and is now known."""
+        """Return the key of the nearest earlier near-duplicate, or add the text and return None."""
         near = self.near(text)
         if near:
             return near[0][0]
@@ -73,7 +72,7 @@ class NearDuplicates(Generic[Key]):
         return None
 
     def near(self, text: str) -> list[tuple[Key, float]]:
-        """The keys of all known texts that are near, with their similarity; nearest first, then in order of adding."""
+        """Return the keys of all near texts with their similarity, nearest first, then in order of addition."""
         features, numbers = _features(text)
         found = []
         for i in self._lsh.query(_minhash(features)):
@@ -86,7 +85,7 @@ class NearDuplicates(Generic[Key]):
         return [(self._keys[i], alike) for i, alike in found]
 
     def keep(self, key: Key, text: str) -> None:
-        """Make a text known, whether or not it is near another."""
+        """Add a text, even if it is near another."""
         features = _features(text)
         self._lsh.insert(len(self._keys), _minhash(features[0]))
         self._keys.append(key)
@@ -94,9 +93,10 @@ class NearDuplicates(Generic[Key]):
 
 
 class NearVectors:
-    """The same by meaning: texts as vectors of an embedding model, near when the cosine reaches the threshold.
+    """Embedding vectors with keys. Vectors are near if their cosine reaches the threshold.
 
-    Compared with every earlier one: a thousand vectors take milliseconds, a hundred thousand about a second each.
+    Every vector is compared with all earlier ones: a thousand take milliseconds, a hundred thousand about a second
+    each.
     """
 
     def __init__(self, threshold: float) -> None:
@@ -107,9 +107,9 @@ class NearVectors:
         self._vectors: list[np.ndarray[Any, Any]] = []
 
     def near(self, vector: Sequence[float]) -> str | None:
-        """The key of the nearest known vector that is near.
+        """Return the key of the nearest known vector that is near, or None.
 
-        :raises ValueError: it has another length than the earlier ones, or is all zeros.
+        :raises ValueError: The vector has a different length than earlier ones, or is all zeros.
         """
         import numpy as np
 
@@ -118,11 +118,11 @@ class NearVectors:
             return None
         cosines = np.stack(self._vectors) @ unit
         nearest = int(np.argmax(cosines))
-        # the same vector again has a cosine of 1 but for rounding
+        # an identical vector has a cosine of 1, except for rounding
         return self._keys[nearest] if cosines[nearest] >= self.threshold - 1e-9 else None
 
     def keep(self, key: str, vector: Sequence[float]) -> None:
-        """Make a vector known, whether or not it is near another."""
+        """Add a vector, even if it is near another."""
         unit = self._unit(vector)
         self._keys.append(key)
         self._vectors.append(unit)
@@ -133,21 +133,21 @@ class NearVectors:
         unit = np.asarray(vector, dtype=np.float64)
         length = float(np.linalg.norm(unit))
         if not (np.isfinite(length) and length > 0):
-            raise ValueError("an embedding of zeros or without a finite length has no direction")
+            raise ValueError("an embedding is all zeros or has no finite length")
         if self._vectors and unit.shape != self._vectors[0].shape:
-            raise ValueError(f"an embedding of {unit.size} numbers after ones of {self._vectors[0].size}")
+            raise ValueError(f"an embedding has {unit.size} numbers, but earlier ones have {self._vectors[0].size}")
         return unit / length
 
 
 def _features(text: str) -> tuple[frozenset[str], Counter[str]]:
-    """Words and pairs of words, and how often each number occurs."""
+    """Return the words and pairs of words, and the count of each number."""
     found = words(text)
     pairs = {f"{one} {other}" for one, other in itertools.pairwise(found)}
     return frozenset({*found, *pairs}), Counter(word for word in found if word[0].isdigit())
 
 
 def _jaccard(one: frozenset[str], other: frozenset[str]) -> float:
-    """From 0 to 1; two texts without a word are alike."""
+    """Return the Jaccard index from 0 to 1. Two texts without words count as equal."""
     together = len(one | other)
     return len(one & other) / together if together else 1.0
 

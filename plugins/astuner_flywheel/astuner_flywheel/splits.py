@@ -1,9 +1,9 @@
-"""Training and validation tasks that do not leak into each other.
+"""Split tasks into training and validation without leaks.
 
-Near-duplicates are gathered into clusters (everything that is near something that is near …) and a cluster goes to one
-side as a whole.  Which side is drawn from hashes of the tasks' contents, so the same tasks are split the same way in
-any order and on any machine.  Invariant: no task of one side is a near-duplicate (by `NearDuplicates`) of one of the
-other, and every task that came in is in `train`, in `validation` or in `dropped`.
+Near-duplicates form clusters (transitively), and each cluster is placed on one side. The side is drawn from hashes of
+the tasks' contents, so the same tasks are split the same way in any order and on any machine. Invariant: no task is a
+near-duplicate (by `NearDuplicates`) of a task on the other side, and every input task is in `train`, `validation` or
+`dropped`.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from astuner_flywheel.near import THRESHOLD, NearDuplicates
 
 @dataclass(frozen=True, kw_only=True)
 class Leak:
-    """One task that would have stood on the other side of its near-duplicate."""
+    """A task that would have been on the other side of its near-duplicate."""
 
     task_id: str
     like: str
-    """The label of a task there that it nearly repeats, itself or through others."""
+    """Label of a task there that it nearly repeats, directly or transitively."""
     action: str
-    """What was done: ``moved to train``, ``moved to validation`` or ``dropped from train``."""
+    """Action taken: ``moved to train``, ``moved to validation`` or ``dropped from train``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sides:
-    """The two sides, and what was done to keep them apart."""
+    """Both sides of a split, and the actions that keep them apart."""
 
     train: tuple[Task, ...]
     validation: tuple[Task, ...]
     leaks: tuple[Leak, ...] = ()
     dropped: tuple[Task, ...] = ()
     notes: tuple[str, ...] = field(default=())
-    """What the person should know, e.g. that everything was one cluster."""
+    """Notes for users, for example that all tasks form one cluster."""
 
     def report(self) -> dict[str, Any]:
-        """As JSON: how many on each side, and each leak."""
+        """Return the number of tasks per side and all leaks as JSON."""
         return {
             "train": len(self.train),
             "validation": len(self.validation),
@@ -52,7 +52,7 @@ class Sides:
 
 
 def asked(task: Task) -> str:
-    """What a task asks, as it is compared: what the user said. A system prompt that all share would make all alike."""
+    """Return the user's messages of a task for comparison, without a shared system prompt."""
     said = [str(m.get("content", "")) for m in task.init_messages if m.get("role") == "user"]
     return "\n".join([*said, task.main_query]).strip() or json.dumps(list(task.init_messages), default=str)
 
@@ -66,15 +66,15 @@ def split(
     numbers_tell_apart: bool = False,
     group: Callable[[Task], str] | None = None,
 ) -> Sides:
-    """Draw a share of the tasks for validation, near-duplicates together; both sides keep the order of ``tasks``.
+    """Draw a share of the tasks for validation. Near-duplicates stay together, and both sides keep their order.
 
-    :param validation_share: from 0 to below 1, of all tasks; above 0, validation gets one task at least where there are
-        two that differ.
-    :param group: tasks of the same group stay together too, however different they are; "" is no group.
-    :raises ValueError: the share is out of its range.
+    :param validation_share: Share of all tasks, at least 0 and below 1. Above 0, validation gets at least one task if
+        two tasks differ.
+    :param group: Return the group of a task. Tasks of one group stay together; "" means no group.
+    :raises ValueError: The share is out of range.
     """
     if not 0 <= validation_share < 1:
-        raise ValueError(f"the share of validation tasks must be from 0 to below 1, not {validation_share}")
+        raise ValueError(f"the validation share must be at least 0 and below 1, not {validation_share}")
     wanted = round(validation_share * len(tasks))
     if validation_share and len(tasks) > 1:
         wanted = min(max(wanted, 1), len(tasks) - 1)
@@ -99,9 +99,9 @@ def split(
     notes = []
     if wanted and not chosen:
         alike = "near-duplicates of each other" + (" or belong together" if groups else "")
-        notes.append(f"all {len(tasks)} tasks are {alike}: none is left for validation")
+        notes.append(f"all {len(tasks)} tasks are {alike}, so validation is empty")
     elif wanted and not wanted / 2 <= len(chosen) <= wanted * 2:
-        notes.append(f"validation has {len(chosen)} of the {wanted} tasks asked for: near-duplicates stay together")
+        notes.append(f"validation has {len(chosen)} of {wanted} requested tasks, because near-duplicates stay together")
     return Sides(
         train=tuple(task for i, task in enumerate(tasks) if i not in chosen),
         validation=tuple(task for i, task in enumerate(tasks) if i in chosen),
@@ -117,7 +117,7 @@ def separate(
     threshold: float = THRESHOLD,
     numbers_tell_apart: bool = False,
 ) -> Sides:
-    """Drop the training tasks that nearly repeat a validation task, where the validation set is given and stays."""
+    """Drop training tasks that nearly repeat a task of a given validation set."""
     known = NearDuplicates[str](threshold, numbers_tell_apart=numbers_tell_apart)
     for task in validation:
         known.keep(task.task_id, asked(task))
@@ -135,12 +135,12 @@ def separate(
 def _clusters(
     texts: Sequence[str], threshold: float, numbers_tell_apart: bool, groups: Sequence[str] = ()
 ) -> tuple[list[int], list[list[int]]]:
-    """Which cluster each text is in, and the members of each, both in the order of the texts."""
+    """Return the cluster of each text and the members of each cluster, both in the order of the texts."""
     from scipy.cluster.hierarchy import DisjointSet
 
     known = NearDuplicates[int](threshold, numbers_tell_apart=numbers_tell_apart)
     joined = DisjointSet(range(len(texts)))
-    first: dict[str, int] = {}  # a text that is there a thousand times is compared once
+    first: dict[str, int] = {}  # identical texts are compared once
     for i, text in enumerate(texts):
         if (same := first.setdefault(text, i)) != i:
             joined.merge(i, same)
@@ -158,7 +158,7 @@ def _clusters(
 
 
 def _fill(order: Sequence[int], cluster_of: Sequence[int], clusters: Sequence[Sequence[int]], wanted: int) -> set[int]:
-    """Whole clusters in the drawn order, as long as they fit; where none fits, the smallest, if it is not all."""
+    """Return complete clusters in the drawn order while they fit, or the smallest cluster if none fits."""
     chosen: set[int] = set()
     if not wanted:
         return chosen

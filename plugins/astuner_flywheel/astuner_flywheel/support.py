@@ -1,4 +1,4 @@
-"""What both halves of the package need: files that appear whole, coroutines for code without a loop, and progress."""
+"""Shared helpers: atomic file writes, running coroutines from synchronous code, and progress output."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a file of rows as one: it is the old one or the new one, never a half."""
+    """Write a JSON Lines file atomically."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     write_jsonl(temporary, rows)
     temporary.replace(path)
 
 
 def write_json(path: Path, value: Mapping[str, Any], *, indent: int = 2) -> None:
-    """As `write_rows`, of one document."""
+    """Write a JSON document atomically."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     text = json.dumps(value, indent=indent, ensure_ascii=False) + "\n"
     temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
@@ -33,7 +33,7 @@ def write_json(path: Path, value: Mapping[str, Any], *, indent: int = 2) -> None
 
 
 def told(name: str, **values: Any) -> str:
-    """A text for a person, of the template ``texts/NAME.j2``."""
+    """Return a text for users from the template ``texts/NAME.j2``."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     texts = Environment(
@@ -47,7 +47,7 @@ def told(name: str, **values: Any) -> str:
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run it to its end, in a thread of its own where this one has an event loop that runs."""
+    """Run a coroutine to completion, in a separate thread if an event loop is running in this one."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -57,18 +57,18 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def cut_torn_end(path: Path) -> None:
-    """Take off a last line that a crash cut short, so that the next one is not written behind its half."""
+    """Remove a last line that a crash truncated, so that the next line starts correctly."""
     if path.exists():
         with path.open("r+b") as file:
             file.truncate(file.read().rfind(b"\n") + 1)
 
 
 class Live:
-    """Progress on stderr: a line now and then, or one line that is written over, and lines that stay.
+    """Show progress on stderr: transient lines at intervals, and permanent lines.
 
-    :param before: what every line begins with.
-    :param every: seconds between two lines that do not stay.
-    :param over: write them over each other, as a terminal can.
+    :param before: Prefix of every line.
+    :param every: Minimum seconds between transient lines.
+    :param over: Overwrite transient lines, as terminals support.
     """
 
     def __init__(self, before: str = "", *, every: float, over: bool = False) -> None:
@@ -76,7 +76,7 @@ class Live:
         self._last, self._open = 0.0, False
 
     def say(self, text: str) -> None:
-        """What may be missed."""
+        """Show a transient line, if enough time has passed."""
         if time.monotonic() - self._last >= self._every:
             self._last = time.monotonic()
             if self._over:
@@ -86,12 +86,12 @@ class Live:
                 self.tell(text)
 
     def tell(self, text: str) -> None:
-        """What has to stay."""
+        """Show a permanent line."""
         self.end()
         self._write(f"{self._before}{printable(text)}\n")
 
     def end(self) -> None:
-        """Leave the last line standing."""
+        """Keep the last transient line and start a new line."""
         if self._open:
             self._write("\n")
             self._open = False
@@ -102,5 +102,5 @@ class Live:
 
 
 def printable(text: str) -> str:
-    """A file's name may have anything in it, and so may what a model said or a span is called."""
+    """Replace unprintable characters, which may occur in names of files and spans and in texts of models."""
     return "".join(char if char.isprintable() else "?" for char in text)

@@ -1,17 +1,17 @@
-"""From traces to tasks, once: the task reader ``tracing``, and what ``astuner data import`` writes into files.
+"""Turn traces into tasks, for the task reader ``tracing`` and ``astuner data import``.
 
-Read, split into turns, redact, join feedback, leave out, hold out.  The policy answers anew.
+Steps: read, split into turns, redact, join feedback, filter, hold out. In training, the policy answers the questions
+again.
 
-E-mail addresses, telephone numbers and keys are found by patterns, and no more than that: names, addresses and
-anything that no pattern tells from other text stay.  They prefer to leave a number in place to spoiling a sum, so a
-telephone number needs a plus sign or its usual separators.  A helper model is asked whether a task is good, and what a
-next message says of an answer: what comes from a trace is sent as JSON inside the user's message, and the verdict is
-structured.
+Redaction finds e-mail addresses, phone numbers and keys by patterns only: names, postal addresses and anything that no
+pattern matches remain. Patterns prefer to keep a number rather than to corrupt a calculation, so a phone number needs a
+plus sign or its usual separators. Helper models decide whether a task is good, and what the next message of a user
+expresses about an answer. Texts of traces are sent as JSON inside the user message, and the verdict is structured.
 
-Invariants: the same files and settings give the same tasks with the same ids in the same order, and the report accounts
-for every turn; what another model answered is at most part of a prompt or of the metadata, and no token of it is ever
-trained; a replaced text is not replaced again; no text from a trace reaches the system role or is a control token of a
-chat template, and where there is no valid verdict nothing is guessed.
+Invariants: the same files and settings give the same tasks with the same IDs in the same order, and the report accounts
+for every turn; answers of other models are only used in prompts and metadata, and none of their tokens is trained; a
+replaced text is not replaced again; no text of a trace reaches the system role or is a control token of a chat
+template; without a valid verdict nothing is guessed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _PATTERNS = [(name, re.compile(pattern)) for each in TABLES["redacted"] for name
 
 
 def redacted(text: str, counts: Counter[str]) -> str:
-    """``text`` with ``[email]``, ``[phone]`` and ``[key]`` in the places of such; ``counts`` gets how many of each."""
+    """Return ``text`` with ``[email]``, ``[phone]`` and ``[key]`` replacements, and add their numbers to ``counts``."""
     for name, pattern in _PATTERNS:
         text, n = pattern.subn(f"[{name}]", text)
         if n:
@@ -70,7 +70,7 @@ def redacted(text: str, counts: Counter[str]) -> str:
 
 
 def redacted_message(message: Mapping[str, Any], counts: Counter[str]) -> dict[str, Any]:
-    """A message of ours (text content, tool calls with text arguments) without such."""
+    """Return a redacted message (text content, tool calls with text arguments)."""
     found = {**message, "content": redacted(str(message.get("content") or ""), counts)}
     if calls := message.get("tool_calls"):
         found["tool_calls"] = [
@@ -83,8 +83,8 @@ def redacted_message(message: Mapping[str, Any], counts: Counter[str]) -> dict[s
 T = TypeVar("T")
 
 LONGEST = 20_000
-"""Characters of one text that is shown to a helper model; what is longer is cut in its middle."""
-NO_VERDICT = "the helper gave no verdict"
+"""Maximum characters of a text to show to a helper model. The middle of longer texts is cut out."""
+NO_VERDICT = "no verdict from the helper model"
 
 
 class TaskVerdict(BaseModel):
@@ -102,8 +102,9 @@ class Reaction(BaseModel):
 
 
 async def is_good(helper: Helper, conversation: Conversation, rubric: str) -> bool:
-    """
-    :raises astuner_helpers.HelperFailed: there is no valid verdict.
+    """Return whether a question makes a good task.
+
+    :raises astuner_helpers.HelperFailed: There is no valid verdict.
     """
     instructions = TABLES["is_good"].replace("{DATA}", TABLES["data"]).replace("{RUBRIC}", rubric)
     said = [m for m in conversation.before if m["role"] in ("user", "assistant") and text_of(m)]
@@ -113,9 +114,9 @@ async def is_good(helper: Helper, conversation: Conversation, rubric: str) -> bo
 
 
 async def reaction(helper: Helper, conversation: Conversation) -> float | None:
-    """1 or -1 for what the user's next message says of the answer; None where it does not say.
+    """Return 1 or -1 for the opinion in the user's next message, or None if it contains none.
 
-    :raises astuner_helpers.HelperFailed: there is no valid verdict.
+    :raises astuner_helpers.HelperFailed: There is no valid verdict.
     """
     instructions = TABLES["reaction"].replace("{DATA}", TABLES["data"])
     shown = {
@@ -128,16 +129,16 @@ async def reaction(helper: Helper, conversation: Conversation) -> float | None:
 
 
 def wait_for_all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T | HelperFailed]:
-    """As `all_answered`, from code that is not asynchronous, whether or not a loop runs in this thread.
+    """Return the results of `all_answered` from synchronous code, even if a loop runs in this thread.
 
-    :raises HelperFailed: the helper is of no use; says how many answers there are, and how to go on.
+    :raises HelperFailed: The helper model is unusable. The message has the number of answers and how to continue.
     """
 
     def stopped(last: HelperFailed, answered: int, failed: int) -> str:
         return (
-            f"{last}\nstopped: {failed:,} of {len(work):,} questions brought no verdict. The {answered:,} that were "
-            "answered are in the cache of helper models, unless it is turned off; type the same again when the helper "
-            "answers, and it goes on from there"
+            f"{last}\nstopped: {failed:,} of {len(work):,} questions have no verdict, {answered:,} were answered. "
+            "To continue, repeat the command when the helper model is available; cached answers are reused (unless "
+            "its cache is off)"
         )
 
     return run(all_answered(work, stopped))
@@ -152,37 +153,37 @@ async def _ask(helper: Helper, instructions: str, shown: dict[str, Any], answer:
 
 
 def _cut(text: str, longest: int = LONGEST) -> str:
-    """What is shown of a text, in which nothing is a control token of a chat template."""
+    """Return the part of a text to show, without control tokens of chat templates."""
     half = longest // 2
-    if len(text) > longest:  # cut first: a text of many megabytes must not take minutes
+    if len(text) > longest:  # cut before neutralizing: a text of many megabytes must not take minutes
         text = f"{text[:half]}\n… [{len(text) - longest:,} characters] …\n{text[-half:]}"
     return neutralise(text)
 
 
 def distinct(turns: Sequence[Turn], tally: Tally) -> list[Turn]:
-    """Each question after the same history once: the one that most is known about."""
+    """Return each question after the same history once, preferring the one with most information."""
     chosen: dict[str, int] = {}
     for i in _best_first(turns):
         chosen.setdefault(turns[i].conversation.task_id, i)
     kept = set(chosen.values())
-    return _those([i in kept for i in range(len(turns))], turns, "the same question again", tally)
+    return _those([i in kept for i in range(len(turns))], turns, "a repeated question", tally)
 
 
 def not_alike(turns: Sequence[Turn], near: NearDuplicatesFilter, tally: Tally) -> list[Turn]:
-    """Of questions that nearly repeat each other, the one that most is known about.
+    """Return one of each set of near-duplicate questions, preferring the one with most information.
 
-    Turns of one thread are compared by all that the user said, so one is not taken for another.
+    Turns of one thread are compared by all messages of the user, so they are not mistaken for each other.
     """
     known = NearDuplicates[int](near.threshold, numbers_tell_apart=near.numbers_tell_apart)
     kept = {i for i in _best_first(turns) if known.add(i, compared(turns[i])) is None}
-    reason = "a question that nearly repeats another (filters.near_duplicates)"
+    reason = "a near-duplicate question (filters.near_duplicates)"
     return _those([i in kept for i in range(len(turns))], turns, reason, tally)
 
 
 def approved(turns: Sequence[Turn], rubric: str, helper: Helper, tally: Tally) -> list[Turn]:
-    """Those that a helper model finds good; what it gives no verdict about is left out.
+    """Return turns that a helper model finds good. Turns without a verdict are dropped.
 
-    :raises astuner_helpers.HelperFailed: it cannot be asked, or gives no verdict about more than a tenth.
+    :raises astuner_helpers.HelperFailed: It is unavailable, or gives no verdict about more than a tenth of the turns.
     """
     verdicts = wait_for_all([is_good(helper, turn.conversation, rubric) for turn in turns])
     judged, good = [], []
@@ -192,18 +193,18 @@ def approved(turns: Sequence[Turn], rubric: str, helper: Helper, tally: Tally) -
         else:
             judged.append(turn)
             good.append(verdict)
-    return _those(good, judged, "a helper model found it bad (filters.llm_evaluate)", tally)
+    return _those(good, judged, "judged bad by the helper model (filters.llm_evaluate)", tally)
 
 
 def reference(turn: Turn, config: TracingConfig) -> str:
-    """The reference answer of a turn's task; empty where there is none."""
+    """Return the reference answer of a turn's task, or an empty text."""
     conversation = turn.conversation
     liked = config.liked_as_answer and conversation.feedback.liked
     return conversation.feedback.correction or (conversation.answer if liked else "")
 
 
 def compared(turn: Turn) -> str:
-    """What a turn is compared by: all that the user said up to here."""
+    """Return the text for comparing turns: all messages of the user up to here."""
     return "\n".join(asked for asked, _ in said(turn.conversation.messages, ""))
 
 
@@ -229,13 +230,13 @@ _TOLD_EVERY = 20_000
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """The tasks, and what became of everything else."""
+    """The tasks, and the report on everything else."""
 
     train: Sequence[Task]
     validation: Sequence[Task]
     report: dict[str, Any]
     skipped: dict[str, str]
-    """Where something could not be read first, and why, with how often."""
+    """Places of unreadable data and the reasons with their numbers."""
 
 
 def prepare(
@@ -244,14 +245,14 @@ def prepare(
     helper_models: HelperModels | None = None,
     say: Say = lambda line: None,
 ) -> Prepared:
-    """Read the sources of ``config`` and make tasks of them.
+    """Read the sources of ``config``, and create tasks from them.
 
-    :param base_dir: what relative paths start from.
-    :param say: is told what goes on, a line at a time.
-    :raises DataError: a source cannot be read, or no task is left.
-    :raises ConfigError: a helper model is needed and there is none.
-    :raises astuner_helpers.HelperFailed: a helper model gives no verdict about more than a tenth of what it is
-        asked; what it said so far is kept.
+    :param base_dir: Base of relative paths.
+    :param say: Receives progress lines.
+    :raises DataError: A source cannot be read, or no task is left.
+    :raises ConfigError: A helper model is required and missing.
+    :raises astuner_helpers.HelperFailed: A helper model gives no verdict about more than a tenth of its questions.
+        Answers so far are cached.
     """
     tally, opinions = Tally(config.on_bad_trace), Opinions()
     conversations = _read(config, base_dir, tally, opinions, say)
@@ -303,7 +304,7 @@ def _read(config: TracingConfig, base_dir: Path, tally: Tally, opinions: Opinion
 
 
 def _ids(conversations: Sequence[Conversation]) -> dict[str, set[str]]:
-    """What feedback can name.  Of all that was read: a reply that is no turn of its own is not taken for another."""
+    """Return all IDs that feedback can name, including replies without a turn, so that no other turn matches."""
     seen: dict[str, set[str]] = {name: set() for name in IDS}
     for of in conversations:
         seen["response_id"].update(of.response_ids)
@@ -313,7 +314,7 @@ def _ids(conversations: Sequence[Conversation]) -> dict[str, set[str]]:
 
 
 def _joined(turns: Sequence[Turn], opinions: Opinions) -> list[Turn]:
-    """The turns with what is known about their answers: beside the chat, and from elsewhere."""
+    """Return the turns with feedback from the chat and from other sources."""
     shared = shared_ids(turns)
     found = []
     for turn in turns:
@@ -335,7 +336,7 @@ def _redacted(conversation: Conversation, counts: Counter[str]) -> Conversation:
         conversation,
         messages=tuple(redacted_message(message, counts) for message in conversation.messages),
         answer=redacted(conversation.answer, counts),
-        after=redacted(conversation.after, Counter()),  # counted where it is the next turn's own
+        after=redacted(conversation.after, Counter()),  # counted in the next turn
         feedback=replace(
             feedback,
             correction=redacted(feedback.correction, counts),
@@ -345,11 +346,12 @@ def _redacted(conversation: Conversation, counts: Counter[str]) -> Conversation:
 
 
 def _inferred(turns: list[Turn], helper: Helper, say: Say) -> tuple[list[Turn], dict[str, int]]:
-    """The turns with ratings read from what users said next, and what that gave: an answer whose question the helper
-    gives no verdict about stays unrated.
+    """Return turns with ratings inferred from the users' next messages, and their numbers.
+
+    Answers without a verdict remain unrated.
     """
     asked = [i for i, t in enumerate(turns) if t.conversation.after and t.conversation.feedback.rating is None]
-    say(f"asking {helper.name} what users thought of {len(asked):,} answers")
+    say(f"asking {helper.name} for the users' opinions on {len(asked):,} answers")
     found = failed = 0
     for i, rating in zip(asked, wait_for_all([reaction(helper, turns[i].conversation) for i in asked]), strict=True):
         if isinstance(rating, HelperFailed):
@@ -392,7 +394,7 @@ def _is_wanted(feedback: Feedback, keep: str) -> bool:
 
 def _helper(helper_models: HelperModels | None, name: str, key: str) -> Helper:
     if helper_models is None:
-        raise ConfigError(f"{SECTION}.{key}: {name!r} needs a section astuner.helper_models.{name}")
+        raise ConfigError(f"{SECTION}.{key}: {name!r} requires a section astuner.helper_models.{name}")
     return helper_models.get(name, where=f"{SECTION}.{key}")
 
 
@@ -413,7 +415,7 @@ def _sides(turns: Sequence[Turn], config: TracingConfig) -> Sides:
 
 
 def task_of(turn: Turn, config: TracingConfig) -> Task:
-    """The task that asks again what was asked."""
+    """Return the task that asks a turn's question again."""
     of = turn.conversation
     metadata: dict[str, Any] = {}
     if answer := reference(turn, config):
@@ -437,16 +439,16 @@ def _nothing_left(config: TracingConfig, tally: Tally, opinions: Opinions) -> st
     counted = (tally.bad + tally.dropped).most_common(6)
     reasons = [f"{n} × {reason} (first: {tally.first[reason]})" for reason, n in counted]
     given = opinions.report()["given"]
-    hint = "" if config.keep == "all" else f"; {given} pieces of feedback were found, and keep: all takes every answer"
-    what = "; ".join(reasons) or "the sources hold no conversation"
-    return f"no task is left of {', '.join(config.sources)}: {what}{hint}"
+    hint = "" if config.keep == "all" else f"; {given} feedback entries were found; use keep: all to keep every answer"
+    what = "; ".join(reasons) or "the sources contain no conversations"
+    return f"no tasks are left from {', '.join(config.sources)}: {what}{hint}"
 
 
 class TracingTaskReader(TaskReader):
-    """Reads the sources once, whichever split is asked for first.
+    """Read the sources once, for all splits.
 
-    :param base_dir: what relative paths start from; None is the working directory.
-    :param helper_models: for the filters that ask one.
+    :param base_dir: Base of relative paths. None: the working directory.
+    :param helper_models: Helper models for filters.
     """
 
     config: TracingConfig
@@ -459,11 +461,11 @@ class TracingTaskReader(TaskReader):
         self._helper_models = helper_models
         self._prepared: Prepared | None = None
         self.skipped: Mapping[str, str] = {}
-        """What could not be read: where it came up first, and why."""
+        """Places and reasons of unreadable data."""
 
     @property
     def report(self) -> dict[str, Any]:
-        """What was read, left out and held out; reads the sources if that was not done yet."""
+        """Return what was read, dropped and held out. Reads the sources if necessary."""
         return self._read().report
 
     @classmethod
@@ -473,8 +475,8 @@ class TracingTaskReader(TaskReader):
     def read(self, split: Split) -> Iterator[Task]:
         """Yield the tasks of ``split``, oldest conversation first.
 
-        :raises astuner.contracts.errors.DataError: a source cannot be read, or no task is left.
-        :raises astuner_helpers.HelperFailed: a helper model gives no verdict.
+        :raises astuner.contracts.errors.DataError: A source cannot be read, or no task is left.
+        :raises astuner_helpers.HelperFailed: A helper model gives no verdict.
         """
         prepared = self._read()
         yield from prepared.train if split is Split.TRAIN else prepared.validation

@@ -48,8 +48,8 @@ def test_a_line_is_a_conversation_up_to_its_last_answer(tmp_path: Path) -> None:
     ]
     assert found[0].messages[0] == {"role": "system", "content": "Be kind."}
     assert (found[1].conversation_id, found[1].model, found[1].started) == ("7", "m", 12.0)
-    assert tally.dropped == {"no answer in words": 2, "no user's message": 1}
-    assert tally.first["no user's message"] == f"{path}:6"
+    assert tally.dropped == {"no text answer": 2, "no user message": 1}
+    assert tally.first["no user message"] == f"{path}:6"
 
 
 def test_every_turn_can_be_a_task_and_each_is_one_once(tmp_path: Path) -> None:
@@ -95,9 +95,9 @@ def test_feedback_stands_in_the_line_or_in_a_file_of_its_own(tmp_path: Path) -> 
     }
     bad = done.report["unreadable"]
     assert {reason: (of["count"], of["first"]) for reason, of in bad.items()} == {
-        "feedback.stars is not known here; there are rating, thumbs, correction, comment": (1, f"{path}:5"),
+        "feedback.stars is not a field; available: rating, thumbs, correction, comment": (1, f"{path}:5"),
         'rating must be a number from -1 (bad) to 1 (good), "up" or "down"': (1, f"{path}:6"),
-        "feedback: response_id or trace_id or conversation_id must say which answer this is about": (1, f"{given}:6"),
+        "feedback: response_id or trace_id or conversation_id is required to identify the answer": (1, f"{given}:6"),
     }
     feedback = done.report["feedback"]
     assert (feedback["given"], feedback["joined"], feedback["about nothing seen"]) == (5, 4, 1)
@@ -113,12 +113,12 @@ def test_a_bad_line_is_named_and_costs_only_itself(tmp_path: Path) -> None:
     found, tally = read(path)
     assert [c.source for c in found] == [f"{path}:1", f"{path}:8"]
     assert sum(tally.bad.values()) == 5
-    assert tally.first["a line that is no JSON object: it is not UTF-8"] == f"{path}:2"
+    assert tally.first["a line that is not a JSON object: it is not UTF-8"] == f"{path}:2"
     assert tally.first["no messages (its fields: a)"] == f"{path}:5"
     with pytest.raises(DataError, match=r"chats\.jsonl:2: it is not UTF-8 from byte 14 on\. Correct it, or .*skip"):
         read(path, "stop")
     done = prepared(path)
-    assert done.skipped[f"{path}:2"] == "a line that is no JSON object: it is not UTF-8 (1 in all)"
+    assert done.skipped[f"{path}:2"] == "a line that is not a JSON object: it is not UTF-8 (1 in all)"
 
 
 def test_a_hundred_megabytes_are_read_in_little_memory(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_hundred_megabytes_are_read_in_little_memory(tmp_path: Path) -> None:
         tracemalloc.stop()
     assert [c.query for c in found] == ["first?", "last?"]
     assert tally.bad == {"a line longer than 1,048,576 bytes (max_line_bytes)": 1}
-    assert tally.dropped == {"no answer in words": 60}
+    assert tally.dropped == {"no text answer": 60}
     assert peak < 20e6
 
 
@@ -148,9 +148,9 @@ def test_a_hundred_megabytes_are_read_in_little_memory(tmp_path: Path) -> None:
     ("name", "data", "says"),
     [
         ("a.jsonl", b"", "is empty"),
-        ("a.jsonl", b"hello", "is no source of traces (it begins with b'hello')"),
+        ("a.jsonl", b"hello", "is not a source of traces (it begins with b'hello')"),
         ("a.jsonl.gz", b"\x1f\x8b\x08", "is compressed; unpack it first: gunzip a.jsonl.gz"),
-        ("a.sqlite", b"{}", "is no SQLite database"),
+        ("a.sqlite", b"{}", "is not a SQLite database"),
     ],
 )
 def test_a_file_of_another_kind_is_named(tmp_path: Path, name: str, data: bytes, says: str) -> None:

@@ -182,7 +182,7 @@ def test_what_is_not_understood_is_counted_by_kind_with_an_example(tmp_path: Pat
         f"openinference CHAIN span {NOT_UNDERSTOOD} (input.value)": 1,
         f"openinference LLM span {NOT_UNDERSTOOD} (input.value)": 1,
         f"langfuse generation span {NO_MESSAGES}": 1,
-        f"span of no known convention (scope 'test') {ALONE}": 1,
+        f"span of an unknown convention (scope 'test') {ALONE}": 1,
         f"gen_ai execute_tool span {ALONE}": 1,
     }
     first = tally.first[f"openinference CHAIN span {NO_MESSAGES}"]
@@ -403,11 +403,11 @@ def test_bad_rows_of_exports_are_named_and_cost_no_good_one_its_place(tmp_path: 
         "no messages (its fields: id, input)": "2",
         'a score: rating must be a number from -1 (bad) to 1 (good), "up" or "down"': "3",
         "a score that is neither a number nor a thumb": "4",
-        "a score: response_id or trace_id or conversation_id must say which answer this is about": "6",
+        "a score: response_id or trace_id or conversation_id is required to identify the answer": "6",
         "no messages (its fields: id)": "7",
     }
-    assert tally.dropped == {"a score that a program gave, and no person": 1}
-    assert tally.first["a score that a program gave, and no person"] == f"{path}:5"
+    assert tally.dropped == {"a score given by a program": 1}
+    assert tally.first["a score given by a program"] == f"{path}:5"
     with pytest.raises(DataError, match=r"t\.jsonl:2: no messages"):
         list(read_source(path, 1 << 20, Tally("stop")))
 
@@ -419,7 +419,7 @@ def test_bad_rows_of_exports_are_named_and_cost_no_good_one_its_place(tmp_path: 
         ("t.json", b"[" + b" " * 5000 + b"]", "one JSON document of more than 4,000 bytes.*jq -c"),
         ("t.csv", b'a,b\n1,"2', r"t\.csv:\d cannot be read as CSV"),
         ("t.csv", b"a,b\n1,\xff\xfe\n", r"t\.csv:\d cannot be read as CSV"),
-        ("t.parquet", b"PAR1....", "is Parquet; write lines first: python -c"),
+        ("t.parquet", b"PAR1....", "is Parquet; convert it first: python -c"),
     ],
 )
 def test_files_that_cannot_be_read_say_what_to_do(tmp_path: Path, name: str, content: bytes, says: str) -> None:
@@ -434,5 +434,5 @@ def test_deep_exports_and_wrong_items_are_counted(tmp_path: Path) -> None:
     row = {"traceId": "t", "id": "o", "type": "GENERATION", "startTime": 1, "input": json.loads(deep), "attributes": 7}
     (tmp_path / "t.json").write_text(json.dumps([1, "x", None, row, {"attributes.": json.loads(deep)}]))
     _, tally = read(tmp_path / "t.json")
-    assert tally.bad["an item that is no JSON object"] == 3
+    assert tally.bad["an item that is not a JSON object"] == 3
     assert tally.dropped == {f"langfuse GENERATION span {NOT_UNDERSTOOD} (langfuse.observation.input)": 1}

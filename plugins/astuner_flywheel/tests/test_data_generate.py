@@ -99,7 +99,7 @@ def test_the_reader_makes_them_once_and_the_jsonl_reader_reads_the_same(tmp_path
     documents(tmp_path)
     with ScriptedModel(writer) as server:
         config = load_config(experiment(tmp_path, server.base_url, ALL))
-        with pytest.raises(DataError, match="a dry run asks no model; type first: astuner data generate"):
+        with pytest.raises(DataError, match="first run: astuner data generate"):
             read_tasks(config, dry_run=True)
         assert not server.requests
         tasks = read_tasks(config)
@@ -163,12 +163,12 @@ def test_a_dry_run_asks_nobody_and_writes_nothing(tmp_path, capsys):
     assert code == 0
     assert "5 documents in " in said
     assert "20 to check them" in said
-    assert "in money" in said
+    assert ", cost " in said
     assert not (tmp_path / "generated").exists()
     code, said, _ = astuner(capsys, "data", "generate", path, "--dry-run", "--json", "--tasks", "1000")
     plan = json.loads(said)
     assert plan["tasks"] == 1000
-    assert "there is material for at most" in plan["notes"][0]
+    assert "the material suffices for at most" in plan["notes"][0]
     assert plan["cost"] > 0
 
 
@@ -193,7 +193,7 @@ def test_a_dry_run_says_what_a_start_would_find(tmp_path, capsys):
         with (out(tmp_path) / "tasks.jsonl").open("ab") as file:
             file.write(b'{"torn')
         said = generate("--dry-run")
-        assert f"tasks        20, of which {kept} are made in {out(tmp_path)}; a start goes on with the other" in said
+        assert f"tasks        20, of which {kept} are in {out(tmp_path)}; a start generates the remaining" in said
         assert "used so far" in said
         left = json.loads(generate("--dry-run", "--json"))
         assert (left["made"], left["solve_requests"]) == (kept, 20 - kept)
@@ -203,15 +203,15 @@ def test_a_dry_run_says_what_a_start_would_find(tmp_path, capsys):
         assert {file: file.read_bytes() for file in out(tmp_path).rglob("*") if file.is_file()} == before
         generate()
         asked = len(server.requests)
-        assert f"tasks        finished: 20 of 20 are in {out(tmp_path)}; a start asks nobody" in generate("--dry-run")
-        assert "a start goes on with the other 10" in generate("--dry-run", "--tasks", "30")
+        assert f"tasks        finished: 20 of 20 are in {out(tmp_path)}; a start sends no" in generate("--dry-run")
+        assert "a start generates the remaining 10" in generate("--dry-run", "--tasks", "30")
         other = (".instructions=".join(["astuner.task_reader.data_generation", "hard"]), "--dry-run")
         refused = generate(*other, code=2)
-        assert "instructions was '' and is 'hard'" in refused
+        assert "instructions changed from '' to 'hard'" in refused
         assert f"astuner data generate {path} {other[0]} --fresh`" in refused
         fresh = generate(*other, "--fresh")
         assert "tasks        20" in fresh
-        assert "would be kept in a folder earlier-" in fresh
+        assert "would be moved to a subfolder earlier-" in fresh
         with Folder(out(tmp_path)).locked():
             assert "in use by another process" in generate("--dry-run", code=1)
         assert len(server.requests) == asked
@@ -382,11 +382,11 @@ def test_over_budget_it_stops_keeps_what_it_has_and_goes_on(tmp_path, capsys):
         assert said == ""
         kept = rows(out(tmp_path) / "tasks.jsonl")
         assert 0 < len(kept) < 20
-        assert f"{len(kept)} of 20 tasks are kept in" in err
-        assert f"go on with: astuner data generate {path} astuner.seed=0\n" in err
+        assert f"{len(kept)} of 20 tasks are saved in" in err
+        assert f"to continue: astuner data generate {path} astuner.seed=0\n" in err
         assert "budget_tokens" in err
         assert not json.loads((out(tmp_path) / "report.json").read_text())["finished"]
-        with pytest.raises(BudgetSpent, match="are kept in"):
+        with pytest.raises(BudgetSpent, match="are saved in"):
             read_tasks(load_config(path))
         path = experiment(tmp_path, server.base_url, ALL, budget_tokens=100_000)
         code, said, err = astuner(capsys, "data", "generate", path)
@@ -413,7 +413,7 @@ def test_with_the_helper_down_it_stops_keeps_what_it_has_and_goes_on(tmp_path, c
         assert code == 1
         assert "overloaded" in err or "503" in err
         kept = rows(out(tmp_path) / "tasks.jsonl")
-        assert f"{len(kept)} of 20 tasks are kept" in err
+        assert f"{len(kept)} of 20 tasks are saved" in err
         assert len(server.requests) <= 9 + 3 + 8, "it gave up, rather than asking everything"
         down.clear()
         answers[0] = -1000
@@ -429,8 +429,8 @@ def test_nobody_there(tmp_path, capsys):
     path = experiment(tmp_path, "http://127.0.0.1:9/v1", ALL)
     code, _, err = astuner(capsys, "data", "generate", path)
     assert code == 1
-    assert "0 of 20 tasks are kept" in err
-    assert "'writer' gave no answer" in err
+    assert "0 of 20 tasks are saved" in err
+    assert "'writer' gave no valid answer" in err
 
 
 @pytest.mark.slow
@@ -452,8 +452,8 @@ def test_ctrl_c_keeps_what_there_is_and_says_how_to_go_on(tmp_path, capsys):
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=60)
         assert process.returncode == 130, err
-        assert "of 20 tasks are kept in" in err
-        assert "go on with: astuner data generate" in err
+        assert "of 20 tasks are saved in" in err
+        assert "to continue: astuner data generate" in err
         assert "Traceback" not in err
         assert not json.loads((out(tmp_path) / "report.json").read_text())["finished"]
         assert astuner(capsys, "data", "generate", path)[0] == 0
@@ -467,7 +467,7 @@ def test_embeddings_that_cannot_be_compared(tmp_path, capsys):
         section = {**ALL, "near_in_meaning": {"helper_model": "writer"}}
         code, _, err = astuner(capsys, "data", "generate", experiment(tmp_path, server.base_url, section))
     assert code == 1
-    assert "has no direction; choose another model" in err
+    assert "has no finite length; use another model" in err
 
 
 def test_tasks_can_be_made_for_another_reader(tmp_path, capsys):
@@ -534,8 +534,8 @@ def test_requests_that_are_refused_are_passed_over_said_once_and_asked_again_at_
         assert code == 0, err
         first = len(rows(out(tmp_path) / "tasks.jsonl"))
         assert first < 20
-        assert "requests that the helper would not answer: " in said
-        assert err.count("of the last 5 requests, and the others go on; for example: the helper model 'writer'") <= 1
+        assert "requests refused by the helper model: " in said
+        assert err.count("of the last 5 requests; generation continues; for example: the helper model 'writer'") <= 1
         asked = [json.dumps(body["messages"]) for body in server.requests]
         refusing = False
         assert astuner(capsys, "data", "generate", path, "--tasks", "19")[0] == 0
@@ -561,8 +561,8 @@ def test_when_nothing_becomes_a_task_it_stops_says_why_and_goes_on(tmp_path, cap
         for start in (1, 2):
             code, _, err = astuner(capsys, "data", "generate", path)
             assert code == 1
-            assert re.search(r"no task came of the (\d) tries of this start: \1 not answerable\. For example: not", err)
-            assert f"the same command tries up to 5 more\n0 of 20 tasks are kept in {out(tmp_path)}; go on with:" in err
+            assert re.search(r"from the (\d) tries of this start: \1 not answerable\. For example: not", err)
+            assert f"up to 5 more tries\n0 of 20 tasks are saved in {out(tmp_path)}; to continue:" in err
             rejected = len(rows(out(tmp_path) / "rejected.jsonl"))
             assert 5 * start <= rejected <= 9 * start, "each start tries as often"
         right = True
@@ -596,11 +596,11 @@ def test_when_nothing_is_left_to_ask_and_there_is_no_task_that_is_an_error(tmp_p
     (tmp_path / "a.md").write_text("Nothing to ask about here.", encoding="utf-8")
     with ScriptedModel(writer) as server:
         path = experiment(tmp_path, server.base_url, {"documents": ["a.md"], "tasks": 5, "rounds": 2})
-        for tries in ("the 2 tries of this start: 2 requests answered with no task", "all that was asked so far"):
+        for tries in ("the 2 tries of this start: 2 requests answered with no task", "all requests so far"):
             code, _, err = astuner(capsys, "data", "generate", path)
             assert code == 1
-            assert f"no task came of {tries}" in err
-            assert "nothing is left to ask: raise rounds too" in err
+            assert f"no task resulted from {tries}" in err
+            assert "raise rounds" in err
     assert len(server.requests) == 2
 
 
@@ -675,10 +675,10 @@ def test_a_document_or_key_that_changed_is_noticed(tmp_path, capsys):
 @table(
     ("section", "override", "says"),
     [
-        ({"documents": ["a.md"]}, "astuner.task_reader.data_generation.helper_model=other", "no helper model 'other'"),
-        ({"documents": ["nowhere/*.pdf"]}, "astuner.seed=1", "nothing that can be read matches"),
+        ({"documents": ["a.md"]}, "astuner.task_reader.data_generation.helper_model=other", "helper model 'other'"),
+        ({"documents": ["nowhere/*.pdf"]}, "astuner.seed=1", "no readable file matches"),
         ({"documents": ["a.md"]}, "nonsense", "is not KEY=VALUE"),
-        ({}, "astuner.seed=1", "give it documents"),
+        ({}, "astuner.seed=1", "set documents"),
         ({"documents": ["a.md"], "llm_model": "qwen"}, "astuner.seed=1", "llm_model"),
     ],
 )
@@ -713,7 +713,7 @@ def test_no_key_is_kept_anywhere(tmp_path, capsys, monkeypatch):
 def test_help_teaches(capsys):
     code, said, _ = astuner(capsys, "data", "generate", "--help")
     assert code == 0
-    for word in ("PDF, DOCX, HTML", "--dry-run", "--fresh", "goes on where it was", "train.jsonl"):
+    for word in ("PDF, DOCX, HTML", "--dry-run", "--fresh", "no request is sent twice", "train.jsonl"):
         assert word in " ".join(said.split())
 
 

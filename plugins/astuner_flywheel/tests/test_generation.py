@@ -56,11 +56,11 @@ def test_what_agentjet_calls_the_same_is_taken_over():
 @table(
     ("values", "says"),
     [
-        ({"documents": []}, "give it documents"),
-        ({"use_seeds": "train"}, "use_seeds: train needs seeds"),
-        ({"document_reader": {"document_path": "a.pdf"}}, "older name of documents, which is set too"),
+        ({"documents": []}, "set documents"),
+        ({"use_seeds": "train"}, "use_seeds: train requires seeds"),
+        ({"document_reader": {"document_path": "a.pdf"}}, "older name of documents, which is also set"),
         ({"documents": [], "document_reader": {"database": "x"}}, "document_reader.database"),
-        ({"query_reader": {"type": "huggingface_dat_repo"}}, "write seeds: samples.jsonl"),
+        ({"query_reader": {"type": "huggingface_dat_repo"}}, "use seeds: samples.jsonl"),
         ({"validation_share": 1.0}, "less than 1"),
         ({"near_duplicate_threshold": 0}, "greater than 0"),
     ],
@@ -262,11 +262,11 @@ def test_samples_are_read_by_the_usual_fields(tmp_path):
 @table(
     ("data", "says"),
     [
-        (b"", "has no sample"),
-        (b'{"question": "a", "answer": "b"}\n{oops', "s.jsonl:2: no sample"),
-        (b'{"question": "a"}', "s.jsonl:1: no answer in 'answer'; its fields: question. Set answer_field"),
-        (b'{"text": "a", "answer": "b"}', "s.jsonl:1: field main_query or question"),
-        (b'{"question": "caf\xe9", "answer": "b"}', "s.jsonl:1: no sample: it is not UTF-8"),
+        (b"", "is empty"),
+        (b'{"question": "a", "answer": "b"}\n{oops', "s.jsonl:2: not a sample"),
+        (b'{"question": "a"}', "s.jsonl:1: 'answer' is missing .*set answer_field"),
+        (b'{"text": "a", "answer": "b"}', "s.jsonl:1: it has no field main_query or question"),
+        (b'{"question": "caf\xe9", "answer": "b"}', "s.jsonl:1: not a sample: it is not UTF-8"),
         (b"[1]", "it is not an object"),
     ],
 )
@@ -300,7 +300,7 @@ def test_only_one_process_works_in_a_folder(tmp_path):
     with folder.locked():
         pass
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="choose another folder"), Folder(tmp_path / "file").locked():
+    with pytest.raises(ConfigError, match="use another folder"), Folder(tmp_path / "file").locked():
         pytest.fail("a file is no folder")
 
 
@@ -308,7 +308,7 @@ def test_a_folder_of_something_else_is_refused_and_starting_over_keeps_it(tmp_pa
     folder = Folder(tmp_path)
     secret = folder.begin({"documents": {"a.md": "1"}, "instructions": "easy"})
     assert folder.begin({"documents": {"moved/a.md": "1"}, "instructions": "easy"}) == secret
-    with pytest.raises(ConfigError, match=r"a.md has changed; instructions was 'easy' and is 'hard'\. .*--fresh"):
+    with pytest.raises(ConfigError, match=r"a.md has changed; instructions changed from 'easy' to 'hard'\. .*--fresh"):
         folder.begin({"documents": {"a.md": "2"}, "instructions": "hard"})
     append_jsonl(folder.tasks, {"a": 1})
     earlier = folder.start_over()
@@ -326,9 +326,9 @@ def test_what_has_changed_is_said():
     new = {"documents": {"a": "1", "b": "4", "d": "5"}, "seeds": "2", "model": "n"}
     assert changed(old, new) == [
         "b has changed",
-        "c is gone",
-        "d is new",
+        "c was removed",
+        "d was added",
         "the samples (seeds) have changed",
-        "model was 'm' and is 'n'",
+        "model changed from 'm' to 'n'",
     ]
     assert changed(old, old) == []

@@ -98,7 +98,7 @@ def test_vectors_by_their_angle():
     assert near.near([0.0, 2.0]) is None
     near.keep("c", [0.0, 2.0])
     assert near.near([0.0, 2.0]) == "c"
-    with pytest.raises(ValueError, match="3 numbers after ones of 2"):
+    with pytest.raises(ValueError, match="has 3 numbers, but earlier ones have 2"):
         near.near([1.0, 2.0, 3.0])
     with pytest.raises(ValueError, match="zeros"):
         near.keep("f", [0.0, 0.0])

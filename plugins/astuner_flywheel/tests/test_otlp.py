@@ -76,7 +76,7 @@ def test_spans_in_any_order_over_many_lines_and_twice_give_the_same_tasks(tmp_pa
     assert len(whole.train) == 39
     plain = [[(t.task_id, t.main_query, t.init_messages) for t in each.train] for each in (whole, again)]
     assert plain[0] == plain[1]
-    assert again.report["dropped"]["a span that is there twice"]["count"] == 26
+    assert again.report["dropped"]["a duplicate span"]["count"] == 26
 
 
 def test_half_of_a_trace_gives_what_it_can(tmp_path: Path) -> None:
@@ -207,9 +207,9 @@ def test_lines_that_are_no_request_are_named(tmp_path: Path) -> None:
     path.write_bytes(b"\n".join([good[0], b"{torn", b'"\xff\xfe"', b'{"resourceMetrics": []}', b"", good[1]]) + b"\n")
     found, tally = read(path)
     assert sorted(c.query for c in found) == ["q1", "q2"]
-    assert tally.bad == {"a line that is no OTLP request": 3}
-    assert tally.first["a line that is no OTLP request"] == f"{path}:2"
+    assert tally.bad == {"a line that is not an OTLP request": 3}
+    assert tally.first["a line that is not an OTLP request"] == f"{path}:2"
     with pytest.raises(DataError, match=r"spans\.jsonl:2: a line of OTLP: the body cannot be read as JSON"):
         list(read_source(path, 1 << 20, Tally("stop")))
     path.write_bytes(b"\n".join([good[0], *itertools.repeat(b'{"resourceSpans": "x"}', 2)]))
-    assert read(path)[1].bad == {"a line that is no OTLP request": 2}
+    assert read(path)[1].bad == {"a line that is not an OTLP request": 2}

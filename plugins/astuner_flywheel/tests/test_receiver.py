@@ -102,7 +102,7 @@ def test_a_bad_span_costs_no_good_one_its_place(collector: Collecting) -> None:
     status, body, _ = ask(collector, "POST", "/v1/traces", request(good, short, zero, wrong))
     partial = json.loads(body)["partialSuccess"]
     assert (status, partial["rejectedSpans"]) == (200, "3")
-    for reason in ("a trace id that is not 16 bytes", "a span id that is not 8 bytes", "a span that is none"):
+    for reason in ("a trace id that is not 16 bytes", "a span id that is not 8 bytes", "an invalid span"):
         assert f"1 × {reason}" in partial["errorMessage"]
     assert spans_in(collector.path) == [good["spanId"]]
     made = ExportTraceServiceRequest.FromString(protobuf(7))
@@ -126,18 +126,18 @@ def test_a_refusal_is_a_status_in_the_encoding_of_the_request(
     status, body, headers = ask(collector, "POST", "/v1/traces", b"\xff\xff no protobuf", PROTOBUF)
     assert (status, headers["content-type"]) == (400, PROTOBUF)
     assert status_of(body)[0] == 3
-    assert "no ExportTraceServiceRequest" in status_of(body)[1]
+    assert "not ExportTraceServiceRequest" in status_of(body)[1]
     status, body, _ = ask(collector, "POST", "/v1/traces", b'{"resourceSpans": [', JSON)
     assert (status, json.loads(body)["code"]) == (400, 3)
     status, body, _ = ask(collector, "POST", "/v1/traces", {"messages": []})
-    assert (status, json.loads(body)["message"]) == (400, "the body has no resourceSpans, but messages")
+    assert (status, json.loads(body)["message"]) == (400, "the body has no resourceSpans (found: messages)")
     status, body, _ = ask(collector, "POST", "/v1/traces", b"x", "text/plain")
     assert status == 415
     assert "send application/x-protobuf or application/json" in status_of(body)[1]
     status, body, _ = ask(collector, "POST", "/v1/traces", b"x", PROTOBUF, Content_Encoding="br")
     assert status == 415
     status, body, _ = ask(collector, "POST", "/v1/traces", b"no gzip", PROTOBUF, Content_Encoding="gzip")
-    assert (status, "no gzip" in status_of(body)[1]) == (400, True)
+    assert (status, "not gzip" in status_of(body)[1]) == (400, True)
     torn = gzip.compress(protobuf(1))[:-9]
     assert ask(collector, "POST", "/v1/traces", torn, PROTOBUF, Content_Encoding="gzip")[0] == 400
     monkeypatch.setattr(server.Handler, "most_bytes", 1000)
@@ -147,7 +147,7 @@ def test_a_refusal_is_a_status_in_the_encoding_of_the_request(
     bomb = gzip.compress(b" " * 200_000)
     assert len(bomb) < 1000
     status, body, _ = ask(collector, "POST", "/v1/traces", bomb, JSON, Content_Encoding="gzip")
-    assert (status, "when it is unpacked" in json.loads(body)["message"]) == (413, True)
+    assert (status, "unpacked request" in json.loads(body)["message"]) == (413, True)
     assert spans_in(collector.path) == []
 
 
@@ -255,17 +255,17 @@ def test_feedback_on_an_earlier_reply_is_not_taken_for_one_on_the_last(tmp_path:
 @table(
     ("body", "param", "says"),
     [
-        ({"rating": 1}, "response_id", "must say which answer"),
-        ({"response_id": "r"}, "rating", "must say something"),
+        ({"rating": 1}, "response_id", "is required to identify the answer"),
+        ({"response_id": "r"}, "rating", "correction or comment is required"),
         ({"response_id": "r", "rating": 2}, "rating", "from -1 (bad) to 1 (good)"),
         ({"response_id": "r", "rating": True}, "rating", "from -1"),
         ({"response_id": "r", "rating": "great"}, "rating", "from -1"),
-        ({"response_id": "r", "rating": 1, "thumbs": "up"}, "thumbs", "one of the two"),
+        ({"response_id": "r", "rating": 1, "thumbs": "up"}, "thumbs", "same meaning as rating"),
         ({"response_id": 7, "rating": 1}, "response_id", "must be a text"),
         ({"response_id": "r" * 600, "rating": 1}, "response_id", "1 to 512"),
         ({"response_id": "r", "correction": ["6"]}, "correction", "must be a text"),
-        ({"response_id": "r", "reward": 1}, "reward", "there are response_id, trace_id"),
-        (b'{"response_id": "r", "rating": NaN}', None, "NaN is not a JSON number"),
+        ({"response_id": "r", "reward": 1}, "reward", "available: response_id, trace_id"),
+        (b'{"response_id": "r", "rating": NaN}', None, "NaN is no JSON number"),
         (b"[1]", None, "it is not an object"),
         (b"\xff", None, "not UTF-8"),
     ],
@@ -294,12 +294,12 @@ def test_what_comes_as_logs_is_joined_to_its_span_whichever_comes_first(collecto
     for _ in range(2):  # sent again, kept once
         status, answer, _ = ask(collector, "POST", "/v1/logs", body)
         assert (status, json.loads(answer)["partialSuccess"]["rejectedLogRecords"]) == (200, "3")
-    assert "2 × a log that is no event of the GenAI" in json.loads(answer)["partialSuccess"]["errorMessage"]
+    assert "2 × a log that is not a GenAI event" in json.loads(answer)["partialSuccess"]["errorMessage"]
     ask(collector, "POST", "/v1/traces", request(span(1, 1, "chat")))
     (task,) = prepared(collector.path).train
     assert (task.main_query, task.metadata["trace"]["answer"]) == ("q", "a")
     status, answer, _ = ask(collector, "POST", "/v1/logs", b"\xff", PROTOBUF)
-    assert (status, "no ExportLogsServiceRequest" in status_of(answer)[1]) == (400, True)
+    assert (status, "not ExportLogsServiceRequest" in status_of(answer)[1]) == (400, True)
 
 
 def test_a_file_of_before_takes_logs_too(tmp_path: Path) -> None:
@@ -308,12 +308,12 @@ def test_a_file_of_before_takes_logs_too(tmp_path: Path) -> None:
         pass
     with closing(sqlite3.connect(path)) as database:
         database.execute("DROP TABLE event_table")
-    with pytest.raises(DataError, match="hold no conversation"):
+    with pytest.raises(DataError, match="contain no conversations"):
         prepared(path)
     with collecting(path) as collector:
         logs = [{"scopeLogs": [{"logRecords": [log(1, 1, "gen_ai.user.message", {"content": "q"}, 5)]}]}]
         assert ask(collector, "POST", "/v1/logs", {"resourceLogs": logs})[0] == 200
-    with pytest.raises(DataError, match="1 × a log of a span that is missing"):
+    with pytest.raises(DataError, match="1 × a log without its span"):
         prepared(path)
 
 
@@ -328,7 +328,7 @@ def test_scores_of_langfuse_are_feedback(collector: Collecting) -> None:
     assert (status, told["accepted"], told["rejected"], [e["id"] for e in told["errors"]]) == (207, 1, 2, ["0", "1"])
     batch = [{"type": "trace-create", "body": {"id": "t"}}, {"type": "score-create", "body": score}]
     status, body, _ = ask(collector, "POST", "/api/public/ingestion", {"batch": batch})
-    assert (status, json.loads(body)["errors"][0]["message"]) == (207, "no score; spans are taken as OTLP")
+    assert (status, json.loads(body)["errors"][0]["message"]) == (207, "not a score; send spans as OTLP")
     by_query = {task.main_query: task.metadata for task in prepared(collector.path).train}
     assert (by_query["1+5?"]["rating"], by_query["1+5?"]["comment"], by_query["2+2?"]["rating"]) == (-1.0, "no", 1.0)
     assert ask(collector, "POST", "/api/public/scores", [score], "text/plain")[0] == 415  # as a web page could send it
@@ -418,9 +418,9 @@ def test_a_file_has_one_collector_and_only_its_own_kind(tmp_path: Path) -> None:
     assert studio.read_bytes() == SAMPLE.read_bytes()
     with closing(sqlite3.connect(path)) as newer:
         newer.execute("PRAGMA user_version = 9")
-    with pytest.raises(DataError, match="of version 9, this one writes 1"):
+    with pytest.raises(DataError, match="has version 9, but this collector writes version 1"):
         Store(path)
-    with pytest.raises(DataError, match="of version 9, and 1 is read"):
+    with pytest.raises(DataError, match="of version 9, but 1 is supported"):
         prepared(path)
     with pytest.raises(DataError, match="cannot write to"):
         Store(lines(tmp_path / "file", {}) / "t.sqlite")
@@ -432,7 +432,7 @@ def test_a_file_that_others_could_read_is_closed_to_them_and_that_is_said(tmp_pa
         assert store.remark == ""
     path.chmod(0o644)
     with closing(Store(path)) as store:
-        assert store.remark == f"{path} could be read by others (mode 0644); it is for you alone now (0600)"
+        assert store.remark == f"{path} was readable by others (mode 0644) and is now private (0600)"
         assert not [file.name for file in tmp_path.glob("traces.sqlite*-*") if file.stat().st_mode & 0o077]
     assert path.stat().st_mode & 0o777 == 0o600
 
@@ -442,7 +442,7 @@ def test_a_file_that_others_could_read_is_closed_to_them_and_that_is_said(tmp_pa
     path.chmod(0o640)
     monkeypatch.setattr(type(path), "chmod", not_yours)
     with closing(Store(path)) as store:
-        assert "can be read by others, and stays so, since it is not yours (Operation not permitted)" in store.remark
+        assert "is readable by others; its owner must change that (Operation not permitted)" in store.remark
 
 
 @pytest.mark.slow

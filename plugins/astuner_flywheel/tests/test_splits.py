@@ -72,7 +72,7 @@ def test_one_cluster_is_not_torn_apart():
     parts = split([task("the same question", task_id=str(i)) for i in range(5)], validation_share=0.4)
     assert len(parts.train) == 5
     assert parts.validation == ()
-    assert "none is left for validation" in parts.notes[0]
+    assert "validation is empty" in parts.notes[0]
 
 
 def test_two_clusters_give_the_smaller_one_even_if_it_is_too_large():
@@ -80,7 +80,7 @@ def test_two_clusters_give_the_smaller_one_even_if_it_is_too_large():
     tasks += [task("another entirely different thing", f"b{i}") for i in range(4)]
     parts = split(tasks, validation_share=0.1)
     assert [t.task_id for t in parts.validation] == ["b0", "b1", "b2", "b3"]
-    assert "4 of the 1 tasks asked for" in parts.notes[0]
+    assert "4 of 1 requested tasks" in parts.notes[0]
 
 
 def test_small_sets_and_no_validation():

@@ -57,7 +57,7 @@ def test_the_sample_becomes_tasks_and_is_left_as_it_is() -> None:
     trace = done.train[0].metadata["trace"]
     assert (trace["source"], trace["model"], trace["answer"]) == ("studio_sample.sqlite", "think", "\\boxed{72}")
     assert "answer" not in done.train[0].metadata
-    assert done.report["dropped"]["the same question again"]["count"] == 3
+    assert done.report["dropped"]["a repeated question"]["count"] == 3
     assert SAMPLE.read_bytes() == before
     assert sorted(p.name for p in SAMPLE.parent.iterdir()) == ["studio_sample.sqlite"]
 
@@ -140,10 +140,15 @@ def test_one_bad_span_is_counted_and_named_or_stops(tmp_path: Path) -> None:
     )
     found, tally = read(path)
     assert [c.trace_id for c in found] == ["t3"]
-    assert tally.bad == {"a span's attributes are no JSON object": 1, "content of a Msg as text is no literal": 1}
-    assert tally.first["a span's attributes are no JSON object"] == f"{path}, trace t1"
+    assert tally.bad == {
+        "span attributes that are not a JSON object": 1,
+        "content of a Msg as text is not a literal": 1,
+    }
+    assert tally.first["span attributes that are not a JSON object"] == f"{path}, trace t1"
     assert tally.dropped == {f"invoke_agent span {NO_MESSAGES}": 1}
-    with pytest.raises(DataError, match=r"trace t1: a span's attributes are no JSON object\. Correct it, or .* skip"):
+    with pytest.raises(
+        DataError, match=r"trace t1: span attributes that are not a JSON object\. Correct it, or .* skip"
+    ):
         read(path, "stop")
 
 
@@ -160,12 +165,12 @@ def test_files_that_are_no_database_of_traces_are_named_with_what_was_found(tmp_
     with closing(sqlite3.connect(other)) as made, made:
         made.execute("CREATE TABLE run_table (id)")
         made.execute("CREATE TABLE message_table (id)")
-    assert "no span_table, but message_table, run_table; read are databases of AgentScope Studio (1.0.x" in says(other)
+    assert "no span_table (tables: message_table, run_table); supported are databases of" in says(other)
     newer = a_layout(tmp_path / "newer.sqlite", "id text, title text, payload blob", ("1", "t", b""))
-    assert "a span_table without name and attributes; its columns are id, title, payload" in says(newer)
+    assert "a span_table without name and attributes (columns: id, title, payload)" in says(newer)
     text = tmp_path / "text.db"
     text.write_text("hello")
-    assert "is no SQLite database (it begins with b'hello')" in says(text)
+    assert "is not a SQLite database (it begins with b'hello')" in says(text)
     (tmp_path / "empty.sqlite").write_bytes(b"")
     assert "is empty" in says(tmp_path / "empty.sqlite")
     assert "correct the path" in says(tmp_path / "missing.sqlite")
@@ -175,7 +180,7 @@ def test_files_that_are_no_database_of_traces_are_named_with_what_was_found(tmp_
     assert "sqlite3 torn.sqlite .recover" in says(torn)
     spoilt = tmp_path / "spoilt.sqlite"
     spoilt.write_bytes(sources.MAGIC + b"\xff" * 5000)
-    assert "is no SQLite database" in says(spoilt)
+    assert "is not a SQLite database" in says(spoilt)
 
 
 def test_a_locked_database_is_waited_for_and_then_named(tmp_path: Path) -> None:
@@ -183,7 +188,7 @@ def test_a_locked_database_is_waited_for_and_then_named(tmp_path: Path) -> None:
     path.write_bytes(SAMPLE.read_bytes())
     with closing(sqlite3.connect(path, isolation_level=None)) as studio:
         studio.execute("BEGIN EXCLUSIVE")
-        is_said = pytest.raises(DataError, match=r"stayed locked for 0\.2 s; wait until whoever writes to it is done")
+        is_said = pytest.raises(DataError, match=r"stayed locked for 0\.2 s; wait until its writer is done")
         with is_said, sources.snapshot(path, timeout=0.2):
             raise AssertionError
         studio.execute("COMMIT")

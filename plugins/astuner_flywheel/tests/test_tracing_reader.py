@@ -74,10 +74,10 @@ def test_nothing_left_says_why(rated: Path) -> None:
     with pytest.raises(DataError) as refused:
         prepared(rated, keep="liked", filters={"length": {"min": 500}})
     text = str(refused.value)
-    assert "no task is left of" in text
+    assert "no tasks are left from" in text
     assert "4 × not liked (keep: liked)" in text
     assert f"1 × a user's message that is too short or too long (filters.length) (first: {rated}:1)" in text
-    assert "keep: all takes every answer" in text
+    assert "use keep: all" in text
 
 
 def test_of_the_same_question_the_best_known_one_stays(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_a_helper_model_decides_what_is_good(tmp_path: Path) -> None:
     with ScriptedModel(judge) as server:
         done = prepared(path, helper_models=helper(server, tmp_path), **settings)
         assert queries(done) == ["What is 2 + 3?"]
-        assert done.report["dropped"]["a helper model found it bad (filters.llm_evaluate)"]["count"] == 2
+        assert done.report["dropped"]["judged bad by the helper model (filters.llm_evaluate)"]["count"] == 2
         asked = len(server.requests)
         prepared(path, helper_models=helper(server, tmp_path), **settings)
         assert len(server.requests) == asked  # what it said is kept
@@ -244,13 +244,13 @@ def test_one_question_without_a_verdict_costs_that_one(tmp_path: Path) -> None:
         done = prepared(path, helper_models=models, implicit_feedback={"helper_model": "judge"}, **settings)
     assert len(done.train) == 9
     assert all(task.metadata["rating"] == 1 for task in done.train)
-    assert done.report["feedback"]["the helper gave no verdict"] == 1
-    dropped = done.report["dropped"]["the helper gave no verdict"]
+    assert done.report["feedback"]["no verdict from the helper model"] == 1
+    dropped = done.report["dropped"]["no verdict from the helper model"]
     assert dropped["count"] == 1
     assert f"{path}" in dropped["first"]
     with ScriptedModel(judge([1, 2])) as server:  # a fifth, and too few to say that it is down
         assert len(prepared(path, helper_models=helper(server, tmp_path / "two"), **settings).train) == 8
-    with ScriptedModel(judge([1, 2, 3])) as server, pytest.raises(HelperFailed, match="3 of 10 questions brought no"):
+    with ScriptedModel(judge([1, 2, 3])) as server, pytest.raises(HelperFailed, match="3 of 10 questions have no"):
         prepared(path, helper_models=helper(server, tmp_path / "three"), **settings)
 
 
@@ -272,7 +272,7 @@ def test_a_helper_that_is_down_is_noticed_at_once_and_what_it_said_is_kept(tmp_p
         models = HelperModels(
             {"judge": HelperModel(base_url=server.base_url, model="scripted", **one)}, scope=str(tmp_path)
         )
-        no_verdict = rf"{DOWN_AFTER} of 200 questions brought no verdict\. The 10 that were answered are"
+        no_verdict = rf"{DOWN_AFTER} of 200 questions have no verdict, 10 were answered\."
         with pytest.raises(HelperFailed, match=no_verdict):
             prepared(path, helper_models=models, **settings)
         noticed.set()
@@ -358,10 +358,10 @@ def test_the_spelling_of_older_experiments_is_known(rated: Path) -> None:
         ("sources: [a], keep: good", "keep should be"),
         ("sources: [a], pi: keep", "did you mean"),
         ("sources: []", "sources"),
-        ("base_url: 'http://phoenix:6006'", "collect with: astuner data collect DB"),
+        ("base_url: 'http://phoenix:6006'", "astuner data collect DB"),
         ("sources: [a], base_url: b", "base_url"),
         ("sources: [a], train_output_path: t.jsonl", "unknown key astuner.task_reader.tracing.train_output_path"),
-        ("sources: [a], filters: [{type: llm_evaluate}]", "needs a helper model here"),
+        ("sources: [a], filters: [{type: llm_evaluate}]", "needs a helper model"),
     ],
 )
 def test_a_wrong_section_is_refused_in_words(tmp_path: Path, text: str, says: str) -> None:
@@ -400,7 +400,7 @@ def test_import_takes_an_experiments_section_and_writes_nothing_when_dry(tmp_pat
     config = experiment(tmp_path, f"    type: tracing\n    tracing: {{sources: [{rated.name}], keep: liked}}\n")
     done = run("import", "--config", config, "--dry-run")
     assert done.exit_code == 0, done.output
-    assert "1 to train on, 0 to validate on; 0 with a reference answer" in done.output
+    assert "1 for training, 0 for validation; 0 with a reference answer" in done.output
     assert "dropped:    4 × not liked (keep: liked)" in done.output
     assert not list(tmp_path.glob("*.report.json"))
     done = run("import", "--config", config, "--to", tmp_path / "out.jsonl", "--keep", "rated")
@@ -425,7 +425,7 @@ def test_import_into_a_folder_holds_out_a_tenth_unless_told(tmp_path: Path) -> N
     assert count("--to", tmp_path / "tasks.jsonl") == 0
     config = experiment(tmp_path, f"    type: tracing\n    tracing: {{sources: [{path.name}]}}\n")
     done = run("import", "--config", config, "--to", to)
-    assert "note: nothing is held out, so there is no validation.jsonl (--validation-share 0.1)" in done.output
+    assert "note: no tasks are held out, so there is no validation.jsonl (use --validation-share 0.1)" in done.output
     assert sorted(file.name for file in to.iterdir()) == ["report.json", "train.jsonl"]
 
 
@@ -456,12 +456,12 @@ def test_import_replaces_nothing_that_it_did_not_make(tmp_path: Path, rated: Pat
     assert run("import", rated, "--to", mine).exit_code == 0
     before = rated.read_bytes()
     itself = run("import", rated, "--to", rated, "--overwrite")
-    assert "which is read; name another place" in str(itself.exception)
+    assert "would replace the source" in str(itself.exception)
     assert rated.read_bytes() == before
     for arguments, says in [
-        (("import", rated), "--to PATH says where"),
-        (("import", "--to", tmp_path / "x"), "name at least one SOURCE"),
-        (("import", rated, "--to", tmp_path / "x.jsonl", "--validation-share", "0.5"), "name a folder instead"),
+        (("import", rated), "set --to PATH"),
+        (("import", "--to", tmp_path / "x"), "pass at least one SOURCE"),
+        (("import", rated, "--to", tmp_path / "x.jsonl", "--validation-share", "0.5"), "use a folder"),
         (("import", rated, "--to", tmp_path / "x", "--keep", "good"), "--keep: Input should be"),
     ]:
         assert says in str(run(*arguments).exception)

@@ -1,9 +1,9 @@
-"""Helper models: models that help an experiment and are not trained, such as a judge or a writer of tasks.
+"""Helper models: models that support an experiment and are not trained, such as a judge or a task generator.
 
-One section of the config each, shared by all that name it.  Answers are kept on this machine; limits and budgets hold
-over all processes of it; every request is on record, with its tokens and what it cost.
+Each helper model has one config section and is shared by everything that names it. Answers are cached on this machine.
+Limits and budgets apply across all processes of this machine, and every request is recorded with its tokens and cost.
 
-The names stand in ``__init__.pyi`` and are imported when first touched, so that listing this plugin imports nothing.
+The public names are declared in ``__init__.pyi`` and imported on first access, so listing this plugin imports nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The public names of `astuner_helpers`, and where each is; `astuner_helpers` itself reads this file, too."""
+"""Public names of `astuner_helpers` and the modules that define them. `astuner_helpers` also reads this file."""
 
 from astuner_helpers.helper import Helper as Helper
 from astuner_helpers.models import HelperMeter as HelperMeter

@@ -2,7 +2,7 @@
 
 The two versions differ in how a model is made and asked. AgentScope is imported when a model is made.
 
-Invariant: a call of `ask` sends one request. AgentScope's retries, and those of its vendor clients, are turned off.
+Invariant: a call of `ask` sends one request. AgentScope's retries and the retries of vendor clients are turned off.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from astuner_helpers.reply import NoReply, Reply, count_of
 from astuner_helpers.settings import HelperModel
 
 _FORMATTERS_1 = {"AnthropicChatModel": "AnthropicChatFormatter", "GeminiChatModel": "GeminiChatFormatter"}
-"""Models of 1.x whose messages are not OpenAI's -> the formatter that writes theirs."""
+"""Models of 1.x with a message format other than OpenAI's, and the formatters that write it."""
 _LENGTH_KEYS_1 = {"GeminiChatModel": "max_output_tokens", "OpenAIResponseModel": "max_output_tokens"}
 _STRUCTURED_TOOL = "generate_structured_output"
-"""The tool by which AgentScope 2.x asks for structured output."""
+"""Tool that AgentScope 2.x uses to request structured output."""
 
 
 class VendorModel(ABC):
@@ -43,7 +43,7 @@ class VendorModel(ABC):
 
 
 def make_model(model_class: Any, section: HelperModel, key: str) -> VendorModel:
-    """Make a model of a class of `agentscope.model`; raises what AgentScope or the vendor's client raises."""
+    """Create a model of a class of `agentscope.model`. Raises the errors of AgentScope or of the vendor's client."""
     takes_credential = "credential" in inspect.signature(model_class).parameters
     made = Model2(model_class, section, key) if takes_credential else Model1(model_class, section, key)
     _turn_off_retries(made.model, section)
@@ -80,7 +80,7 @@ class Model1(VendorModel):
 
 
 async def format_messages_1(class_name: str, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages as a model of AgentScope 1.x takes them."""
+    """Return messages in the format of a model of AgentScope 1.x."""
     if class_name not in _FORMATTERS_1:
         return [dict(message) for message in messages]
     import agentscope.formatter
@@ -152,7 +152,7 @@ async def _ask_by_tool_2(model: Any, messages: Any, structure: type[BaseModel], 
     try:
         response = await model.generate_structured_output(messages, structure, tool_choice=choice, **fields)
     except StructuredOutputError as e:
-        message = f"its answer does not have the required form: {e}"
+        message = f"the answer does not have the required form: {e}"
         raise NoReply(message, again=True, billed=True, about_question=True) from None
     return _reply(json.dumps(response.content, ensure_ascii=False), response)
 

@@ -1,7 +1,7 @@
-"""A model class of AgentScope as a helper model, for vendors whose API is not OpenAI's.
+"""Use a model class of AgentScope as a helper model, for vendors whose API is not OpenAI-compatible.
 
-AgentScope's models are asynchronous and stay with the event loop they were first used on, so they share an event loop
-in a daemon thread. AgentScope is imported when the helper is made.
+AgentScope's models are asynchronous and bound to the event loop of their first use, so all of them share an event loop
+in a daemon thread. AgentScope is imported when the helper model is created.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ _INSTALL = "pip install astuner-agentscope"
 
 
 class AgentScopeServer:
-    """Ask through a class of `agentscope.model`."""
+    """A server that is reached through a class of `agentscope.model`."""
 
     def __init__(self, section: HelperModel, key: str, where: str) -> None:
-        """
-        :param where: the key that names the class, as users write it.
-        :raises ConfigError: the class does not exist, or cannot be made with these options.
+        """Create the model.
+
+        :param where: The key that names the class, as users write it.
+        :raises ConfigError: The class does not exist, or cannot be created with these options.
         :raises MissingDependency: AgentScope is not installed.
         """
         assert section.agentscope is not None  # the section checks that
@@ -49,14 +50,14 @@ class AgentScopeServer:
             reason = f"{type(e).__name__}: {e}"
             reason = reason.replace(key, "***") if key else reason
             raise ConfigError(
-                f"{where}: {section.agentscope} cannot be made: {reason}; see agentscope_kwargs and api_key_env"
+                f"{where}: cannot create {section.agentscope}: {reason}; check agentscope_kwargs and api_key_env"
             ) from e
         weakref.finalize(self, _close, self._model.model)
 
     def send(self, question: Question, answer: type[BaseModel] | None) -> Reply:
-        """As `astuner_helpers.server.OpenAIServer.send`."""
+        """See `astuner_helpers.server.OpenAIServer.send`."""
         if question.route == EMBEDDINGS:
-            raise NoReply("embeddings need a helper model with a base_url", again=False, billed=False)
+            raise NoReply("embeddings require a helper model with a base_url", again=False, billed=False)
         structure = answer if "response_format" in question.body else None
         asked = asyncio.wait_for(self._model.ask(question.body, structure), self._timeout)
         work = asyncio.run_coroutine_threadsafe(asked, _loop(os.getpid()))
@@ -65,10 +66,10 @@ class AgentScopeServer:
         except asyncio.TimeoutError:
             raise NoReply(f"{self.name} gave no answer within {self._timeout:g} s", again=True, billed=True) from None
         except (TypeError, AttributeError, NotImplementedError) as e:
-            told = f"{self.name} cannot be asked: {type(e).__name__}: {e}"
+            told = f"the request to {self.name} failed: {type(e).__name__}: {e}"
             raise NoReply(told, again=False, billed=False) from e
         except ValidationError as e:
-            told = f"its answer does not have the wanted form: {e}"
+            told = f"the answer does not have the required form: {e}"
             raise NoReply(told, again=True, billed=True, about_question=True) from None
         except NoReply:
             raise
@@ -98,12 +99,12 @@ def _class_of(name: str, where: str) -> Any:
     found = getattr(agentscope.model, name, None)
     if not (isinstance(found, type) and hasattr(agentscope.model, "ChatModelBase") and name != "ChatModelBase"):
         names = sorted(n for n in dir(agentscope.model) if n.endswith("Model"))
-        raise ConfigError(f"{where}: agentscope.model has no class {name!r}; there are {', '.join(names)}")
+        raise ConfigError(f"{where}: agentscope.model has no class {name!r}; available: {', '.join(names)}")
     return found
 
 
 def _close(model: Any) -> None:
-    """Give the client's connections back, where it has such a thing."""
+    """Close the client's connections if it supports that."""
     close = getattr(getattr(model, "client", None), "close", None)
     if inspect.iscoroutinefunction(close):
         with contextlib.suppress(concurrent.futures.TimeoutError):
@@ -112,7 +113,7 @@ def _close(model: Any) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _loop(process: int) -> asyncio.AbstractEventLoop:
-    """The loop of all AgentScope helpers of this process."""
+    """Return the event loop of all AgentScope helper models of this process."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="astuner-helper-agentscope", daemon=True).start()
     return loop

@@ -1,9 +1,8 @@
-"""One helper model: a question goes in, an answer comes out, from any event loop and any thread.
+"""Ask a helper model a question from any event loop or thread.
 
-What was answered before comes from the cache, what is being asked already is waited for, and the rest is asked in
-worker threads, until there is an answer.  Invariants: no event loop is blocked, and the key is in a request's header
-and nowhere else; every request that is sent was entered in the ledger before and is settled after, whatever becomes of
-it.
+Answers come from the cache if possible. Identical concurrent questions share one request; all requests run in worker
+threads with retries. Invariants: no event loop is blocked; the API key appears only in the request header; every
+request is entered in the ledger before it is sent and settled afterwards, whatever its outcome.
 """
 
 from __future__ import annotations
@@ -46,24 +45,27 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0
 LONGEST_PAUSE = 300.0
-"""Seconds; a server that asks to wait longer is not waited for."""
+"""Maximum pause in seconds that a server may request before the question fails."""
 _EXCERPT = 200
-_jitter = random.Random()  # of our own: an agent may seed `random`, and its draws are not shifted by how long we wait
+_jitter = random.Random()  # a private generator: an agent may seed `random`, and waiting must not shift its draws
 Vectors = Sequence[Sequence[float]]
 _HIDDEN = "***"
 _LOOKING = Workers(2, "astuner-helper-cache")
-"""Reads the cache, so that what is kept never waits behind what is asked."""
+"""Read the cache in separate threads, so that cached answers never wait for requests."""
 
 
 class Abandoned(Exception):
-    """Nobody waits for the answer any more."""
+    """No caller waits for the answer any more."""
 
 
 class Helper:
-    """One helper model, as `HelperModels.get` gives it."""
+    """A helper model, as returned by `HelperModels.get`."""
 
     def __init__(self, name: str, section: HelperModel, *, scope: str, spelling: Callable[[str, str], str]) -> None:
-        """:raises ConfigError: its key is not in the environment, or cannot be used."""
+        """Create a helper model from its section.
+
+        :raises ConfigError: Its API key is not in the environment or cannot be used.
+        """
         self.name, self.model = name, section.model
         self._section = section
         self._spell = functools.partial(spelling, name)
@@ -72,16 +74,17 @@ class Helper:
         self._account = Account(scope=scope, name=name, server=self._server.name, section=section)
         self._database = database()
         self._ledger, self._answers = Ledger(self._database), Answers(self._database)
-        self._paused_until = 0.0  # by time.monotonic; a server that asks to wait means all of this process's requests
+        self._paused_until = 0.0  # time.monotonic; a pause requested by the server applies to the entire process
         self._workers = Workers(section.concurrency, f"astuner-helper-{name}")
         self._talks: Flights[HelperAnswer] = Flights()
         self._batches: Flights[Vectors] = Flights()
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What its answers depend on beside the messages, as plain data: what else keeps answers puts it into its key.
+        """Return what its answers depend on besides the messages, as plain data without secrets.
 
-        The model, the server (or the AgentScope class and what it is made with), and how it is asked; no secrets.
+        Other caches include it in their keys. It covers the model, the server (or the AgentScope class and its
+        options) and the request options.
         """
         section = self._section
         return copy.deepcopy(
@@ -105,13 +108,13 @@ class Helper:
         max_tokens: int | None = None,
         sample: int = 0,
     ) -> HelperAnswer:
-        """The helper's answer to ``messages`` (as OpenAI's chat completions take them).
+        """Return the helper model's answer to ``messages`` (in the format of OpenAI chat completions).
 
-        :param purpose: what for, in a word or two; on the call's record.
-        :param answer: the form of a structured answer; it is validated, and asked again where it is not of that form.
-        :param sample: 0, 1, 2, … asks the same again on purpose: each has its own entry in the cache.
-        :raises HelperFailed: there is no (valid) answer after all tries.
-        :raises BudgetSpent: the budget does not allow the next request.
+        :param purpose: Purpose of the call in one or two words, for the record.
+        :param answer: Form of a structured answer. The answer is validated, and requested again if it does not match.
+        :param sample: Sample number (0, 1, 2, …). Each number is a separate request with its own cache entry.
+        :raises HelperFailed: No valid answer after all tries.
+        :raises BudgetSpent: The budget does not allow the next request.
         """
         section = self._section
         most = section.max_tokens if max_tokens is None else max_tokens
@@ -143,7 +146,7 @@ class Helper:
         return replace(given, cost=0.0, seconds=0.0, cached=True)
 
     async def embed(self, texts: Sequence[str], *, purpose: str) -> list[list[float]]:
-        """A vector for each text, in order; raises as `ask`."""
+        """Return one vector per text, in the order of the texts. Raises the same errors as `ask`."""
         wanted = {text: self._embedding([text], purpose) for text in dict.fromkeys(texts)}
         found: dict[str, Sequence[float]] = {}
         if self._section.cache and wanted:
@@ -157,7 +160,7 @@ class Helper:
         return [list(found[text]) for text in texts]
 
     def usage(self) -> Usage:
-        """What was used of it in this scope, over all processes of this machine; blocks for a moment."""
+        """Return the usage in this scope, over all processes of this machine. Blocks briefly."""
         return self._ledger.usage(self._account.scope, self.name)
 
     def _embedding(self, texts: Sequence[str], purpose: str) -> Question:
@@ -166,14 +169,14 @@ class Helper:
 
     def _asked(self, question: Question, answer: type[BaseModel] | None, waiters: Waiters) -> HelperAnswer:
         if self._section.cache and (kept := self._kept(question, answer)) is not None:
-            return kept  # who asked the same was done since this one looked
+            return kept  # another caller received the same answer in the meantime
         reply, found = self._sent(question, waiters, answer)
         if self._section.cache:
             self._answers.put({question.key: reply})
         return found
 
     def _kept(self, question: Question, answer: type[BaseModel] | None) -> HelperAnswer | None:
-        """What the cache has, if it can still be read as what is asked for."""
+        """Return the cached answer if it can be read in the requested form."""
         reply = self._answers.get([question.key]).get(question.key)
         if reply is None:
             return None
@@ -214,8 +217,8 @@ class Helper:
         return vectors
 
     async def _joined(self, flights: Flights[T], about: Hashable, work: Callable[[Waiters], T]) -> tuple[T, bool]:
-        """What ``work`` finds in a worker thread; without a cache each call has its own."""
-        key = (os.getpid(), about) if self._section.cache else object()  # a fork does not wait for its parent's
+        """Return the result of ``work`` in a worker thread, shared between identical calls if the cache is on."""
+        key = (os.getpid(), about) if self._section.cache else object()  # a fork must not wait for its parent's jobs
 
         def begin(waiters: Waiters) -> Future[T]:
             def job() -> T:
@@ -227,12 +230,15 @@ class Helper:
         return await flights.join(key, begin)
 
     def _read(self, reply: Reply, answer: type[BaseModel] | None) -> Any:
-        """:raises structured.Invalid: it is not what was asked for."""
+        """Return the data of a reply.
+
+        :raises structured.Invalid: The reply does not have the requested form.
+        """
         return None if answer is None else structured.read(reply.text, answer)
 
     @property
     def _form(self) -> str:
-        """How structured answers are asked for; AgentScope's models have one way of their own."""
+        """Return how structured answers are requested. AgentScope's models use their own method."""
         how = self._section.structured
         return "json_schema" if self._section.agentscope and how != "none" else how
 
@@ -241,12 +247,12 @@ class Helper:
     def _sent(
         self, question: Question, waiters: Waiters, answer: type[BaseModel] | None = None
     ) -> tuple[Reply, HelperAnswer]:
-        """An answer of the wanted form, as the server sent it and as it is given.
+        """Return a valid answer, as the reply of the server and as given to the caller.
 
-        :param waiters: who waits for it; told while it waits for a limit of ours.
-        :raises HelperFailed: there is none after all tries.
-        :raises BudgetSpent: the budget does not allow the next request.
-        :raises Abandoned: nobody waits any more.
+        :param waiters: Callers that wait for it. They are notified while the request waits for a limit.
+        :raises HelperFailed: No valid answer after all tries.
+        :raises BudgetSpent: The budget does not allow the next request.
+        :raises Abandoned: No caller waits any more.
         """
         tries = self._section.max_retries + 1
         for attempt in range(tries):
@@ -261,12 +267,12 @@ class Helper:
                 reason = str(e).replace(self._key, _HIDDEN) if self._key else str(e)
                 self._settle(permit, question, reply, began, error=reason, billed=e.billed)
                 if e.after > LONGEST_PAUSE:
-                    self._fail(f"{reason} (the server asks to wait {e.after:g} s)", attempt + 1)
+                    self._fail(f"{reason} (the server requests a pause of {e.after:g} s)", attempt + 1)
                 if not e.again or attempt == tries - 1:
                     self._fail(reason, attempt + 1, about_question=e.about_question)
                 if e.after:
                     self._paused_until = max(self._paused_until, time.monotonic() + e.after)
-                if reply is None:  # what was answered in another form is asked again at once
+                if reply is None:  # an answer in the wrong form is requested again without a pause
                     _sleep(max(backoff, e.after), waiters)
                 continue
             except BaseException as e:
@@ -277,7 +283,7 @@ class Helper:
         raise AssertionError("the last try returns or raises")
 
     def _permit(self, question: Question, waiters: Waiters) -> int:
-        """Wait until the request may be sent, and enter it."""
+        """Wait until the request may be sent, and enter it in the ledger."""
         while True:
             _sleep(self._paused_until - time.monotonic(), waiters)
             found = self._ledger.enter(self._account, question)
@@ -285,7 +291,7 @@ class Helper:
                 return found
             if isinstance(found, Spent):
                 raise BudgetSpent(self._over(found))
-            # A little more than needed, and not all at once: many may wait for the same moment.
+            # Add jitter, because many requests may wait for the same moment.
             with waiters.queueing():
                 _sleep(found.seconds + _jitter.uniform(0.01, 0.1), waiters)
 
@@ -294,37 +300,36 @@ class Helper:
         return (
             f"the helper model {self.name!r} has spent {spent.spent:.6g}{unit} of its budget of "
             f"{spent.budget:.6g}{unit} in {spent.calls} requests, and the next one may take {spent.next:.6g}{unit}. "
-            "Everything done so far is saved, and the answers are kept. "
-            f"Raise {self._spell(spent.key)}"
+            f"All results and answers so far are saved; raise {self._spell(spent.key)}"
         )
 
     def _checked(self, reply: Reply, question: Question, answer: type[BaseModel] | None) -> Any:
-        """The data of a reply.
+        """Return the data of a reply.
 
-        :raises NoReply: it is not what was asked for.
+        :raises NoReply: The reply is refused, cut off, empty or in the wrong form.
         """
         if reply.refusal or reply.finish_reason == "content_filter":
             said = reply.refusal or reply.text
-            told = f"it refused to answer ({reply.finish_reason}): {said[:_EXCERPT]!r}"
+            told = f"the model refused to answer ({reply.finish_reason}): {said[:_EXCERPT]!r}"
             raise NoReply(told, again=False, about_question=True)
         cut = ""
         if reply.finish_reason == "length":
-            cut = f"its answer was cut off after {question.most_completion} tokens; raise {self._spell('max_tokens')}"
+            cut = f"the answer was cut off after {question.most_completion} tokens; raise {self._spell('max_tokens')}"
         if not reply.text.strip() and not reply.vectors:
-            raise NoReply(cut or "its answer is empty", again=not cut, about_question=True)
+            raise NoReply(cut or "the answer is empty", again=not cut, about_question=True)
         try:
             return self._read(reply, answer)
         except structured.Invalid as e:
-            told = f"{cut} ({e})" if cut else f"{e}; it said {reply.text[:_EXCERPT]!r}. {self._form_advice()}"
+            told = f"{cut} ({e})" if cut else f"{e}: {reply.text[:_EXCERPT]!r}. {self._form_advice()}"
             raise NoReply(told, again=not cut, about_question=True) from None
 
     def _form_advice(self) -> str:
-        """How else this helper may be asked for structured answers."""
+        """Return advice on other ways to request structured answers."""
         key = self._spell("structured")
         return {
-            "json_schema": f"If its server does not enforce schemas, set {key}: none (the prompt then states the form)",
-            "json_object": f"If its server enforces schemas, set {key}: json_schema",
-            "none": f"If its server enforces schemas, set {key}: json_schema; otherwise ask a larger model",
+            "json_schema": f"If the server does not enforce schemas, set {key}: none (the prompt then states the form)",
+            "json_object": f"If the server enforces schemas, set {key}: json_schema",
+            "none": f"If the server enforces schemas, set {key}: json_schema; otherwise use a larger model",
         }[self._form]
 
     def _settle(
@@ -337,7 +342,7 @@ class Helper:
         error: str | None = None,
         billed: bool = True,
     ) -> dict[str, Any]:
-        """Enter what a request took: an estimate where the server does not say, without a reply the most it may be."""
+        """Settle a request. Missing counts are estimated; without a reply, the reserved maximum counts."""
         prompt = reply.prompt_tokens if reply else None
         completion = reply.completion_tokens if reply else None
         if not billed:
@@ -358,7 +363,7 @@ class Helper:
 
     def _fail(self, reason: str, tries: int, *, about_question: bool = False) -> NoReturn:
         times = "1 try" if tries == 1 else f"{tries} tries"
-        told = f"the helper model {self.name!r} gave no answer after {times}: {reason}"
+        told = f"the helper model {self.name!r} gave no valid answer after {times}: {reason}"
         raise HelperFailed(told, about_question=about_question) from None
 
 
@@ -374,6 +379,9 @@ def _server(section: HelperModel, key: str, spell: Callable[[str], str]) -> Open
 
 
 def _sleep(seconds: float, waiters: Waiters) -> None:
-    """:raises Abandoned: nobody waits any more."""
+    """Sleep until a pause ends.
+
+    :raises Abandoned: No caller waits any more.
+    """
     if waiters.left_within(seconds):
         raise Abandoned

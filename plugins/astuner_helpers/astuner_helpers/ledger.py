@@ -1,13 +1,11 @@
-"""The database of this machine's helper models, and the answers in it: ``$ASTUNER_HOME/helper_models/calls.sqlite``.
+"""Database of the helper models of this machine and their cached answers: ``$ASTUNER_HOME/helper_models/calls.sqlite``.
 
-All processes of a person share it, so it is where limits and budgets are counted; it holds answers and records, and
-never a key.
+All processes of a user share it, so limits and budgets are counted here. It contains answers and records, never a key.
 
-The books say who may send a request now, and what each took.  A request is entered before it is sent, with the most
-that it may take, and settled with what it took; so what is on its way counts towards limits and budgets, in every
-process.  Invariants: whoever reads and then writes does so in one transaction, which no other process gets between; the
-totals of a scope, with the most that its requests under way may take, never exceed its budget by more than what one
-request took beyond its estimate.
+The ledger decides whether a request may be sent, and records its usage. A request is entered with its maximum usage
+before it is sent, and settled with its actual usage; so requests in progress count towards limits and budgets in every
+process. Invariants: a read followed by a write happens in one transaction; the totals of a scope plus the maximum usage
+of its requests in progress exceed the budget by at most what one request used beyond its estimate.
 """
 
 from __future__ import annotations
@@ -35,9 +33,9 @@ logger = logging.getLogger("astuner.helper_models")
 
 VERSION = 1
 BUSY_SECONDS = 60.0
-"""How long another process may hold the database before that is an error."""
+"""Seconds to wait for another process that holds the database."""
 MOST_BYTES = 1 << 30
-"""What all answers may take together."""
+"""Maximum size of all cached answers."""
 _LOOK_EVERY = 64
 _AFTER_EVICTION = 0.9
 _PER_QUERY = 500
@@ -45,29 +43,29 @@ _VECTOR, _TEXT = b"v", b"t"
 
 
 class Database:
-    """One file; used by all threads of a process, one at a time."""
+    """A database file, used by all threads of a process, one at a time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._process = 0
-        self._inherited: list[sqlite3.Connection] = []  # a parent's: closing them here would undo its locks
+        self._inherited: list[sqlite3.Connection] = []  # of a parent process: closing them would release its locks
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """For single statements.
+        """Open the database for single statements.
 
-        :raises ConfigError: the database cannot be used; says why, and what to type.
+        :raises ConfigError: The database cannot be used. The message has the reason and a command that fixes it.
         """
-        if self._process not in (0, os.getpid()):  # a fork: somebody may have held its parent's
+        if self._process not in (0, os.getpid()):  # after a fork: the parent's lock may be held
             self._lock = threading.RLock()
         with self._lock, self._explained():
             yield self._open()
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction, kept where the block ends well; raises as `reading`."""
+        """Open a transaction, committed if the block succeeds. Raises the same errors as `reading`."""
         with self.reading() as connection:
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -79,7 +77,7 @@ class Database:
                 raise
 
     def close(self) -> None:
-        """Close the file; it is opened again when it is needed."""
+        """Close the file. It is reopened on the next use."""
         with self._lock:
             if self._connection is not None and self._process == os.getpid():
                 self._connection.close()
@@ -94,15 +92,15 @@ class Database:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if folder.stat().st_uid != os.getuid():
-                raise ConfigError(f"{folder} belongs to another user; set ASTUNER_HOME to a folder of your own")
+                raise ConfigError(f"{folder} belongs to another user; set ASTUNER_HOME to a folder that you own")
             folder.chmod(0o700)
         except OSError as e:
-            raise ConfigError(f"cannot use {folder} for the helper models' answers: {e}; set ASTUNER_HOME") from e
-        # isolation_level None: transactions are begun where this module says so
+            raise ConfigError(f"cannot use {folder} for cached answers of helper models: {e}; set ASTUNER_HOME") from e
+        # isolation_level None: this module begins transactions explicitly
         connection = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         try:
             connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute("PRAGMA synchronous=NORMAL")  # a crash of the machine may lose the last calls, not more
+            connection.execute("PRAGMA synchronous=NORMAL")  # a machine crash may lose the last calls only
             self._make(connection)
         except BaseException:
             connection.close()
@@ -113,7 +111,7 @@ class Database:
     def _make(self, connection: sqlite3.Connection) -> None:
         if self._version(connection) == VERSION:
             return
-        connection.execute("BEGIN IMMEDIATE")  # another process may be at it
+        connection.execute("BEGIN IMMEDIATE")  # another process may create the tables
         if (version := self._version(connection)) == 0:
             for statement in Path(__file__).with_name("calls.sql").read_text(encoding="utf-8").split(";\n"):
                 connection.execute(statement)
@@ -121,8 +119,8 @@ class Database:
         connection.execute("COMMIT")
         if version not in (0, VERSION):
             raise ConfigError(
-                f"{self.path} was written by an ASTuner whose format is {version}, and this one knows {VERSION}; move "
-                f"it away (answers are asked anew, budgets count from 0): mv {self.path} {self.path}.old"
+                f"{self.path} has format {version}, but this version of ASTuner requires format {VERSION}; move the "
+                f"file away (cached answers are lost, budgets restart at 0): mv {self.path} {self.path}.old"
             )
 
     @staticmethod
@@ -138,23 +136,23 @@ class Database:
 
 
 def _told(error: sqlite3.DatabaseError, path: Path) -> str:
-    """What is wrong with the database, and what to type; reads on after its path."""
+    """Return a description of a database error and a command that fixes it. The text follows the database's path."""
     text = str(error)
     if "locked" in text or "busy" in text:
         return (
-            f"was held by another process for {BUSY_SECONDS:g} s; see which one: fuser {path} — end it, or use another "
+            f"was locked by another process for {BUSY_SECONDS:g} s; end it (find it with: fuser {path}) or use another "
             "folder: export ASTUNER_HOME=…"
         )
     if isinstance(error, sqlite3.OperationalError) and "malformed" not in text:
-        return f"cannot be used: {text}; look at the disk: df {path.parent} — or use another: export ASTUNER_HOME=…"
+        return f"cannot be used: {text}; check the disk: df {path.parent} — or use another: export ASTUNER_HOME=…"
     return (
-        f"is damaged: {text}; move it away (answers are asked anew, budgets count from 0), with its companions: "
+        f"is damaged: {text}; move it and its companion files away (cached answers are lost, budgets restart at 0): "
         f"for f in {path}*; do mv $f $f.damaged; done"
     )
 
 
 def database() -> Database:
-    """This machine's, of the ``ASTUNER_HOME`` as it is now."""
+    """Return the database of the current ``ASTUNER_HOME``."""
     return _at(astuner_home() / "helper_models" / "calls.sqlite")
 
 
@@ -166,10 +164,10 @@ def _at(path: Path) -> Database:
 
 
 class Answers:
-    """The answers kept in a database, each under the key of its question.
+    """Cached answers in a database, stored under the keys of their questions.
 
-    Invariant: what comes out is what a server said to exactly this question, or nothing; the answers kept are bounded
-    in size, and the oldest go first.
+    Invariant: a returned answer is the server's answer to exactly this question. The total size is bounded; the oldest
+    answers are removed first.
     """
 
     def __init__(self, database: Database, *, most_bytes: int = MOST_BYTES) -> None:
@@ -177,7 +175,7 @@ class Answers:
         self._put = 0
 
     def get(self, keys: Sequence[str]) -> dict[str, Reply]:
-        """What is kept under ``keys``; one that cannot be read is left out, and said."""
+        """Return the answers stored under ``keys``. Unreadable answers are left out and logged."""
         found: dict[str, Reply] = {}
         for at in range(0, len(keys), _PER_QUERY):
             some = keys[at : at + _PER_QUERY]
@@ -192,7 +190,7 @@ class Answers:
         return found
 
     def put(self, replies: Mapping[str, Reply]) -> None:
-        """Keep replies under their keys."""
+        """Store replies under their keys."""
         now = time.time()
         rows = [(key, now, value) for key, reply in replies.items() if len(value := _packed(reply)) <= self._most_bytes]
         with self._database.writing() as db:
@@ -205,15 +203,15 @@ class Answers:
         self._put += 1
 
     def unreadable(self, key: str, why: str) -> None:
-        """Forget an answer, and say so: it is asked again."""
+        """Delete an unreadable answer and log a warning. The question is sent again."""
         logger.warning(
-            "the answer kept under %s… in %s cannot be read (%s); it is asked again", key[:12], self._database.path, why
+            "cannot read cached answer %s… in %s (%s); the question is sent again", key[:12], self._database.path, why
         )
         with self._database.writing() as db:
             db.execute("DELETE FROM answers WHERE key = ?", (key,))
 
     def evict(self) -> int:
-        """Forget the oldest answers where they take more than they may; how many went."""
+        """Remove the oldest answers if the size limit is exceeded, and return their number."""
         with self._database.writing() as db:
             total = int(db.execute("SELECT COALESCE(SUM(size), 0) FROM answers").fetchone()[0])
             if total <= self._most_bytes:
@@ -236,18 +234,21 @@ def _packed(reply: Reply) -> bytes:
 
 
 def _unpacked(value: bytes) -> Reply:
-    """:raises ValueError, KeyError, TypeError: it is none that was packed."""
+    """Unpack a stored reply.
+
+    :raises ValueError, KeyError, TypeError: The value was not packed by this module.
+    """
     kind, rest = value[:1], value[1:]
     if kind == _VECTOR:
         vector = array.array("d")
         vector.frombytes(rest)
         return Reply(vectors=(tuple(vector),))
     if kind != _TEXT:
-        raise ValueError(f"it is of no known kind: {kind!r}")
+        raise ValueError(f"unknown kind: {kind!r}")
     kept = json.loads(rest)
     text, finish_reason = kept["text"], kept["finish_reason"]
     if not isinstance(text, str) or not isinstance(finish_reason, str):
-        raise TypeError("its text is none")
+        raise TypeError("the text is not a string")
     return Reply(
         text=text,
         finish_reason=finish_reason,
@@ -257,23 +258,23 @@ def _unpacked(value: bytes) -> Reply:
 
 
 WINDOW = 60.0
-"""Seconds over which `rpm` and `tpm` count."""
+"""Window of `rpm` and `tpm` in seconds."""
 CALLS_KEPT = 1_000_000
-"""Records of calls that are kept, the newest; totals are kept apart."""
+"""Number of call records to keep. Totals are stored separately."""
 _PRUNE_EVERY = 10_000
 _POLL = 0.5
-"""Longest wait for a request under way to be settled, in seconds."""
+"""Longest wait in seconds for a request in progress to be settled."""
 _COUNTS = ("calls", "cached", "failed", "estimated", "prompt_tokens", "completion_tokens", "cost")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """Whose requests are counted together."""
+    """Identity under which requests are counted together."""
 
     scope: str
     name: str
     server: str
-    """With `model`: what `rpm` and `tpm` are counted for, over all scopes."""
+    """Server URL. `rpm` and `tpm` are counted by server and `model`, over all scopes."""
     section: HelperModel
 
     def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
@@ -283,31 +284,31 @@ class Account:
 
 @dataclass(frozen=True)
 class Wait:
-    """Not yet: ask again after so many seconds."""
+    """The request must wait for this many seconds."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class Spent:
-    """The budget does not allow it."""
+    """The budget does not allow the request."""
 
     spent: float
     next: float
     budget: float
     key: str
-    """Which budget: `budget` or `budget_tokens`."""
+    """The exhausted budget: `budget` or `budget_tokens`."""
     calls: int
 
 
 class Ledger:
-    """Enters and settles requests."""
+    """Enter and settle requests."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
 
     def enter(self, account: Account, question: Question) -> int | Wait | Spent:
-        """Enter one request before it is sent, if limits and budget allow it now; its number in the books."""
+        """Enter a request before it is sent if limits and budget allow it now, and return its record number."""
         prompt, completion = question.prompt_estimate, question.most_completion
         cost = account.cost(prompt, completion)
         with self.database.writing() as db:
@@ -330,10 +331,10 @@ class Ledger:
         seconds: float = 0.0,
         error: str | None = None,
     ) -> float:
-        """Enter what a request took.
+        """Enter the usage of a request.
 
-        :param error: why there is no (valid) answer.
-        :returns: its cost.
+        :param error: Reason why there is no valid answer.
+        :returns: The cost.
         """
         used = Usage(
             calls=1,
@@ -356,19 +357,19 @@ class Ledger:
         return used.cost
 
     def cached(self, account: Account, question: Question, count: int = 1) -> None:
-        """Enter answers that were taken from the cache."""
+        """Enter answers that were read from the cache."""
         with self.database.writing() as db:
             for _ in range(count):
                 _record(db, account, question, "cached", (0, 0, 0, 0.0))
             _add(db, (account.scope, account.name), Usage(cached=count))
 
     def usage(self, scope: str, name: str) -> Usage:
-        """What a scope used of a helper model so far, without what is under way."""
+        """Return what a scope used of a helper model so far, without requests in progress."""
         with self.database.reading() as db:
             return _totals(db, scope, name)
 
     def begin(self, scope: str) -> None:
-        """Count a scope from 0: a run that starts over. The records of what it did before are kept."""
+        """Reset the counts of a scope, for a run that starts over. Earlier call records are kept."""
         with self.database.writing() as db:
             db.execute("UPDATE calls SET state = 'lost' WHERE scope = ? AND state = 'sent'", (scope,))
             db.execute("DELETE FROM totals WHERE scope = ?", (scope,))
@@ -377,9 +378,9 @@ class Ledger:
 def _record(
     db: sqlite3.Connection, account: Account, question: Question, state: str, took: tuple[int, int, int, float]
 ) -> int:
-    """Enter one record, and its number; the oldest are forgotten each time that so many more were entered.
+    """Enter a record and return its number. The oldest records are pruned at regular intervals.
 
-    :param took: tokens of prompt and answer, whether they are estimated, and their cost.
+    :param took: Prompt tokens, answer tokens, whether they are estimated, and the cost.
     """
     whose = (account.scope, account.name, account.server, account.section.model)
     cursor = db.execute(
@@ -394,7 +395,7 @@ def _record(
 
 
 def _over(db: sqlite3.Connection, account: Account, key: str, wanted: float) -> Wait | Spent | None:
-    """Whether one more request would exceed a budget: for good, or as long as others are under way."""
+    """Return whether another request would exceed a budget: permanently, or while other requests are in progress."""
     if (budget := getattr(account.section, key)) is None:
         return None
     column = "cost" if key == "budget" else "prompt_tokens + completion_tokens"
@@ -417,7 +418,7 @@ def _over(db: sqlite3.Connection, account: Account, key: str, wanted: float) -> 
 
 
 def _too_fast(db: sqlite3.Connection, account: Account, tokens: int, now: float) -> float:
-    """Seconds until one more request fits `rpm` and `tpm`; 0: now."""
+    """Return the seconds until another request fits `rpm` and `tpm`, or 0."""
     section = account.section
     if section.rpm is None and section.tpm is None:
         return 0.0
@@ -431,7 +432,7 @@ def _too_fast(db: sqlite3.Connection, account: Account, tokens: int, now: float)
         wait = sent[len(sent) - section.rpm][0] + WINDOW - now
     if section.tpm is not None:
         left = sum(row[1] for row in sent)
-        for sent_at, took in sent:  # one that is larger than the limit goes when nothing else does
+        for sent_at, took in sent:  # a request larger than the limit is sent when no other request counts
             if left + tokens <= section.tpm:
                 break
             left -= took
@@ -440,7 +441,7 @@ def _too_fast(db: sqlite3.Connection, account: Account, tokens: int, now: float)
 
 
 def _settle_lost(db: sqlite3.Connection, account: Account) -> None:
-    """Requests of processes that have ended were perhaps answered: they count with the most they may have taken."""
+    """Count requests of ended processes with their maximum usage, because they may have been answered."""
     whose = (account.scope, account.name)
     rows = db.execute(
         "SELECT id, process, prompt_tokens, completion_tokens, cost FROM calls"

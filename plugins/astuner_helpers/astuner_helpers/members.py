@@ -1,8 +1,8 @@
-"""Judges that other judges ask: the members of a combination, and stand-ins.
+"""Judges that other judges call: the members of a combination, and fallback judges.
 
-A member is found, made and asked as the judge of an experiment is, except that its section may stand inside of the
-other judge's.  Invariant: a member's mistakes show when it is made, and what it says about many attempts is one
-verdict or one failure for each.
+A member is resolved, created and called like the judge of an experiment. Its section may be nested in the other judge's
+section. Invariant: configuration errors of a member are raised when it is created, and a batch of attempts yields one
+verdict or one failure per attempt.
 """
 
 from __future__ import annotations
@@ -29,10 +29,13 @@ _MAKING: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("astun
 
 
 class Member:
-    """A judge that another judge asks."""
+    """A judge that another judge calls."""
 
     def __init__(self, name: str, judge: Any) -> None:
-        """:param name: what messages call it."""
+        """Wrap a judge.
+
+        :param name: Name of the judge in messages.
+        """
         self.name = name
         self._judge = judge
         self._who = f"the judge {name}"
@@ -46,18 +49,18 @@ class Member:
         *,
         where: str,
     ) -> Member:
-        """Find and make it; it asks the helper models of the judge that asks it, so that both keep to one limit.
+        """Create a member. It uses the helper models of the calling judge, so that both share one limit.
 
-        :param context: of that judge.
-        :param reference: as of `astuner.task_judge.judge`.
-        :param options: its section; None: the one below `astuner.task_judge`, or the defaults.
-        :param where: the key that names it; ``options`` are those of ``where.config``.
-        :raises ConfigError: its section is wrong, or it asks itself.
-        :raises PluginError: it cannot be found, imported or made.
+        :param context: Build context of the calling judge.
+        :param reference: Reference of the judge, as in `astuner.task_judge.judge`.
+        :param options: Its section. None: the section under `astuner.task_judge`, or the defaults.
+        :param where: The key that names it; ``options`` belong to ``where.config``.
+        :raises ConfigError: Its section is invalid, or it would call itself.
+        :raises PluginError: It cannot be found, imported or created.
         """
         making = _MAKING.get()
         if options is None and reference in making:
-            raise ConfigError(f"{where}: the judge {reference!r} would ask itself; name another one")
+            raise ConfigError(f"{where}: the judge {reference!r} would call itself; use another judge")
         config = context.config
         section = config.section("judge", reference)
         if options is not None:
@@ -70,24 +73,24 @@ class Member:
 
     @property
     def by_group(self) -> bool:
-        """Whether it compares attempts."""
+        """Whether the judge compares attempts."""
         return isinstance(self._judge, GroupJudge)
 
     @property
     def wants_evaluation(self) -> bool:
-        """As `Judge.wants_evaluation`."""
+        """See `Judge.wants_evaluation`."""
         return bool(getattr(self._judge, "wants_evaluation", False))
 
     def close(self) -> None:
-        """End whatever the judge keeps open."""
+        """Close the judge's resources."""
         if callable(getattr(self._judge, "close", None)):
             self._judge.close()
 
     async def judge(self, attempt: Attempt) -> JudgeOutput:
-        """Its verdict on one attempt, which is a group of one where it compares attempts.
+        """Return the verdict on one attempt. A judge that compares attempts receives a group of one.
 
-        :raises JudgeFailed: there is none.
-        :raises ConfigError: as the judge raises it.
+        :raises JudgeFailed: There is no verdict.
+        :raises ConfigError: Raised by the judge.
         """
         if self.by_group:
             (verdict,) = await self.judge_group([attempt])
@@ -98,7 +101,7 @@ class Member:
         return await ask_judge(self._judge, attempt.workflow_task, attempt.output, about, who=self._who)
 
     async def judge_group(self, attempts: Sequence[Attempt]) -> list[JudgeOutput | JudgeFailed]:
-        """Its verdict on each, or why there is none; raises `ConfigError` as the judge does."""
+        """Return a verdict or a failure per attempt. A `ConfigError` of the judge is raised."""
         if not self.by_group:
             return await together([self._one(attempt) for attempt in attempts])
         about = f"judge {self.name} {attempts[0].workflow_task.group_id}"
@@ -115,7 +118,7 @@ class Member:
 
 
 async def together(asked: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """All answers, or the first exception; then the others are cancelled."""
+    """Return all results, or raise the first exception and cancel the remaining coroutines."""
     tasks = [asyncio.ensure_future(one) for one in asked]
     try:
         return list(await asyncio.gather(*tasks))
@@ -126,9 +129,9 @@ async def together(asked: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 MOST_FAILED = 0.1
-"""The share of questions without an answer after which a helper is of no use; it may fail once or twice anyway."""
+"""Largest share of unanswered questions before a helper model counts as unusable. Few failures are always allowed."""
 DOWN_AFTER = 3
-"""Questions in a row that fail and not for what they ask (each was tried several times): the helper is down."""
+"""Consecutive failures, not caused by the question itself, after which a helper model counts as down."""
 
 
 async def all_answered(
@@ -138,12 +141,13 @@ async def all_answered(
     fewest: int = 3,
     settled: Callable[[int, int], None] = lambda answered, failed: None,
 ) -> list[T | HelperFailed]:
-    """The result of each that asks a helper model, or in its place why there is none.
+    """Return the result of each coroutine that calls a helper model, or its failure.
 
-    :param stopped: what to say where the helper is of no use, of the last error, and how many were answered and failed.
-    :param fewest: failures that it takes at least.
-    :param settled: is told how many were answered and failed, each time.
-    :raises HelperFailed: `DOWN_AFTER` in a row fail, or more than `MOST_FAILED` of all.
+    :param stopped: Return the message for an unusable helper model, from the last error and the numbers of answers and
+        failures.
+    :param fewest: Minimum number of failures before the share of failures counts.
+    :param settled: Called after each result with the numbers of answers and failures.
+    :raises HelperFailed: `DOWN_AFTER` consecutive questions fail, or more than `MOST_FAILED` of all.
     """
     answered = failed = in_a_row = 0
 
@@ -165,9 +169,9 @@ async def all_answered(
 
 
 def _section(config: Config, reference: str, options: Mapping[str, Any], where: str) -> Any:
-    """The checked section of a registered judge.
+    """Return the checked section of a registered judge.
 
-    :raises ConfigError: it has other keys than the judge's, or the judge takes none.
+    :raises ConfigError: The section has unknown keys, or the judge has no options.
     """
     try:
         provider = find_provider(config.plugins, "judge", reference)
@@ -178,7 +182,7 @@ def _section(config: Config, reference: str, options: Mapping[str, Any], where: 
     if provider is None or provider.config is None:
         if not options:
             return None
-        raise ConfigError(f"{where}: the judge {reference!r} takes no options")
+        raise ConfigError(f"{where}: the judge {reference!r} has no options")
     key = tuple(where.split("."))
     tree, report = Tree(), Report(str(config.path))
     tree.put(key, dict(options))

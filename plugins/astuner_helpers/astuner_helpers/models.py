@@ -1,6 +1,7 @@
-"""The helper models of an experiment or a command, by name; and what a run uses of them.
+"""Provide the helper models of an experiment or a command by name, and report their usage.
 
-Invariant: within a process all who name a helper of an experiment have the same one, so that its `concurrency` holds.
+Invariant: within a process, everything that names a helper model of an experiment shares one instance, so that its
+`concurrency` applies.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ if TYPE_CHECKING:
     from astuner import Config
 
 Spelling = Callable[[str, str], str]
-"""Name of a helper, name of a key -> how a person writes that key."""
+"""Map the name of a helper model and the name of a key to the key as users write it."""
 
 
 class HelperModels(HelperModelsPart):
-    """Helpers by name, each made when it is first asked for; picklable, and each process has its own.
+    """Helper models by name, each created on first use. Picklable; every process creates its own.
 
-    :param scope: what budgets and usage are counted for: a run folder, or a command's output folder.
-    :param spelling: how messages spell a key.
+    :param scope: What budgets and usage are counted for: a run folder or a command's output folder.
+    :param spelling: How messages spell a key.
     """
 
-    kind: type[Helper] = Helper  # or of what watches the helpers of a command
+    kind: type[Helper] = Helper  # a subclass may monitor the helper models of a command
 
     def __init__(
         self, sections: Mapping[str, HelperModel], *, scope: str | Path, spelling: Spelling | None = None
@@ -53,9 +54,9 @@ class HelperModels(HelperModelsPart):
 
     @classmethod
     def of(cls, config: Config, *, part: str = "") -> HelperModels:
-        """Those of an experiment, counted for its run folder.
+        """Return the helper models of an experiment, counted for its run folder.
 
-        :param part: what is counted apart from the run itself, such as the making of its tasks.
+        :param part: Name of work that is counted separately from the run, such as task generation.
         """
         folder = config.run_dir.absolute()
         folder = debug_folder(folder) if config.astuner.backbone == "debug" else folder
@@ -69,7 +70,7 @@ class HelperModels(HelperModelsPart):
 
     @classmethod
     def one(cls, section: HelperModel, *, scope: str | Path, name: str = "helper") -> HelperModels:
-        """The one that a command was given by options such as ``--base-url``; messages name the options."""
+        """Return the helper model given by command options such as ``--base-url``. Messages name the options."""
         return cls({name: section}, scope=Path(scope).absolute(), spelling=_as_option)
 
     @property
@@ -77,31 +78,32 @@ class HelperModels(HelperModelsPart):
         return tuple(self._sections)
 
     def get(self, name: str, *, where: str) -> Helper:
-        """
-        :param where: the key that names it, for the message.
-        :raises astuner.contracts.errors.ConfigError: there is none of this name, or its key is not in the environment.
+        """Return a helper model.
+
+        :param where: The config key that names it, for messages.
+        :raises astuner.contracts.errors.ConfigError: The name is unknown, or its API key is not in the environment.
         """
         if name not in self._sections:
-            there = f"there are {', '.join(self.names)}" if self.names else "astuner.helper_models is empty"
-            raise ConfigError(f"{where}: there is no helper model {name!r}, {there}{did_you_mean(name, self.names)}")
+            there = f"available: {', '.join(self.names)}" if self.names else "astuner.helper_models is empty"
+            raise ConfigError(f"{where}: unknown helper model {name!r}; {there}{did_you_mean(name, self.names)}")
         with self._lock:
             if name not in self._helpers:
                 self._helpers[name] = self.kind(name, self._sections[name], scope=self.scope, spelling=self._spelling)
             return self._helpers[name]
 
     def usage(self) -> dict[str, Usage]:
-        """What this scope used of each, over all processes of this machine; blocks for a moment."""
+        """Return the usage of each helper model in this scope, over all processes of this machine. Blocks briefly."""
         ledger = Ledger(database())
         return {name: ledger.usage(self.scope, name) for name in self.names}
 
     def begin(self) -> None:
-        """Count this scope from 0: a run that starts over."""
+        """Reset the counts of this scope, for a run that starts over."""
         if self.names:
             Ledger(database()).begin(self.scope)
 
 
 class HelperMeter(Subscriber):
-    """What a run uses, for its metrics and its summary; counts from when it is made."""
+    """Report the helper model usage of a run in its metrics and its summary."""
 
     direct = True
 
@@ -118,7 +120,7 @@ class HelperMeter(Subscriber):
         return False
 
     def numbers(self) -> dict[str, float]:
-        """What was used since the last call, by metric; of all processes of this machine that work for the run."""
+        """Return the usage since the last call by metric, over all processes of this machine that belong to the run."""
         now, used = self._helpers.usage(), {}
         for name, usage in now.items():
             before = self._last.get(name, Usage())
@@ -130,12 +132,12 @@ class HelperMeter(Subscriber):
         return used
 
     def summary(self) -> Summary | None:
-        """What the whole run used, by helper; only of those that were asked."""
+        """Return the usage of the complete run for each helper model that was used."""
         used = {name: usage for name, usage in self._helpers.usage().items() if usage.calls or usage.cached}
         if not used:
             return None
         return Summary(
-            lines={f"helper model {name}": str(usage) for name, usage in used.items()},
+            lines={f"Helper model {name}": str(usage) for name, usage in used.items()},
             facts={"helper_models": {name: asdict(usage) for name, usage in used.items()}},
         )
 

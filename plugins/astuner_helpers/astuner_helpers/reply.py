@@ -1,8 +1,7 @@
-"""What a helper model is asked and what it gave, as data; and what asking it raises.
+"""Questions, replies and usage of helper models as data, and the errors of asking.
 
-Servers differ in what they leave out, and some send nonsense.  Invariant: two questions have the same key exactly if a
-server would be sent the same, for the same sample; and the numbers of tokens that come out of a reply are whole and not
-negative, or they are missing.
+Servers omit fields, and some send invalid values. Invariant: two questions have the same key exactly if a server would
+receive the same request for the same sample. Token counts of a reply are non-negative integers or missing.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from typing import Any
 from astuner.contracts.errors import AstunerError, ConfigError
 
 FORMAT = 1
-"""Part of every key; another number where answers are read or kept differently."""
+"""Part of every key. Increase it if answers are read or stored differently."""
 CHAT, EMBEDDINGS = "/chat/completions", "/embeddings"
 _PER_MESSAGE = 4
 _BYTES_PER_TOKEN = 3.0
 
 
 class HelperFailed(AstunerError):
-    """There is no (valid) answer after all tries; says the last reason. It never has the key in it.
+    """There is no valid answer after all tries. The message has the last reason and never the API key.
 
-    :param about_question: the server is there and did not answer *this*: it refused, or said what cannot be read.
-        Another question may fare better; where it is False, the next one is likely to fail as well.
+    :param about_question: The server is reachable and did not answer this question: it refused, or the answer is
+        invalid. Another question may succeed. False means that the next question is likely to fail as well.
     """
 
     def __init__(self, message: str, *, about_question: bool = False) -> None:
@@ -36,26 +35,26 @@ class HelperFailed(AstunerError):
 
 
 class BudgetSpent(ConfigError):
-    """The budget is reached; ends the run or command, in which everything done so far is saved."""
+    """The budget is spent. Ends the run or command; all results so far are saved."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What a server is asked."""
+    """A question to a server."""
 
     purpose: str
-    """What for, in a word or two; on the call's record."""
+    """Purpose in one or two words, for the record."""
     body: Mapping[str, Any]
-    """The request's whole body."""
+    """The complete request body."""
     asked_of: Mapping[str, Any]
-    """Where the body goes, as far as the answer depends on it; no secrets."""
+    """Recipient of the body, as far as the answer depends on it, without secrets."""
     route: str = CHAT
     sample: int = 0
     most_completion: int = 0
-    """Most tokens that the answer may have."""
+    """Maximum number of answer tokens."""
     key: str = field(init=False)
     prompt_estimate: int = field(init=False)
-    """Tokens of the prompt, rather too many: a token for every three bytes, and a few for each message."""
+    """Upper estimate of the prompt tokens: one token per three bytes, and a few per message."""
 
     def __post_init__(self) -> None:
         everything = [FORMAT, self.route, self.asked_of, self.body, self.sample]
@@ -65,7 +64,7 @@ class Question:
 
 
 def tokens_of(said: Any) -> int:
-    """About how many tokens messages or texts have, rather too many than too few."""
+    """Return an upper estimate of the tokens of messages or texts."""
     parts: Sequence[Any] = said if isinstance(said, (list, tuple)) else [said]
     size = 0
     for part in parts:
@@ -76,33 +75,33 @@ def tokens_of(said: Any) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class HelperAnswer:
-    """One answer of a helper model."""
+    """An answer of a helper model."""
 
     text: str
     data: Any = None
-    """The validated instance of the model that was asked for; None where none was."""
+    """The validated instance of the requested model, or None if none was requested."""
     finish_reason: str = "stop"
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost: float = 0.0
-    """Of the request that gave the answer, in the money of `price`; 0 for one that was taken from the cache."""
+    """Cost of the request in the currency of `price`, or 0 for a cached answer."""
     cached: bool = False
     seconds: float = 0.0
-    """What the request took; 0 for an answer that was taken from the cache."""
+    """Duration of the request, or 0 for a cached answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What a scope (a run folder, a command's output folder) used of one helper model."""
+    """Usage of a helper model in a scope (a run folder or a command's output folder)."""
 
     calls: int = 0
-    """Requests that were sent, those that failed included."""
+    """Requests sent, including failed ones."""
     cached: int = 0
-    """Answers that were taken from the cache instead."""
+    """Answers read from the cache instead."""
     failed: int = 0
-    """Requests among `calls` that brought no answer."""
+    """Requests in `calls` without a valid answer."""
     estimated: int = 0
-    """Requests among `calls` whose tokens are estimated, since nobody told them."""
+    """Requests in `calls` whose tokens are estimated because the server reported none."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost: float = 0.0
@@ -112,16 +111,16 @@ class Usage:
         return self.prompt_tokens + self.completion_tokens
 
     def __str__(self) -> str:
-        """``12 calls (1 failed), 30 from the cache, 4500 tokens, cost 0.021``."""
+        """Format the usage, e.g. ``12 calls (1 failed), 30 from the cache, 4500 tokens, cost 0.021``."""
         failed = f" ({self.failed} failed)" if self.failed else ""
-        guessed = f" ({self.estimated} of the calls estimated)" if self.estimated else ""
+        guessed = f" (estimated for {self.estimated} of the calls)" if self.estimated else ""
         cost = f", cost {self.cost:.6g}" if self.cost else ""
         calls = "1 call" if self.calls == 1 else f"{self.calls} calls"
         return f"{calls}{failed}, {self.cached} from the cache, {self.tokens} tokens{guessed}{cost}"
 
 
 class NoReply(Exception):
-    """There is no reply that can be used."""
+    """There is no usable reply."""
 
     def __init__(
         self, message: str, *, again: bool = True, after: float = 0.0, billed: bool = True, about_question: bool = False
@@ -129,28 +128,31 @@ class NoReply(Exception):
         super().__init__(message)
         self.again = again
         self.after = after
-        """Seconds that the server asks to wait."""
+        """Pause in seconds that the server requests."""
         self.billed = billed
-        """Whether it may have been carried out."""
+        """Whether the request may have been processed."""
         self.about_question = about_question
-        """Whether the server refuses what it is asked, as far as it says."""
+        """Whether the server rejected the content of the question."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """A reply to one request."""
+    """A reply to a request."""
 
     text: str = ""
     finish_reason: str = "stop"
     refusal: str = ""
     vectors: tuple[tuple[float, ...], ...] = ()
     prompt_tokens: int | None = None
-    """None: the server did not say, or said something that is no number of tokens."""
+    """None: the server reported no count, or an invalid one."""
     completion_tokens: int | None = None
 
 
 def chat_reply(found: Any) -> Reply:
-    """:raises NoReply: it is no chat completion."""
+    """Return the reply of a chat completion.
+
+    :raises NoReply: The response is not a chat completion.
+    """
     try:
         choice = found["choices"][0]
         message = choice["message"]
@@ -169,7 +171,10 @@ def chat_reply(found: Any) -> Reply:
 
 
 def embedding_reply(found: Any, count: int) -> Reply:
-    """:raises NoReply: it does not have one vector of finite numbers for each text, all of the same length."""
+    """Return the reply of an embeddings request.
+
+    :raises NoReply: The response does not have one vector of finite numbers per text, all of the same length.
+    """
     try:
         rows = sorted(found["data"], key=lambda row: row["index"])
         if [row["index"] for row in rows] != list(range(count)):
@@ -180,19 +185,19 @@ def embedding_reply(found: Any, count: int) -> Reply:
     if not vectors[0] or any(len(v) != len(vectors[0]) for v in vectors):
         raise NoReply("the server answered with embeddings of different lengths, or empty ones")
     if not all(math.isfinite(x) for v in vectors for x in v):
-        raise NoReply("the server answered with an embedding that has NaN or an infinity in it")
+        raise NoReply("the server answered with an embedding that contains NaN or infinity")
     return Reply(vectors=vectors, prompt_tokens=usage_of(found)[0], completion_tokens=0)
 
 
 def usage_of(found: Any) -> tuple[int | None, int | None]:
-    """The tokens of prompt and completion that a reply says it took."""
+    """Return the prompt and completion tokens that a response reports."""
     usage = found.get("usage") if isinstance(found, Mapping) else None
     usage = usage if isinstance(usage, Mapping) else {}
     return count_of(usage.get("prompt_tokens")), count_of(usage.get("completion_tokens"))
 
 
 def count_of(value: Any) -> int | None:
-    """A number of tokens, or None for what is none."""
+    """Return a number of tokens, or None if the value is not a valid count."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return int(value) if math.isfinite(value) and 0 <= value < 1 << 53 and value == int(value) else None
@@ -201,9 +206,9 @@ def count_of(value: Any) -> int | None:
 def _text(content: Any) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    if isinstance(content, list):  # parts, as some servers have it
+    if isinstance(content, list):  # some servers send a list of parts
         parts = [part.get("text") for part in content if isinstance(part, Mapping) and part.get("type") == "text"]
         if all(isinstance(part, str) for part in parts):
             return "".join(str(part) for part in parts)
     kind = type(content).__name__
-    raise NoReply(f"the server did not answer with a chat completion: its content is no text but {kind}")
+    raise NoReply(f"the server did not answer with a chat completion: its content is not text but {kind}")

@@ -1,8 +1,8 @@
-"""How models outside of the run are reached: OpenAI-compatible servers over HTTP.
+"""Send requests to models outside of the run: OpenAI-compatible servers over HTTP.
 
-A helper model is one; another speaks for an agent (an opponent, a moderator, a simulated user) and answers in text, so
-what it says has no token ids and is never trained.  Invariant: what goes wrong with a helper model comes out as
-`NoReply`, which says whether to ask again, and whether the request may have been carried out, and so be billed.
+A helper model is one of them. An external model plays an agent (an opponent, a moderator, a simulated user); it answers
+in text without token IDs, so it is never trained. Invariant: every error of a helper model is raised as `NoReply`,
+which states whether to retry and whether the request may have been processed and billed.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from astuner_http.client import HttpError, JsonClient
 _MAX_REPLY = 1 << 22
 _MAX_EMBEDDINGS = 1 << 26
 QUESTION_REFUSED = frozenset({400, 413, 422})
-"""Statuses that speak of the request's body: too long, or of contents that are not answered."""
+"""Statuses that refer to the request body: too long, or rejected content."""
 _VERSION = re.compile(r"v\d+\w*")
 
 
 def key_of(variable: str | None, where: str) -> str:
-    """A server's key, from the environment.
+    """Return the API key of a server from the environment.
 
-    :param where: how a person writes the key of the config that names the variable.
-    :raises ConfigError: the variable is not set.
+    :param where: The config key that names the variable, as users write it.
+    :raises ConfigError: The variable is not set.
     """
     if variable is None:
         return ""
     if not (key := os.environ.get(variable, "").strip()):
         raise ConfigError(
-            f"{where} names {variable}, which is not set in the environment; set it, or leave it out for a server "
-            "without a key"
+            f"{where} names {variable}, which is not set in the environment; set it, or remove {where} if the server "
+            "requires no key"
         )
     return key
 
@@ -51,12 +51,15 @@ class OpenAIServer:
     """An OpenAI-compatible server."""
 
     def __init__(self, section: HelperModel, key: str, key_name: str) -> None:
-        """:raises astuner_http.client.HttpError: the URL or the key cannot be used."""
+        """Create a client.
+
+        :raises astuner_http.client.HttpError: The URL or the key cannot be used.
+        """
         assert section.base_url is not None  # the section checks that
         self.name = section.base_url
-        """For records, and for whom limits are counted together; no secrets."""
+        """Name in records and for limits, without secrets."""
         self.identity = {"base_url": section.base_url}
-        """What its answers depend on beside the question; no secrets."""
+        """What its answers depend on besides the question, without secrets."""
 
         def client(max_reply: int) -> JsonClient:
             return JsonClient(self.name, api_key=key, key_name=key_name, timeout=section.timeout, max_reply=max_reply)
@@ -64,9 +67,9 @@ class OpenAIServer:
         self._chat, self._embeddings = client(_MAX_REPLY), client(_MAX_EMBEDDINGS)
 
     def send(self, question: Question, answer: type[BaseModel] | None) -> Reply:
-        """Blocks; may be called from several threads at once.
+        """Send a question and return the reply. Blocking and thread-safe.
 
-        :raises NoReply: there is none.
+        :raises NoReply: There is no usable reply.
         """
         client = self._embeddings if question.route == EMBEDDINGS else self._chat
         try:
@@ -83,7 +86,7 @@ class OpenAIServer:
             ) from None
 
     def _hint(self) -> str:
-        """What a server without such a page suggests, where the URL names no version of the interface."""
+        """Return a suggestion for a 404 response if the URL has no API version."""
         if any(_VERSION.fullmatch(part) for part in urllib.parse.urlsplit(self.name).path.split("/")):
             return ""
         return f"; did you mean the address {self.name.rstrip('/')}/v1"
@@ -94,17 +97,17 @@ _MAX_EXTERNAL = 1 << 24
 
 
 class ExternalModel(ExternalModelPart):
-    """One model of one server."""
+    """A model on an external server."""
 
     def __init__(self, role: str, settings: AgentSection) -> None:
-        """Look at the settings; connect to nothing yet.
+        """Check the settings without connecting.
 
-        :raises ConfigError: the server, the model's name or the key is missing.
+        :raises ConfigError: The server, the model's name or the key is missing.
         """
         where = f"astuner.agents.{role}"
         if not settings.base_url or not settings.name:
             missing = "base_url" if not settings.base_url else "name"
-            raise ConfigError(f"{where}.{missing} is required, since {where}.model is external")
+            raise ConfigError(f"{where}.{missing} is required because {where}.model is external")
         key, self.name = key_of(settings.api_key_env or None, f"{where}.api_key_env"), settings.name
         self._temperature, self._timeout = settings.temperature, settings.timeout
         called = settings.api_key_env or "the API key"
@@ -118,7 +121,7 @@ class ExternalModel(ExternalModelPart):
     async def chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
     ) -> ExternalReply:
-        """As `ExternalModelPart.chat`; asked again when the server says that may help."""
+        """See `ExternalModelPart.chat`. Requests are retried when the error is temporary."""
         body: dict[str, Any] = {"model": self.name, "messages": list(messages)}
         if self._temperature is not None:
             body["temperature"] = self._temperature
@@ -147,4 +150,4 @@ def _reply(answer: Any) -> ExternalReply:
             completion_tokens=int(usage.get("completion_tokens") or 0),
         )
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as e:
-        raise ModelFailed(f"the external model's answer is no chat completion ({type(e).__name__}: {e})") from e
+        raise ModelFailed(f"the external model's answer is not a chat completion ({type(e).__name__}: {e})") from e

@@ -1,7 +1,7 @@
-"""The section ``astuner.helper_models.NAME``: a model that helps and is not trained (`astuner.helper_models`).
+"""The section ``astuner.helper_models.NAME``: a helper model, which supports a run and is not trained.
 
-Judges, generators of tasks and simulated users name it.  Invariant: what is accepted here can be asked, but for the key
-in the environment and what the server says.
+Judges, task generators and simulated users refer to it by name. Invariant: a section that passes these checks can be
+used for requests, unless the key is missing in the environment or the server rejects the request.
 """
 
 from __future__ import annotations
@@ -20,53 +20,55 @@ _OWN = frozenset({"model", "messages", "temperature", "max_tokens", "response_fo
 
 
 class Price(Section):
+    """Prices of a helper model's tokens."""
+
     input: float = Field(0.0, ge=0)
-    """For a million tokens of prompts, in the same money as `budget`."""
+    """Price of a million prompt tokens, in the currency of `budget`."""
     output: float = Field(0.0, ge=0)
-    """For a million tokens of answers, reasoning included."""
+    """Price of a million answer tokens, including reasoning tokens."""
 
 
 class HelperModel(Section):
-    """One helper model: where it is, how it is asked, and what it may cost."""
+    """A helper model: its server, its request options and its budget."""
 
     base_url: str | None = None
-    """Its OpenAI-compatible server, up to and including `/v1`, e.g. `http://127.0.0.1:8000/v1`."""
+    """URL of an OpenAI-compatible server, up to and including `/v1`, e.g. `http://127.0.0.1:8000/v1`."""
     model: str = Field(min_length=1)
-    """The model's name on that server."""
+    """Name of the model on the server."""
     api_key_env: str | None = None
-    """The environment variable that holds the server's key; null for a server without one."""
+    """Environment variable that contains the server's API key. Default: none, for servers without a key."""
     agentscope: str | None = None
-    """A class of `agentscope.model` that asks it instead of `base_url`, e.g. `DashScopeChatModel`."""
+    """Class of `agentscope.model` to use instead of `base_url`, e.g. `DashScopeChatModel`."""
     agentscope_kwargs: dict[str, Any] = Field({})
-    """Options of that class, except model name and key. On AgentScope 2.x also its `Parameters` and `base_url`."""
+    """Options of that class except model name and key. On AgentScope 2.x also its `Parameters` and `base_url`."""
     temperature: float = Field(0.0, ge=0)
-    """Sampling temperature, where who asks sets none."""
+    """Sampling temperature of requests that do not set one."""
     max_tokens: int = Field(1024, ge=1)
-    """Longest answer in tokens, where who asks sets none; a budget reserves that much for each request."""
+    """Maximum answer tokens of requests that do not set a limit. Budgets reserve this many tokens per request."""
     timeout: float = Field(60.0, gt=0)
-    """Seconds one request may take."""
+    """Timeout of a request in seconds."""
     max_retries: int = Field(4, ge=0)
-    """How often a request that failed, or an answer that is not in the wanted form, is asked again."""
+    """Number of retries after a failed request or an answer in the wrong form."""
     embed_batch: int = Field(64, ge=1)
-    """Texts in one request for embeddings."""
+    """Number of texts in one embeddings request."""
     concurrency: int = Field(8, ge=1)
-    """Requests of one process on their way at once."""
+    """Maximum number of concurrent requests of one process."""
     rpm: int | None = Field(None, ge=1)
-    """Most requests in any 60 seconds, over all processes of this machine that ask this model of this server."""
+    """Maximum requests in any 60 seconds, over all processes on this machine that use this model on this server."""
     tpm: int | None = Field(None, ge=1)
-    """Most tokens (prompts and answers) in any 60 seconds, counted likewise."""
+    """Maximum tokens (prompts and answers) in any 60 seconds, counted like `rpm`."""
     price: Price | None = None
-    """What tokens cost; null counts no money."""
+    """Token prices. Default: costs are not counted."""
     budget: float | None = Field(None, gt=0)
-    """Most money that a run, or a command's output folder, may spend on it; needs `price`."""
+    """Maximum cost for a run or for a command's output folder. Requires `price`."""
     budget_tokens: int | None = Field(None, ge=1)
-    """Most tokens likewise."""
+    """Maximum tokens for a run or for a command's output folder."""
     cache: bool = True
-    """Keep answers on this machine and take them from there when exactly the same is asked again."""
+    """Cache answers on this machine and reuse them for identical requests."""
     structured: Literal["json_schema", "json_object", "none"] = "json_schema"
-    """How a structured answer is asked for: by a schema the server enforces, as JSON, or by the prompt alone."""
+    """How to request structured answers: a schema that the server enforces, JSON mode, or the prompt only."""
     extra: dict[str, Any] = Field({})
-    """Further fields of a request's body, e.g. `{top_p: 0.9, reasoning_effort: low}`."""
+    """Additional fields of the request body, e.g. `{top_p: 0.9, reasoning_effort: low}`."""
 
     @field_validator("base_url")
     @classmethod
@@ -74,18 +76,18 @@ class HelperModel(Section):
         if url is None:
             return None
         parts = urllib.parse.urlsplit(url)
-        if "@" in url:  # before anything prints it
-            raise ValueError("leave user and password out of the URL; a key goes into api_key_env")
+        if "@" in url:  # checked first, because other errors may print the URL
+            raise ValueError("remove user and password from the URL; use api_key_env for a key")
         if parts.scheme not in ("http", "https") or not parts.hostname or re.search(r"[\s?#]", url):
-            raise ValueError("write a URL like http://127.0.0.1:8000/v1, without ? and #")
-        _ = parts.port  # raises ValueError where it is no number
+            raise ValueError("use a URL such as http://127.0.0.1:8000/v1, without ? and #")
+        _ = parts.port  # raises ValueError if the port is not a number
         return url.rstrip("/")
 
     @field_validator("api_key_env")
     @classmethod
     def _is_a_variable(cls, name: str | None) -> str | None:
-        if name is not None and not _VARIABLE.fullmatch(name):  # somebody wrote the key itself
-            raise ValueError("write the name of an environment variable, not the key itself")
+        if name is not None and not _VARIABLE.fullmatch(name):  # probably the key itself
+            raise ValueError("use the name of an environment variable, not the key itself")
         return name
 
     @field_validator("extra", "agentscope_kwargs")
@@ -93,7 +95,7 @@ class HelperModel(Section):
     def _has_no_secret(cls, fields: dict[str, Any]) -> dict[str, Any]:
         for name in fields:
             if is_secret(str(name)):
-                raise ValueError(f"{name} looks like a secret; name the variable that holds the key in api_key_env")
+                raise ValueError(f"{name} looks like a secret; store it in a variable and name that in api_key_env")
         return fields
 
     @field_validator("extra")
@@ -106,19 +108,21 @@ class HelperModel(Section):
     @model_validator(mode="after")
     def _fits(self) -> HelperModel:
         if (self.base_url is None) == (self.agentscope is None):
-            raise ValueError("one of base_url (an OpenAI-compatible server) and agentscope (a model class) is required")
+            raise ValueError("set either base_url (an OpenAI-compatible server) or agentscope (a model class)")
         if self.agentscope is None and self.agentscope_kwargs:
-            raise ValueError("agentscope_kwargs is for a model given by agentscope")
+            raise ValueError("agentscope_kwargs requires agentscope")
         if self.agentscope is not None and self.extra:
-            raise ValueError("extra is for a model given by base_url; write agentscope_kwargs: {generate_kwargs: {…}}")
+            raise ValueError("extra requires base_url; with agentscope use agentscope_kwargs: {generate_kwargs: {…}}")
         if self.budget is not None and (self.price is None or not (self.price.input or self.price.output)):
             raise ValueError(
-                "budget counts money, and there is no price: write price: {input: …, output: …} per million tokens, "
-                "or limit the tokens by budget_tokens"
+                "budget requires a price: set price: {input: …, output: …} per million tokens, "
+                "or limit tokens with budget_tokens"
             )
         return self
 
 
 class HelperModelKeys(Section):
+    """The key `astuner.helper_models`."""
+
     helper_models: dict[str, HelperModel] = Field({})
-    """Models by name that help and are not trained: judges, writers of tasks and simulated users ask them."""
+    """Models by name that support the run and are not trained, for judges, task generators and simulated users."""

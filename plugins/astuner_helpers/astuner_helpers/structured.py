@@ -1,10 +1,10 @@
-"""Structured answers: how one is asked for, and how strictly it is read.
+"""Request structured answers, and read them strictly.
 
-What a helper says may have been steered by the text that it judges, so nothing is guessed from it: the complete answer
-is one JSON object of the wanted form, or there is none.  Wrappings that can mean nothing else are removed: reasoning
-in front, one fence or one pair of tags around everything, a list or an object whose only member is the answer, JSON
-inside of a JSON string, and keys in another spelling.  Invariant: an answer with a second
-object, with prose around it or with a key twice is never read.
+The text that a helper model judges may try to control its answer, so nothing is guessed: the complete answer is one
+JSON object of the requested form, or it is invalid. Only unambiguous wrappings are removed: reasoning at the start, one
+fence or one pair of tags around the answer, a list or an object whose only member is the answer, JSON inside a JSON
+string, and keys in another spelling. Invariant: an answer with a second object, with text around it or with a duplicate
+key is always rejected.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from astuner_http.strict_json import parse_json
 _REASONING = re.compile(r"\A.*</(?:think|thinking|thought|reasoning)>|\A.*\[/THINK\]", re.DOTALL | re.IGNORECASE)
 _OPEN_REASONING = re.compile(r"\A(?:<(?:think|thinking|thought|reasoning)>|\[THINK\])", re.IGNORECASE)
 _END = re.compile(r"(?:<\|\w{1,40}\|>|</s>|<eos>|<end_of_turn>)\Z")
-"""An end token that a server leaves in the text."""
+"""End token that a server leaves in the text."""
 _FENCE = re.compile(r"(?P<marks>`{3,}|~{3,})[ \t]*(?:jsonc?|json5)?(?=\s)", re.IGNORECASE)
 _QUOTED = re.compile(r"(?P<marks>`+)(?P<body>[^`]+)(?P=marks)")
 _TAGGED = re.compile(r"<(?P<tag>[A-Za-z_]\w*)>(?P<body>.*)</(?P=tag)>", re.DOTALL)
 _INVISIBLE = "\ufeff\u200b\u2060"
-"""A byte order mark, and spaces without width."""
+"""Byte order mark and zero-width spaces."""
 _LEFT_OUT = frozenset({"title", "default"})
 
 
 class Invalid(Exception):
-    """An answer is not what was asked for; says why."""
+    """An answer does not have the requested form. The message has the reason."""
 
 
 def request_of(answer: type[BaseModel], how: str) -> dict[str, Any]:
-    """The fields of a request's body that ask for such an answer."""
+    """Return the request body fields that ask for such an answer."""
     if how == "json_schema":
         schema, strict = strict_schema(answer)
         wanted = {"name": re.sub(r"\W", "_", answer.__name__)[:64], "schema": schema, "strict": strict}
@@ -45,7 +45,7 @@ def request_of(answer: type[BaseModel], how: str) -> dict[str, Any]:
 
 
 def explained(messages: Sequence[Mapping[str, Any]], answer: type[BaseModel], how: str) -> list[dict[str, Any]]:
-    """The messages, with the wanted form in the system message where the server is not told the schema."""
+    """Return the messages, with the form in the system message if the server does not receive the schema."""
     found = [dict(message) for message in messages]
     if how == "json_schema":
         return found
@@ -56,11 +56,11 @@ def explained(messages: Sequence[Mapping[str, Any]], answer: type[BaseModel], ho
     return [{"role": "system", "content": text}, *found]
 
 
-@functools.lru_cache(maxsize=256)  # pydantic makes a schema anew each time, which takes milliseconds
+@functools.lru_cache(maxsize=256)  # creating a schema takes pydantic milliseconds
 def strict_schema(answer: type[BaseModel]) -> tuple[dict[str, Any], bool]:
-    """The schema as servers with strict schemas want it, and whether it can be strict; not to be changed.
+    """Return the schema in the form that strict servers require, and whether it can be strict. Do not modify it.
 
-    Strict ones take closed objects only, with every property required (OpenAI's guide to structured outputs).
+    Strict servers accept only closed objects with all properties required (OpenAI's guide to structured outputs).
     """
     schema: dict[str, Any] = _closed(_schema(answer))
     return schema, '"additionalProperties": {' not in json.dumps(schema)
@@ -68,7 +68,7 @@ def strict_schema(answer: type[BaseModel]) -> tuple[dict[str, Any], bool]:
 
 @functools.lru_cache(maxsize=256)
 def _schema(answer: type[BaseModel]) -> dict[str, Any]:
-    """The schema of a form; not to be changed."""
+    """Return the schema of a form. Do not modify it."""
     return answer.model_json_schema()
 
 
@@ -83,7 +83,7 @@ def _closed(schema: Any) -> Any:
         return schema
     found: dict[str, Any] = {}
     for key, value in schema.items():
-        if key in ("properties", "$defs"):  # names that somebody chose, not keywords
+        if key in ("properties", "$defs"):  # user-chosen names, not keywords
             found[key] = {name: _closed(below) for name, below in value.items()}
         elif key not in _LEFT_OUT:
             found[key] = _closed(value)
@@ -96,30 +96,30 @@ def _closed(schema: Any) -> Any:
 def read(text: str, answer: type[BaseModel]) -> Any:
     """Return the validated instance of ``answer``.
 
-    :raises Invalid: the text, without wrappings, is not exactly one JSON object of that form; says why.
+    :raises Invalid: The text without wrappings is not exactly one JSON object of that form.
     """
     try:
         found = _unwrapped(_json(_bare(text)), answer)
     except ValueError as e:
-        raise Invalid(f"it is not one JSON object: {e}") from None
+        raise Invalid(f"the answer is not one JSON object: {e}") from None
     try:
         return answer.model_validate(found)
     except ValidationError as e:
-        wrong = "; ".join(f"{'.'.join(map(str, p['loc'])) or 'it'}: {p['msg']}" for p in e.errors()[:3])
-        raise Invalid(f"it does not have the wanted form: {wrong}") from None
+        wrong = "; ".join(f"{'.'.join(map(str, p['loc'])) or 'object'}: {p['msg']}" for p in e.errors()[:3])
+        raise Invalid(f"the answer does not have the required form: {wrong}") from None
 
 
 def _bare(text: str) -> str:
-    """The text without reasoning in front, and without one fence or one pair of tags around everything.
+    """Return the text without leading reasoning and without one enclosing fence or pair of tags.
 
-    :raises ValueError: it is nothing but reasoning.
+    :raises ValueError: The reasoning has no end.
     """
     found = _stripped(text)
-    if found.startswith("{"):  # a reason in it may mention a tag
+    if found.startswith("{"):  # a string inside may contain a tag
         return found
     found = _stripped(_REASONING.sub("", found))
     if _OPEN_REASONING.match(found):
-        raise ValueError("its reasoning does not end")
+        raise ValueError("the reasoning does not end")
     if tagged := _TAGGED.fullmatch(found):
         found = tagged["body"].strip()
     if fence := _FENCE.match(found):
@@ -129,7 +129,7 @@ def _bare(text: str) -> str:
 
 
 def _stripped(text: str) -> str:
-    """The text without white space, invisible characters and end tokens around it."""
+    """Return the text without surrounding white space, invisible characters and end tokens."""
     found = text.strip().strip(_INVISIBLE).strip()
     while end := _END.search(found):
         found = found[: end.start()].rstrip()
@@ -137,16 +137,16 @@ def _stripped(text: str) -> str:
 
 
 def _unwrapped(found: Any, answer: type[BaseModel]) -> Any:
-    """The object of the form: the only item of a list, or the only member of an object that is not of the form.
+    """Return the object of the form: the only item of a list, or the only member of an enclosing object.
 
-    :raises ValueError: it is not an object.
+    :raises ValueError: The value is not an object.
     """
     if isinstance(found, str):
         found = _json(found.strip())
     if isinstance(found, list) and len(found) == 1:
         found = found[0]
     if not isinstance(found, dict):
-        raise ValueError(f"it is of type {type(found).__name__}")
+        raise ValueError(f"it has the type {type(found).__name__}")
     schema = _schema(answer)
     names = {_folded(name) for name in schema.get("properties", {})}
     if len(found) == 1 and names:
@@ -159,9 +159,9 @@ def _unwrapped(found: Any, answer: type[BaseModel]) -> Any:
 
 
 def _respelled(value: Any, schema: Any, root: Mapping[str, Any]) -> Any:
-    """``value`` with the keys of its objects in the schema's spelling.
+    """Return ``value`` with its keys in the schema's spelling.
 
-    :raises ValueError: two keys differ in their spelling alone.
+    :raises ValueError: Two keys differ only in their spelling.
     """
     while isinstance(schema, Mapping) and "$ref" in schema:
         schema = root.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2])
@@ -178,7 +178,7 @@ def _respelled(value: Any, schema: Any, root: Mapping[str, Any]) -> Any:
         is_known = key in known or len(spelled) < len(known)
         name = str(key if is_known else spelled.get(_folded(key), key))
         if name in found:
-            raise ValueError(f"it has the key {name!r} twice, in different spellings")
+            raise ValueError(f"the key {name!r} occurs twice, in different spellings")
         found[name] = _respelled(member, known.get(name), root)
     return found
 
@@ -188,19 +188,19 @@ def _folded(key: str) -> str:
 
 
 def _json(text: str) -> Any:
-    """The value of a JSON text in which no key occurs twice.
+    """Return the value of a JSON text without duplicate keys.
 
-    :raises ValueError: it is not JSON.
+    :raises ValueError: The text is not valid JSON.
     """
     try:
         found = json.loads(text, object_pairs_hook=_once)
         return parse_json(json.dumps({"value": found}).encode())["value"]
     except RecursionError:
-        raise ValueError("it is nested too deep") from None
+        raise ValueError("the nesting is too deep") from None
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("it has a key twice")
+        raise ValueError("a key occurs twice")
     return found

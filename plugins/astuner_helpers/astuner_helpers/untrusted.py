@@ -1,11 +1,11 @@
-"""Text that nobody vouches for, before a model reads it: what hides is gone, and no control token is whole.
+"""Neutralize untrusted text before a model reads it.
 
-What a user, an agent, a document or a data set wrote may hold control tokens of a chat template, forged marker lines
-(`-----END …`) and characters that cannot be seen.  A server that tokenises such text as it stands takes it for a new
-turn.  A control token is an exact string, so a space after its first character ends it and leaves it readable.
+Text of users, agents, documents and data sets may contain control tokens of a chat template, forged marker lines
+(`-----END …`) and invisible characters. A server that tokenizes such text unchanged may treat it as a new turn. A
+control token is an exact string, so a space after its first character disables it and keeps it readable.
 
-Invariant: nothing visible is lost but repeated empty lines and stacked marks, and the work grows with the text's
-length alone.  Who shows such text says besides where it begins and ends, and that it is data.
+Invariant: no visible text is lost except repeated empty lines and stacked marks, and the cost grows linearly with the
+length of the text. Callers also mark where the text begins and ends, and state that it is data.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import unicodedata
 
 _LINE_ENDS = re.compile("\r\n|[\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029]")
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
-# Bounded repetitions only: what is matched was written by somebody who may want this to take for ever.
-_HIDDEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")  # letters and marks that show nothing
-_VARIATION = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]")  # they pick a glyph of the letter before
-_MOST_MARKS = 3  # combining marks on one letter; real writing needs no more
+# Bounded repetitions only: an attacker may write text that makes unbounded patterns slow.
+_HIDDEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")  # letters and marks without a visible glyph
+_VARIATION = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]")  # select a glyph of the preceding letter
+_MOST_MARKS = 3  # combining marks on one letter; natural text needs no more
 _LOOK_ALIKES = str.maketrans(
     "‹〈⟨❮❰〈＜﹤«›〉⟩❯❱〉＞﹥»｜│┃∣ǀ❘¦‐‑‒–—―−－﹣▁аеорсухіѕԁјһӏΑΒΕΖΗΙΚΜΝΟΡΤΥΧАВЕКМНОРСТУХЅІ",
     "<<<<<<<<<>>>>>>>>>|||||||---------_aeopcyxisdjhlABEZHIKMNOPTYXABEKMHOPCTYXSI",
@@ -31,7 +31,7 @@ _NAMES = (
     r"control_?\d+|special_?\d+|role|[a-z]{2,5}_token|end_of_utterance"
 )
 _GAP = r"\s{0,8}"
-_CONTROL = (  # each match is broken by a space after its first character: control tokens are exact strings
+_CONTROL = (  # a space is inserted after the first character of each match: control tokens are exact strings
     re.compile(rf"[<\[](?={_GAP}\|)|\|(?={_GAP}[>\]])"),  # <|im_start|>, <｜User｜>, <|turn>, <turn|>, [|system|]
     re.compile(rf"<(?=<{{0,2}}{_GAP}/?{_GAP}(?:{_NAMES})\b[^<>\n]{{0,200}}>)", re.IGNORECASE),  # <s>, </think>
     re.compile(rf"\[(?={_GAP}/?{_GAP}(?:{_NAMES}){_GAP}\])", re.IGNORECASE),  # [INST], [gMASK], [TOOL_CALLS]
@@ -41,14 +41,13 @@ _CONTROL = (  # each match is broken by a space after its first character: contr
 
 
 def neutralise(text: str) -> str:
-    """The text without what cannot be seen, and with every control token of a chat template broken by a space.
+    """Return the text without invisible characters, and with a space inside every control token of a chat template.
 
-    Letters of other scripts that look like Latin ones stay as they are; a control token that is written with them is
-    broken as well.
+    Letters of other scripts that resemble Latin letters are kept; control tokens written with them are broken as well.
     """
     visible = _visible(_LINE_ENDS.sub("\n", text))
     folded = visible
-    if not visible.isascii():  # one character for one, so that places in it are places in the text
+    if not visible.isascii():  # map characters one to one, so that positions match those in the text
         letters = visible.translate(_LOOK_ALIKES)
         folded = "".join(n if len(n := unicodedata.normalize("NFKC", c)) == 1 else c for c in letters)
     breaks = sorted({match.start() + 1 for pattern in _CONTROL for match in pattern.finditer(folded)})
@@ -65,7 +64,7 @@ def _visible(text: str) -> str:
         if c in "\n\t":
             kept.append(c)
         elif category == "Cs":
-            kept.append("\ufffd")  # half a character: it could not be sent at all
+            kept.append("\ufffd")  # a lone surrogate, which cannot be encoded
         elif category[0] == "C" or category in ("Zl", "Zp") or c in _HIDDEN or _VARIATION.fullmatch(c):
             continue
         elif category[0] == "M":

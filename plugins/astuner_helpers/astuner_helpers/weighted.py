@@ -1,7 +1,7 @@
 """A weighted combination of judges.
 
-Each is made and asked as if it were the experiment's own.  A reward that lacks a part would be another reward, so an
-attempt that one of them has no verdict on has none at all.
+Each judge is created and called like the judge of an experiment. An attempt without a verdict from one judge has no
+verdict at all, because a sum without one part is a different reward.
 """
 
 from __future__ import annotations
@@ -24,40 +24,44 @@ _WHERE = "astuner.task_judge.weighted.judges"
 
 
 class Part(Section):
+    """One judge of a weighted combination."""
+
     judge: str = Field(min_length=1)
-    """A registered name, `module->Class` or `path/to/file.py->Class`, as `task_judge.judge`."""
+    """A registered name, `module->Class` or `path/to/file.py->Class`, as in `task_judge.judge`."""
     weight: float = 1.0
-    """What its reward is multiplied with; a penalty has one below 0."""
+    """Factor of its reward. Use a negative weight for a penalty."""
     config: dict[str, Any] | None = None
-    """Its options; null: those of `astuner.task_judge.NAME`, so that two parts with the same judge can differ."""
+    """Options of this part. Default: `astuner.task_judge.NAME`. Set it to use one judge with different options."""
 
 
 class WeightedConfig(Section):
+    """Options of the judge `weighted`."""
+
     judges: dict[str, Part] = Field(min_length=1)
-    """The parts by a label of your own; the reward of each is logged as `judge/LABEL`."""
+    """Parts by label. The reward of each part is logged as `judge/LABEL`."""
     normalise: bool = True
-    """Divide the sum by the sum of the weights' sizes, so that rewards of 0 to 1 give a reward of 0 to 1."""
+    """Divide the sum by the sum of the absolute weights, so that rewards from 0 to 1 give a reward from 0 to 1."""
     success: str = "all"
-    """When an attempt is a success: `all` parts of a weight above 0 say so, `any` of them does, or the part LABEL."""
+    """When an attempt succeeds: `all` or `any` parts with a positive weight succeed, or the part `LABEL` does."""
 
     @model_validator(mode="after")
     def _fits(self) -> WeightedConfig:
         for label in self.judges:
             if label in _RULES or not label or "/" in label:
-                raise ValueError(f"{label!r} is no label: not empty, without /, and other than all and any")
+                raise ValueError(f"{label!r} is not a valid label: use a non-empty text without /, except all and any")
         if not any(part.weight for part in self.judges.values()):
-            raise ValueError("every weight is 0, so every reward would be")
+            raise ValueError("all weights are 0; set at least one to another value")
         if self.success not in (*_RULES, *self.judges):
-            raise ValueError(f"success: {self.success!r} is none of all, any, {', '.join(self.judges)}")
+            raise ValueError(f"success: {self.success!r} is unknown; use all, any or one of {', '.join(self.judges)}")
         if self.success in _RULES and not any(part.weight > 0 for part in self.judges.values()):
-            raise ValueError("success needs a part with a weight above 0; name one in success: LABEL")
+            raise ValueError("success needs a part with a positive weight; name a part in success: LABEL")
         return self
 
 
 def weighted(config: WeightedConfig, context: BuildContext) -> Judge:
-    """The combination: one that compares attempts if one of its parts does.
+    """Return the combination: a group judge if one of its parts compares attempts.
 
-    :raises ConfigError, PluginError: a part cannot be found or made, or its options are wrong.
+    :raises ConfigError, PluginError: A part cannot be found or created, or its options are invalid.
     """
     members: dict[str, Member] = {}
     errors: list[AstunerError] = []
@@ -68,17 +72,17 @@ def weighted(config: WeightedConfig, context: BuildContext) -> Judge:
             errors.append(e)
     if len(errors) == 1:
         raise errors[0]
-    if errors:  # all mistakes at once
+    if errors:  # report all errors together
         raise ConfigError([problem for e in errors for problem in problems_of(e)])
     kind = WeightedGroup if any(member.by_group for member in members.values()) else Weighted
     return kind(config, members)
 
 
 class _Combination:
-    """What an attempt is worth, from what its judges say."""
+    """Combine the verdicts of several judges."""
 
     def __init__(self, config: WeightedConfig, members: Mapping[str, Member]) -> None:
-        super().__init__(config)  # type: ignore[call-arg]  # the judge that this is mixed into
+        super().__init__(config)  # type: ignore[call-arg]  # the judge class that this is mixed into
         self._config, self._members = config, dict(members)
         self.wants_evaluation = any(member.wants_evaluation for member in members.values())
         total = math.fsum(abs(part.weight) for part in config.judges.values())
@@ -87,7 +91,10 @@ class _Combination:
         }
 
     def _verdict(self, said: Mapping[str, JudgeOutput]) -> JudgeOutput:
-        """:raises JudgeFailed: two parts tell other agents apart."""
+        """Return the combined verdict.
+
+        :raises JudgeFailed: Two parts give rewards to different agents.
+        """
         metrics = {f"{label}/{name}": value for label, v in said.items() for name, value in v.metrics.items()}
         metrics |= {label: verdict.reward for label, verdict in said.items()}
         is_success = self._is_success(said)
@@ -104,7 +111,7 @@ class _Combination:
         found = {label: tuple(sorted(v.rewards)) for label, v in said.items() if v.rewards}
         if len(set(found.values())) > 1:
             lists = "; ".join(f"{label}: {', '.join(names)}" for label, names in found.items())
-            raise JudgeFailed(f"the parts of the weighted judge give rewards to different agents ({lists})")
+            raise JudgeFailed(f"parts of the weighted judge give rewards to different agents ({lists})")
         return next(iter(found.values()), ())
 
     def _is_success(self, said: Mapping[str, JudgeOutput]) -> bool:
@@ -123,7 +130,7 @@ async def _named(label: str, verdict: Awaitable[JudgeOutput]) -> JudgeOutput:
 
 
 class Weighted(_Combination, Judge):
-    """A combination of judges that judge each attempt alone."""
+    """A combination of judges that judge each attempt separately."""
 
     @classmethod
     def from_config(cls, section: Any, context: BuildContext) -> Judge:
@@ -136,7 +143,7 @@ class Weighted(_Combination, Judge):
 
 
 class WeightedGroup(_Combination, GroupJudge):
-    """A combination in which some judge compares the attempts of a group."""
+    """A combination with at least one judge that compares the attempts of a group."""
 
     async def judge_group(self, attempts: Sequence[Attempt]) -> list[JudgeOutput | JudgeFailed]:
         said = await together([member.judge_group(attempts) for member in self._members.values()])

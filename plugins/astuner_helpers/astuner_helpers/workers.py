@@ -1,8 +1,8 @@
-"""Work that blocks, in a few daemon threads, for any event loop and any thread; asked for by many at once, done once.
+"""Run blocking work in a few daemon threads for any event loop and thread, once for identical concurrent calls.
 
-Daemon threads, since a request may hang for as long as its timeout and must not keep the interpreter from ending.
-Invariant: at most as many run at once as there are threads, in every process its own; whoever waits gets the job's
-outcome on its own loop; when the last one gave up, the job is told so, and one that did not begin never does.
+Threads are daemons because a request may hang until its timeout, which must not delay the exit of the interpreter.
+Invariant: at most one job runs per thread, and every process has its own threads. Each caller receives the outcome on
+its own event loop. When the last caller gives up, the job is notified; a job that has not started never starts.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _Job = tuple["Future[Any]", Callable[[], Any]]
 
 
 class Workers:
-    """At most ``most`` daemon threads, started as they are needed."""
+    """At most ``most`` daemon threads, started on demand."""
 
     def __init__(self, most: int, name: str) -> None:
         self._most, self._name = most, name
         self._fresh()
 
     def submit(self, function: Callable[[], T]) -> Future[T]:
-        """Have ``function`` called; cancelling the future keeps it from being called, if it was not yet."""
+        """Submit ``function``. Cancelling the future prevents the call if it has not started."""
         future: Future[T] = Future()
-        if self._process != os.getpid():  # a fork: the threads are its parent's
+        if self._process != os.getpid():  # after a fork: the threads belong to the parent
             self._fresh()
         with self._lock:
             self._jobs.put((future, function))
@@ -60,7 +60,7 @@ class Workers:
                 continue
             try:
                 result = function()
-            except BaseException as e:  # whoever waits is told, whatever it is
+            except BaseException as e:  # the caller receives every exception
                 future.set_exception(e)
             else:
                 future.set_result(result)
@@ -68,7 +68,7 @@ class Workers:
 
 
 class Waiters:
-    """Those who wait for one job, which queues at first: their clocks, and whether anybody is left."""
+    """Callers that wait for one job: their clocks, and whether any caller is left. A job starts as queued."""
 
     def __init__(self) -> None:
         self._lock, self._left = threading.Lock(), threading.Event()
@@ -77,7 +77,7 @@ class Waiters:
 
     @contextlib.contextmanager
     def joined(self) -> Iterator[None]:
-        """The clock that holds here is told of the job, until the block ends."""
+        """Report the job to the current clock while the block runs."""
         clock = Clock.here()
         if clock is None:
             yield
@@ -93,12 +93,12 @@ class Waiters:
                 _tell([clock], self._queued, -1)
 
     def begins(self) -> None:
-        """It does not queue any more."""
+        """Mark the job as running."""
         self._set(False)
 
     @contextlib.contextmanager
     def queueing(self) -> Iterator[None]:
-        """It queues again, until the block ends."""
+        """Mark the job as queued while the block runs."""
         self._set(True)
         try:
             yield
@@ -106,11 +106,11 @@ class Waiters:
             self._set(False)
 
     def leave(self) -> None:
-        """Nobody waits any more."""
+        """Record that no caller waits any more."""
         self._left.set()
 
     def left_within(self, seconds: float) -> bool:
-        """Sleep, at most until nobody waits any more; whether that is so."""
+        """Sleep until the time is over or no caller waits any more, and return whether no caller waits."""
         return self._left.wait(max(seconds, 0.0))
 
     def _set(self, queued: bool) -> None:
@@ -135,15 +135,15 @@ class _Flight(Generic[T]):
 
 @dataclass
 class Flights(Generic[T]):
-    """Jobs under way, by what they are about."""
+    """Jobs in progress, by key."""
 
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _open: dict[Hashable, _Flight[T]] = field(default_factory=dict)
 
     async def join(self, about: Hashable, begin: Callable[[Waiters], Future[T]]) -> tuple[T, bool]:
-        """The outcome of the job about this, and whether it was begun for this call.
+        """Return the outcome of the job with this key, and whether it was started for this call.
 
-        :param begin: starts it; it tells the waiters when it queues, and is told by them when nobody waits any more.
+        :param begin: Start the job. The job reports its state to the waiters and checks whether any are left.
         """
         with self._lock:
             flight = self._open.get(about)
@@ -174,7 +174,7 @@ class Flights(Generic[T]):
 
 
 async def waited(job: Future[T]) -> T:
-    """The outcome of ``job``; cancelling the await leaves the job alone."""
+    """Return the outcome of ``job``. Cancelling the await does not cancel the job."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
 
@@ -189,7 +189,7 @@ async def waited(job: Future[T]) -> T:
             outcome.set_result(job.result())
 
     def tell(_: Future[T]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits there any more
             loop.call_soon_threadsafe(deliver)
 
     job.add_done_callback(tell)

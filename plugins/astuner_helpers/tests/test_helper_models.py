@@ -424,7 +424,7 @@ def test_keys_in_another_spelling_are_read_on_every_level(text, criterion):
 
 
 def test_when_all_tries_bring_another_form_the_last_reason_is_said():
-    says = r"'judge' gave no answer after 3 tries: .*score: .*less than or equal"
+    says = r"'judge' .*3 tries: .*score: .*less than or equal"
     with ScriptedModel(lambda body: '{"score": 99}') as server, pytest.raises(HelperFailed, match=says):
         ask(helper(server.base_url, max_retries=2), answer=Verdict)
     assert len(server.requests) == 3
@@ -444,7 +444,7 @@ def test_an_answer_that_was_cut_off_names_the_key_to_raise():
 
 def test_a_refusal_is_said_and_not_asked_again():
     refused = completion(None, refusal="I cannot judge that")
-    says = r"it refused to answer .*I cannot judge that"
+    says = r"refused .*I cannot judge that"
     with ScriptedModel(lambda _: (200, refused)) as server, pytest.raises(HelperFailed, match=says):
         ask(helper(server.base_url), answer=Verdict)
     assert len(server.requests) == 1
@@ -474,7 +474,7 @@ def test_a_server_that_is_busy_is_asked_again_when_it_says(monkeypatch):
 
 def test_a_server_that_asks_to_wait_for_an_hour_is_not_waited_for():
     busy = 429, {}, {"Retry-After": "3600"}
-    with ScriptedModel(lambda body: busy) as server, pytest.raises(HelperFailed, match="asks to wait 3600 s"):
+    with ScriptedModel(lambda body: busy) as server, pytest.raises(HelperFailed, match="3600 s"):
         ask(helper(server.base_url))
     assert len(server.requests) == 1
 
@@ -523,9 +523,9 @@ def test_what_may_pass_is_asked_again_and_what_may_not_is_not(status, tries):
     [
         (b"<html>gateway</html>", "did not answer with JSON"),
         (b'{"choices": []}', "did not answer with a chat completion"),
-        (b'{"choices": [{"message": {"content": 5}}]}', "is no text but int"),
+        (b'{"choices": [{"message": {"content": 5}}]}', "not text but int"),
         (b"[]", "did not answer with a chat completion"),
-        (b'{"choices": [{"message": {"content": ""}}]}', "its answer is empty"),
+        (b'{"choices": [{"message": {"content": ""}}]}', "the answer is empty"),
     ],
 )
 def test_garbage_is_asked_again_and_counts_as_perhaps_billed(raw, says):
@@ -576,7 +576,7 @@ def test_tokens_that_nobody_tells_are_estimated_and_that_is_said(usage):
     assert 5 < answer.prompt_tokens < 40
     assert answer.completion_tokens == 9
     assert answer.cost == answer.prompt_tokens
-    assert "(1 of the calls estimated)" in str(one.usage())
+    assert "estimated for 1 " in str(one.usage())
 
 
 def test_the_key_is_sent_and_never_said_or_kept(tmp_path, monkeypatch):
@@ -611,8 +611,8 @@ def test_an_entry_that_cannot_be_read_is_asked_again_and_said(caplog):
             caplog.clear()
             with caplog.at_level(logging.WARNING, "astuner.helper_models"):
                 assert not ask(helper(server.base_url), answer=Verdict).cached
-            assert "cannot be read" in caplog.text
-            assert "it is asked again" in caplog.text
+            assert "cannot read" in caplog.text
+            assert "sent again" in caplog.text
             assert ask(helper(server.base_url), answer=Verdict).cached
 
 
@@ -624,7 +624,7 @@ def test_an_entry_that_is_no_valid_answer_any_more_is_asked_again(caplog):
             db.execute("UPDATE answers SET value = ?", (b"t" + json.dumps(kept).encode(),))
         assert ask(helper(server.base_url), answer=Verdict).data.score == 4
     assert len(server.requests) == 2
-    assert "wanted form" in caplog.text
+    assert "less than or equal to 10" in caplog.text
 
 
 def test_the_oldest_answers_go_when_there_are_too_many():
@@ -677,7 +677,7 @@ def test_embeddings_that_are_none_are_refused(data):
 
 def test_an_unknown_name_says_which_there_are():
     models = HelperModels({"judge": HelperModel(base_url="http://127.0.0.1:1/v1", model="m")}, scope="s")
-    with pytest.raises(ConfigError, match=r"task_judge\.x: .*no helper model 'juge', there are judge; did you mean"):
+    with pytest.raises(ConfigError, match=r"task_judge\.x: .*'juge'; available: judge; did you mean judge"):
         models.get("juge", where="task_judge.x")
     with pytest.raises(ConfigError, match=r"astuner\.helper_models is empty"):
         HelperModels({}, scope="s").get("juge", where="here")
@@ -692,16 +692,16 @@ def test_a_key_that_is_not_there_is_said_when_the_helper_is_wanted(monkeypatch):
 @table(
     ("fields", "says"),
     [
-        ({"model": "m"}, "one of base_url"),
-        ({"model": "m", "base_url": "http://h/v1", "agentscope": "OpenAIChatModel"}, "one of base_url"),
-        ({"model": "m", "base_url": "http://me:pw@h/v1"}, "leave user and password out"),
-        ({"model": "m", "base_url": "ftp://h/v1"}, "write a URL"),
+        ({"model": "m"}, "base_url .* or agentscope"),
+        ({"model": "m", "base_url": "http://h/v1", "agentscope": "OpenAIChatModel"}, "base_url .* or agentscope"),
+        ({"model": "m", "base_url": "http://me:pw@h/v1"}, "user and password"),
+        ({"model": "m", "base_url": "ftp://h/v1"}, "http://127.0.0.1:8000/v1"),
         ({"model": "m", "base_url": "http://h/v1", "api_key_env": "sk-123"}, "not the key itself"),
         ({"model": "m", "base_url": "http://h/v1", "extra": {"api_key": "x"}}, "looks like a secret"),
         ({"model": "m", "base_url": "http://h/v1", "extra": {"max_tokens": 5}}, "cannot be set here"),
-        ({"model": "m", "base_url": "http://h/v1", "budget": 5}, "there is no price"),
-        ({"model": "m", "base_url": "http://h/v1", "budget": 5, "price": {}}, "there is no price"),
-        ({"model": "m", "base_url": "http://h/v1", "agentscope_kwargs": {"a": 1}}, "given by agentscope"),
+        ({"model": "m", "base_url": "http://h/v1", "budget": 5}, "requires a price"),
+        ({"model": "m", "base_url": "http://h/v1", "budget": 5, "price": {}}, "requires a price"),
+        ({"model": "m", "base_url": "http://h/v1", "agentscope_kwargs": {"a": 1}}, "requires agentscope"),
     ],
 )
 def test_a_section_that_cannot_work_is_refused(fields, says):

@@ -116,9 +116,9 @@ def test_it_has_its_time_limit():
 
 def test_an_unknown_class_and_wrong_options_are_config_errors():
     models = HelperModels({"judge": HelperModel(agentscope="NoSuchModel", model="m")}, scope="run")
-    with pytest.raises(ConfigError, match=r"judge\.agentscope: .*no class 'NoSuchModel'; there are .*OpenAIChatModel"):
+    with pytest.raises(ConfigError, match=r"judge\.agentscope: .*no class 'NoSuchModel'; available: .*OpenAIChatModel"):
         models.get("judge", where="x")
-    with pytest.raises(ConfigError, match="cannot be made"):
+    with pytest.raises(ConfigError, match="cannot create"):
         helper("http://127.0.0.1:1/v1", kwargs={CLIENT_OPTIONS: {"no_such_option": 1}})
 
 
@@ -187,5 +187,5 @@ def test_every_class_of_2x_can_be_made(name):
 def test_a_class_without_its_key_names_the_settings(monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     section = HelperModel(agentscope="OpenAIChatModel", model="small")
-    with pytest.raises(ConfigError, match=r"(?s)cannot be made: .*see agentscope_kwargs and api_key_env"):
+    with pytest.raises(ConfigError, match=r"(?s)cannot create .*agentscope_kwargs and api_key_env"):
         HelperModels({"judge": section}, scope="run").get("judge", where="x")

@@ -171,7 +171,7 @@ def test_many_at_once_do_not_overshoot_a_budget():
     assert len(stopped) == 50, [a for a in answers if not isinstance(a, BudgetSpent)][:1]
     text = str(stopped[0])
     assert "'judge' has spent 500 of its budget of 510 in 10 requests, and the next one may take 50" in text
-    assert "Raise astuner.helper_models.judge.budget" in text
+    assert "raise astuner.helper_models.judge.budget" in text
     assert "saved" in text
     assert isinstance(stopped[0], ConfigError)
     page = Path(__file__).resolve().parents[3] / "docs" / "helper_models.md"
@@ -281,7 +281,7 @@ def test_nobody_else_can_read_the_folder():
 def test_a_damaged_database_is_named_with_what_to_type(tmp_path):
     file = tmp_path / "calls.sqlite"
     file.write_bytes(b"this is no database, whatever it is called" * 100)
-    with pytest.raises(ConfigError, match=r"calls\.sqlite is damaged: .*; move it away .*mv \$f \$f\.damaged"):
+    with pytest.raises(ConfigError, match=r"calls\.sqlite is damaged: .*mv \$f \$f\.damaged"):
         Ledger(Database(file)).usage("run", "judge")
     assert file.read_bytes().startswith(b"this is no database"), "it is left as it is"
 
@@ -294,7 +294,7 @@ def test_a_locked_database_is_named_with_what_to_type(tmp_path, monkeypatch):
     holder = sqlite3.connect(file, isolation_level=None)
     try:
         holder.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(ConfigError, match=r"calls\.sqlite was held by another process .* fuser .*calls\.sqlite"):
+        with pytest.raises(ConfigError, match=r"calls\.sqlite was locked .* fuser .*calls\.sqlite"):
             books.enter(account(), question())
     finally:
         holder.close()
@@ -306,7 +306,7 @@ def test_a_database_of_another_version_is_left_alone(tmp_path):
     connection = sqlite3.connect(file)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(ConfigError, match=r"format is 99, and this one knows 1; move it away .*mv .*calls\.sqlite"):
+    with pytest.raises(ConfigError, match=r"format 99, .*format 1; .*mv .*calls\.sqlite"):
         Ledger(Database(file)).usage("run", "judge")
 
 

@@ -226,7 +226,7 @@ def test_a_spent_budget_is_no_failed_verdict(helper):
 
 
 def test_an_unknown_helper_model_is_said_at_the_start():
-    with pytest.raises(ConfigError, match=r"task_judge\.math_answer_llm\.helper_model: there is no helper model 'x'"):
+    with pytest.raises(ConfigError, match=r"task_judge\.math_answer_llm\.helper_model: unknown helper model 'x'"):
         MathAnswerAndLlmAsJudge(MathAnswerLlmConfig(helper_model="x"))
 
 

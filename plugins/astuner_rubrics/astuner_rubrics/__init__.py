@@ -1,1 +1,1 @@
-"""Judges that ask a model: plainly, by rubrics, or by comparing attempts; and how good a judge is."""
+"""Judges that use a model: with plain criteria, with rubrics, or by comparing attempts; and measures of judges."""

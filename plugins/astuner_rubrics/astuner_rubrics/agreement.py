@@ -1,8 +1,8 @@
-"""Does a judge say what the labels say?
+"""Measure the agreement of verdicts with labels.
 
-A label and a verdict are numbers for the same answers.  A score agrees when it is near enough to the label that no
-other label is nearer; an order agrees, pair by pair, when the same answer is ahead, or neither is.  An agreement comes
-with an interval and with what somebody who knows nothing would reach: below that nothing was learned.
+A label and a verdict are numbers for the same answers. A score agrees if no other label is nearer. An order agrees,
+pair by pair, if the same answer is ahead or both tie. An agreement has a confidence interval and the chance level: the
+agreement of the best guess without looking at the answers.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from astuner.contracts.section import Section
 from astuner.contracts.statistics import mean, wilson_interval
 from astuner_rubrics.labels import Mode, Sample
 
-Z = 1.959964  # of a 95 % interval
+Z = 1.959964  # for a 95 % interval
 
 
 @dataclass(frozen=True)
 class Rule:
-    """When a verdict agrees with a label."""
+    """Define when a verdict agrees with a label."""
 
     mode: Mode
     low: float
     high: float
-    """The scale that verdicts are on."""
+    """Scale of the verdicts."""
     near: float
-    """Pointwise: a score agrees below this distance. Otherwise: answers this close to each other are a tie."""
+    """Pointwise: a score within this distance agrees. Otherwise: answers this close to each other tie."""
 
     @classmethod
     def of(cls, mode: Mode, samples: Sequence[Sample], scale: tuple[float, float]) -> Rule:
-        """The rule for these labels on this scale.
+        """Return the rule for labels of this kind on this scale.
 
-        Pointwise, a score agrees when it is less than half a step of the labels away, or a twentieth of the scale if
-        that is more.  Otherwise a twentieth of the scale is a tie if the labels have ties, and nothing is if not.
+        Pointwise, the distance is half a step of the labels, or a twentieth of the scale if that is larger. Otherwise,
+        answers within a twentieth of the scale tie if the labels have ties; without ties in the labels nothing ties.
         """
         low, high = scale
         twentieth = (high - low) / 20
@@ -47,17 +47,17 @@ class Rule:
         return cls(mode, low, high, twentieth if ties else 0.0)
 
     def parts(self, worth: Sequence[float], verdict: Sequence[float]) -> tuple[float, ...]:
-        """Each part of a verdict: 1 right, 0 wrong, 0.5 no decision, or a score that is off by less than half."""
+        """Return the parts of a verdict: 1 right, 0 wrong, 0.5 undecided or a score that is off by less than half."""
         if self.mode is Mode.POINTWISE:
             return tuple(self._score(w, v) for w, v in zip(worth, verdict, strict=True))
         pairs = itertools.combinations(range(len(worth)), 2)
         return tuple(self._pair(worth[i] - worth[j], verdict[i] - verdict[j]) for i, j in pairs)
 
     def credit(self, worth: Sequence[float], verdict: Sequence[float]) -> float:
-        """How right a verdict is, from 0 to 1, without a step: what selecting rubrics makes large.
+        """Return a continuous measure of how right a verdict is, from 0 to 1. Selection maximizes it.
 
-        Pointwise 1 - |off| / range; otherwise the mean over pairs of 1/2 + 1/2 tanh(ahead / (range / 5)), where
-        ``ahead`` is by how much the better answer is ahead; a pair labelled as a tie counts as a score that is off.
+        Pointwise it is 1 - |off| / range. Otherwise it is the mean over pairs of 1/2 + 1/2 tanh(ahead / (range / 5)),
+        where ``ahead`` is the lead of the better answer; a pair labeled as a tie counts like a score.
         """
         length = self.high - self.low
         if self.mode is Mode.POINTWISE:
@@ -72,11 +72,11 @@ class Rule:
         return math.fsum(parts) / len(parts)
 
     def is_right(self, worth: Sequence[float], verdict: Sequence[float]) -> bool:
-        """Whether the verdict is right in every part: the same score, or the same order."""
+        """Return whether every part of the verdict is right: the same score or the same order."""
         return all(part == 1.0 for part in self.parts(worth, verdict))
 
     def is_wrong(self, worth: Sequence[float], verdict: Sequence[float]) -> bool:
-        """Whether some part says the opposite; no decision, or a score that is off by less than half, does not."""
+        """Return whether some part states the opposite. Undecided parts and scores off by less than half do not."""
         return any(part == 0.0 for part in self.parts(worth, verdict))
 
     def _score(self, worth: float, verdict: float) -> float:
@@ -95,17 +95,17 @@ class Rule:
 
 
 class Agreement(Section):
-    """How often verdicts agree with labels."""
+    """Share of verdicts that agree with labels."""
 
     share: float
     low: float
-    """The lower end of a 95 % interval of `share`, after Wilson (Journal of the American Statistical Association 22
-    (1927) 209-212)."""
+    """Lower end of the 95 % interval of `share` after Wilson (Journal of the American Statistical Association 22 (1927)
+    209-212)."""
     high: float
     n: int
     """Examples."""
     chance: float
-    """What the best guess without looking would reach."""
+    """Agreement of the best guess without looking at the answers."""
 
     @property
     def is_beyond_chance(self) -> bool:
@@ -116,9 +116,9 @@ class Agreement(Section):
 
 
 def agreement(rule: Rule, samples: Sequence[Sample], verdicts: Sequence[Sequence[float]]) -> Agreement:
-    """The share of scores, pairs, or pairs of each list that agree.
+    """Return the share of scores, pairs, or pairs of each list that agree.
 
-    The pairs of one list are not independent, so the interval counts lists: it is too wide rather than too narrow.
+    Pairs of one list are not independent, so the interval counts lists, which makes it too wide rather than too narrow.
     """
     n = len(samples)
     right = [
@@ -130,9 +130,10 @@ def agreement(rule: Rule, samples: Sequence[Sample], verdicts: Sequence[Sequence
 
 
 def chance(rule: Rule, samples: Sequence[Sample]) -> float:
-    """The agreement of the best verdict that is the same for every sample.
+    """Return the agreement of the best verdict that is the same for every sample.
 
-    Pointwise, that of the one score that suits most; otherwise a coin for every pair, or always a tie.
+    Pointwise it is the agreement of the best constant score. Otherwise it is the agreement of a coin flip per pair, or
+    of always declaring a tie.
     """
     if not samples:
         return 0.0
@@ -144,7 +145,7 @@ def chance(rule: Rule, samples: Sequence[Sample]) -> float:
 
 
 def fewest(chance_level: float) -> int:
-    """The fewest examples with which agreeing on all of them is beyond chance: n / (n + z²) > chance."""
+    """Return the minimum number of examples with which perfect agreement exceeds chance: n / (n + z²) > chance."""
     if chance_level >= 1:
-        raise ValueError("nothing is beyond a chance of 1")
+        raise ValueError("no agreement exceeds a chance level of 1")
     return max(3, math.floor(Z * Z * chance_level / (1 - chance_level)) + 1)

@@ -1,9 +1,8 @@
-"""What a judge shows a helper model of a task and an attempt, and how all judges here ask for a verdict.
+"""Build the questions of judges: what a helper model is shown of a task and an attempt.
 
-Whatever an agent wrote is plain text that nobody vouches for, and stands in fences (`astuner_rubrics.fence`).
-Invariants: the system message is made of the person's own settings alone, so whatever an agent wrote, it is the same;
-text that is missing is a `JudgeFailed` that says which key to set, never an empty text; an attempt that said nothing is
-shown as such.
+Everything an agent wrote is untrusted text and is placed in fences (`astuner_rubrics.fence`). Invariants: the system
+message depends only on the user's settings; missing text raises a `JudgeFailed` that names the key to set and is never
+replaced by empty text; an attempt without text is shown as such.
 """
 
 from __future__ import annotations
@@ -30,47 +29,46 @@ NOTHING = "(nothing was said)"
 
 @dataclass(frozen=True)
 class Message:
-    """One message of a conversation."""
+    """A message of a conversation."""
 
     who: str
-    """Its role, and the agent's name where there are several; fit for a fence's label."""
+    """Role, and the agent's name if there are several agents. Valid as the label of a fence."""
     text: str
 
 
 def question_of(workflow_task: WorkflowTask) -> str:
-    """What was asked.
+    """Return the question of a task.
 
-    :raises JudgeFailed: the task has no text.
+    :raises JudgeFailed: The task has no text.
     """
     task = workflow_task.task
     asked = [text_of(m.get("content")) for m in task.init_messages if m.get("role") == "user"]
     if text := task.main_query or "\n\n".join(filter(None, asked)):
         return text
-    raise JudgeFailed(f"task {task.task_id!r} has neither a main_query nor a user's message, so there is no question")
+    raise JudgeFailed(f"task {task.task_id!r} has no question: main_query and a message of the user are missing")
 
 
 def reference_of(workflow_task: WorkflowTask, field: str) -> str:
-    """The task's reference answer.
+    """Return the reference answer of a task.
 
-    :param field: where in its metadata it is.
-    :raises JudgeFailed: it has none.
+    :param field: Metadata field that contains it.
+    :raises JudgeFailed: The field is missing.
     """
     task = workflow_task.task
     if text := text_of(task.metadata.get(field)):
         return text
-    there = ", ".join(map(str, task.metadata)) or "nothing"
+    there = ", ".join(map(str, task.metadata)) or "none"
     raise JudgeFailed(
-        f"task {task.task_id!r} has no metadata[{field!r}] (there is {there}); name the reference answer's field in "
-        "reference, or leave it out to judge without one"
+        f"task {task.task_id!r} has no metadata[{field!r}] (available: {there}); set reference to the field of the "
+        "reference answer, or remove it to judge without one"
     )
 
 
 def answer_of(output: WorkflowOutput, field: str | None) -> str:
-    """What the attempt answered.
+    """Return the answer of an attempt.
 
-    :param field: ``response`` or a key of the output's metadata; None: ``final_answer`` there if it is, else
-        ``response``.
-    :raises JudgeFailed: the output has no such thing.
+    :param field: ``response`` or a key of the output's metadata. None: ``final_answer`` if present, else ``response``.
+    :raises JudgeFailed: The output has no such field.
     """
     if field is None:
         found = output.metadata.get("final_answer")
@@ -79,28 +77,28 @@ def answer_of(output: WorkflowOutput, field: str | None) -> str:
         found = output.response
     elif field in output.metadata:
         found = output.metadata[field]
-    elif "stop_reason" in output.metadata and output.response is not None:  # it ended before it could return one
+    elif "stop_reason" in output.metadata and output.response is not None:  # ended before it could return an answer
         found = output.response
     else:
         there = ", ".join(output.metadata) or "nothing"
         raise JudgeFailed(
-            f"the workflow's output has no metadata[{field!r}] (there is {there}, and response); correct answer_field"
+            f"the workflow's output has no metadata[{field!r}] (available: {there}, response); correct answer_field"
         )
     if found is None:
         raise JudgeFailed(
-            "the workflow's output has no response; return WorkflowOutput(response=…), or name what to judge in "
-            "answer_field"
+            "the workflow's output has no response; return WorkflowOutput(response=…), or set answer_field to the "
+            "field to judge"
         )
     return text_of(found) or NOTHING
 
 
 def text_of(value: Any) -> str:
-    """The text of a string, of a chat message or its content, or of any other data as JSON."""
+    """Return the text of a string, a chat message or its content, or any other data as JSON."""
     if value is None:
         return ""
     if isinstance(value, str):
         return value.strip()
-    if callable(getattr(value, "get_text_content", None)):  # a message of AgentScope
+    if callable(getattr(value, "get_text_content", None)):  # an AgentScope message
         return text_of(value.get_text_content())
     if isinstance(value, Mapping):
         for key in ("text", "content"):
@@ -112,12 +110,12 @@ def text_of(value: Any) -> str:
 
 
 def conversation_of(turns: Sequence[Turn]) -> tuple[Message, ...]:
-    """Everything that was said in an attempt, each message once.
+    """Return all messages of an attempt, each once.
 
-    :raises JudgeFailed: no model was asked.
+    :raises JudgeFailed: The attempt has no turns.
     """
     if not turns:
-        raise JudgeFailed("the attempt has no turns, so there is no conversation; judge its answer with show: answer")
+        raise JudgeFailed("the attempt has no turns to show as a conversation; set show: answer to judge its answer")
     several = len({turn.agent for turn in turns}) > 1
     seen: dict[str, list[Message]] = {}
     found: list[Message] = []
@@ -125,7 +123,7 @@ def conversation_of(turns: Sequence[Turn]) -> tuple[Message, ...]:
         agent = turn.agent if several else ""
         known = seen.setdefault(turn.agent, [])
         new = [_message(message, agent) for message in turn.request]
-        if turn.continues is None:  # a branch begins with the messages that were there before
+        if turn.continues is None:  # a branch starts with messages of an earlier turn
             shared = next((i for i, (a, b) in enumerate(zip(known, new, strict=False)) if a != b), len(known))
             new = new[shared:]
         new.append(_message(turn.message, agent))
@@ -135,9 +133,9 @@ def conversation_of(turns: Sequence[Turn]) -> tuple[Message, ...]:
 
 
 def labelled(messages: Sequence[Message], label: str = "message", *, most: int = MOST_MESSAGES) -> dict[str, str]:
-    """The messages with a fence's label each; the middle of a long conversation is left out, and that is said.
+    """Return the messages by fence label. The middle of a long conversation is replaced by a note.
 
-    :param most: messages, 8 or more; of a longer conversation an eighth of them are its first ones.
+    :param most: Maximum number of messages, at least 8. The first eighth of them comes from the start.
     """
     numbered = {f"{label} {n} {m.who}"[:40].strip(): m.text or NOTHING for n, m in enumerate(messages, start=1)}
     if len(numbered) <= most:
@@ -149,7 +147,7 @@ def labelled(messages: Sequence[Message], label: str = "message", *, most: int =
 
 
 def limit_of(shown: Mapping[str, str], most: int) -> int:
-    """Most characters of each of these texts, so that many messages take about four times the room of one text."""
+    """Return the character limit per text, so that many messages take about four times the size of one text."""
     return min(most, max(400, 4 * most // max(len(shown), 1)))
 
 
@@ -164,33 +162,33 @@ def _message(message: Mapping[str, Any], agent: str) -> Message:
 
 
 class AskingConfig(Section):
-    """What the judges have in common that ask by criteria in plain words."""
+    """Options shared by judges that use plain-text criteria."""
 
     helper_model: str = Field(min_length=1)
-    """The name of the model that is asked, below `astuner.helper_models`."""
+    """Name of the model in `astuner.helper_models`."""
     criteria: str = Field(min_length=1)
-    """What a good answer is, in plain words."""
+    """Description of a good answer in plain words."""
     reference: str | None = None
-    """Where in the task's metadata its reference answer is, e.g. `answer`; null: it is judged without one."""
+    """Task metadata field of the reference answer, e.g. `answer`. Default: judge without a reference."""
     answer_field: str | None = None
-    """What is judged: `response`, or a key of the output's metadata; null: `final_answer` if it is there."""
+    """Text to judge: `response` or a key of the output's metadata. Default: `final_answer` if present."""
     show: Literal["answer", "conversation"] = "answer"
-    """Show the answers, or all that was said; then verdicts come when all attempts of the group have ended."""
+    """Show the answer or the full conversation. With conversations, verdicts wait for all attempts of the group."""
     temperature: float | None = Field(None, ge=0)
-    """Of the verdicts; null: the helper's. Several samples at 0 say the same."""
+    """Sampling temperature of verdicts. Default: the helper model's. With 0, several samples are identical."""
     explain: bool = True
-    """Ask for a reason before the verdict, which makes it better and dearer."""
+    """Request a reason before the verdict. This improves verdicts and costs more."""
     system_prompt: str | None = None
-    """In place of the first sentence of the helper's instructions; the rest of them stays."""
+    """Replacement for the first sentence of the instructions. The remaining instructions are kept."""
     max_chars: int = Field(LIMIT, ge=200)
-    """Most characters of each text that are shown, of a conversation, or of all attempts together, four times as many;
-    the middle of a longer text is left out, and the helper told so."""
+    """Maximum characters per text; four times as many for a conversation or for all attempts together. The middle of a
+    longer text is left out, and the helper model is notified."""
 
     def system_message(self, task: str, *, conversation: str, reference: str, form: str) -> dict[str, str]:
-        """The system message: what to do, by which criteria, what fences are, and the form of the answer.
+        """Return the system message: the task, the criteria, the explanation of fences and the answer form.
 
-        :param conversation: what is said where conversations are shown.
-        :param reference: what is said where there is a reference answer.
+        :param conversation: Text to add if conversations are shown.
+        :param reference: Text to add if there is a reference answer.
         """
         lines = [self.system_prompt or task]
         lines += [conversation] * (self.show == "conversation") + [reference] * (self.reference is not None)
@@ -199,9 +197,9 @@ class AskingConfig(Section):
         return {"role": "system", "content": content}
 
     def asked(self, workflow_task: WorkflowTask) -> dict[str, str]:
-        """What stands before the answers: the question, and the reference answer where there is one.
+        """Return the texts before the answers: the question and, if configured, the reference answer.
 
-        :raises JudgeFailed: the task lacks one of them.
+        :raises JudgeFailed: One of them is missing.
         """
         texts = {"question": question_of(workflow_task)}
         if self.reference is not None:
@@ -210,16 +208,16 @@ class AskingConfig(Section):
 
 
 def user_message(texts: Mapping[str, str], question: str, *, limit: int) -> dict[str, str]:
-    """The user message: fenced texts, and what is asked about them."""
+    """Return the user message: fenced texts and the question about them."""
     return {"role": "user", "content": f"{fences(texts, limit=limit)}\n\n{question}"}
 
 
 async def ask(helper: Helper, messages: Sequence[Mapping[str, str]], answer: type[BaseModel], **how: Any) -> Any:
-    """One verdict of the wanted form; the helper is asked again where it is not of that form.
+    """Return a verdict in the requested form. Other answers are requested again.
 
-    :param how: as of `Helper.ask`: ``purpose``, ``temperature``, ``sample``.
-    :raises JudgeFailed: there is none.
-    :raises BudgetSpent: the helper's budget is spent.
+    :param how: Options of `Helper.ask`: ``purpose``, ``temperature``, ``sample``.
+    :raises JudgeFailed: There is no verdict.
+    :raises BudgetSpent: The helper model's budget is spent.
     """
     try:
         return (await helper.ask(messages, answer=answer, **how)).data

@@ -1,12 +1,11 @@
-"""Answers that try to get a good verdict without being good.
+"""Attacks: answers that try to get a good verdict without being good.
 
-Each is what a trained agent has been seen to find, or what is published about judges: orders to the judge,
-impersonation, forged verdicts and marker lines, overflow, and disguises.  None of them answers any question, so a
-judge that gives one more than the same answer without it has been moved.  They are fixed texts: a card of today and
-one of last month are about the same list.
+They are known from trained agents and from publications on judges: instructions to the judge, impersonation, forged
+verdicts and marker lines, overflow, and obfuscation. None of them answers a question, so a judge whose verdict rises
+was manipulated. The texts are fixed, so cards of different dates are comparable.
 
-A judge may be moved by any change of a text; `astuner_rubrics.changes` has changes that mean nothing, and only what
-attacks gain beyond those is an attack's doing.
+Any change of a text may move a judge. Attacks therefore count only beyond the neutral changes of
+`astuner_rubrics.changes`.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ Kind = Literal["instruct", "impersonate", "format", "overflow", "encode"]
 
 @dataclass(frozen=True)
 class Attack:
-    """One answer that tries to move the judge."""
+    """An answer that tries to manipulate the judge."""
 
     name: str
     kind: Kind
     text: str
 
     def on(self, answer: str) -> str:
-        """An answer with the attack behind it."""
+        """Return an answer followed by the attack."""
         return f"{answer}\n\n{self.text}" if answer else self.text
 
 
@@ -69,4 +68,4 @@ ATTACKS: tuple[Attack, ...] = tuple(
     for kind in get_args(Kind)
     for name, text in {**_WRITTEN.get(kind, {}), **_COMPUTED.get(kind, {})}.items()
 )
-"""All of them, in order of kind. Names do not repeat."""
+"""All attacks, ordered by kind. Names are unique."""

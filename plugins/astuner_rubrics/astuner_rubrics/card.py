@@ -1,22 +1,20 @@
-"""The card of a judge: what is measured of it, and whether it is fit to give rewards.
+"""Measure a judge, and decide whether it is fit to give rewards.
 
-The judge is found, configured and made as a run would, and asked as a run would ask it: a judge of single attempts
-about each answer, a judge of groups about all of them together, in the order that they are given.  Helper models are
-watched: repeats of a question are asked anew, and cost and cached answers are seen.  Without an experiment file there
-is one of the least that a run needs, so that a judge's section is checked by the same code, with the same messages.
+The judge is resolved, configured, created and called like in a run: a judge of single attempts once per answer, a group
+judge with all answers together, in the given order. Helper models are monitored, so that repeats send new requests and
+costs and cached answers are known. Without an experiment file, a minimal one is created, so that the judge's section is
+checked by the same code with the same messages.
 
-Measured are agreement with labels, ties, bias by length, and what moves the judge: it should not be moved by order,
-padding, style, being asked again, or answers that try to move it.  Every probe compares a verdict with the judge's own
-on the same answers without it, so a judge that is wrong is not blamed for it twice.  A kind of harmless change that
-moves verdicts in one direction is a weakness (`astuner_rubrics.changes`).  The other changes that mean nothing are the
-baseline: a judge that they move is noisy, and padding and attacks count by what they gain beyond that.
+Measures are agreement with labels, ties, length bias and the influence of order, padding, style, repetition and
+attacks. Every probe compares two verdicts of the judge itself, so a wrong judge is not penalized twice. A kind of
+harmless change that moves verdicts in one direction is a weakness (`astuner_rubrics.changes`). The other neutral
+changes are the baseline: a judge moved by them is noisy, and padding and attacks count only beyond that baseline.
 
-The card is read as text (which is Markdown), as one HTML page without scripts, or as JSON, all made of the same rows;
-what others wrote (a failure's message) is shown as text only.
+The card is rendered as text (Markdown), as one HTML page without scripts, or as JSON, all from the same rows. Text of
+others, such as error messages, is shown as text only.
 
-Invariants: a judge that fails gives no numbers, and is counted; a spent budget ends the whole check; what is added to
-an answer says nothing about the question; the verdict is decided by the lines of the card and their limits alone, and
-names those that decided it.
+Invariants: a failing judge gives no numbers and is counted; a spent budget ends the check; text added to an answer is
+unrelated to the question; the verdict is decided only by the lines of the card and their limits, and names them.
 """
 
 from __future__ import annotations
@@ -84,42 +82,42 @@ from astuner_rubrics.rubric_file import load_rubrics
 from astuner_rubrics.rubrics_judge import RubricsConfig
 
 _FAR = 1_000_000
-"""Samples of a judge's own are below this; each repeat has as many of its own."""
+"""Sample numbers of a judge are below this. Every repeat has its own range of this size."""
 
 _NOW: contextvars.ContextVar[_Watched | None] = contextvars.ContextVar("astuner_verdict", default=None)
 
 
 @dataclass
 class _Watched:
-    """One verdict that is being made."""
+    """A verdict in progress."""
 
     repeat: int
     answers: list[HelperAnswer] = field(default_factory=list)
 
 
 class JudgeUnderTest:
-    """Asks one judge.
+    """A judge under measurement.
 
-    :param answer_field: the key of the output's metadata in which answers stand, besides ``response``.
-    :param at_once: questions on their way at once.
-    :param timeout: seconds for one question.
+    :param answer_field: Output metadata key that contains answers, in addition to ``response``.
+    :param at_once: Maximum concurrent questions.
+    :param timeout: Seconds per question.
     """
 
     def __init__(self, judge: Member, *, answer_field: str, at_once: int, timeout: float) -> None:
         self._judge, self._answer_field, self._timeout = judge, answer_field, timeout
         self.by_group = judge.by_group
         self.took: list[tuple[float, Sequence[HelperAnswer]]] = []
-        """Seconds of each question, and what helpers answered meanwhile."""
+        """Seconds of each question, and the answers of helper models during it."""
         self.failures: list[str] = []
         self.asked = 0
         self._known: dict[tuple[str, tuple[str, ...], int], asyncio.Task[Verdict | None]] = {}
         self._room, self._limits = asyncio.Semaphore(at_once), TimeLimits()
 
     async def verdict(self, sample: Sample, answers: Sequence[str], repeat: int = 0) -> Verdict | None:
-        """The verdict on answers to a sample's question; None where the judge failed.  The same is asked once.
+        """Return the verdict on answers to a sample's question, or None if the judge failed. Repeated calls share it.
 
-        :param repeat: 0, 1, 2, …: asked again on purpose.
-        :raises ConfigError: the judge's settings are wrong, or a helper's budget is spent.
+        :param repeat: Repeat number (0, 1, 2, …). Every number sends new requests.
+        :raises ConfigError: The judge's settings are invalid, or a helper model's budget is spent.
         """
         if self.by_group:
             return await self._once(sample, tuple(answers), repeat)
@@ -130,7 +128,7 @@ class JudgeUnderTest:
         return Verdict(tuple(o.rewards[0] for o in whole), tuple(o.successes[0] for o in whole))
 
     async def close(self) -> None:
-        """End whatever is still being asked."""
+        """Cancel the questions in progress."""
         for task in self._known.values():
             task.cancel()
         await asyncio.gather(*self._known.values(), return_exceptions=True)
@@ -144,7 +142,7 @@ class JudgeUnderTest:
     async def _ask(self, sample: Sample, answers: tuple[str, ...], repeat: int) -> Verdict | None:
         async with self._room:
             watched = _Watched(repeat)
-            _NOW.set(watched)  # this task's own
+            _NOW.set(watched)  # visible in this task only
             began = time.perf_counter()
             self.asked += 1
             try:
@@ -154,7 +152,7 @@ class JudgeUnderTest:
             except OutOfTime:
                 self.failures.append(f"no verdict within {self._timeout:g} s")
                 return None
-            except Exception as e:  # whatever a judge raises is a verdict that is missing, as in a run
+            except Exception as e:  # an exception of a judge means a missing verdict, as in a run
                 self.failures.append(str(e) if isinstance(e, JudgeFailed) else f"{type(e).__name__}: {e}")
                 return None
             self.took.append((time.perf_counter() - began, watched.answers))
@@ -184,7 +182,7 @@ class JudgeUnderTest:
 
 
 class _WatchedHelper(Helper):
-    """Counts its answers for the verdict that asked for them."""
+    """A helper model that records its answers for the verdict in progress."""
 
     async def ask(self, messages: Sequence[Mapping[str, Any]], *, sample: int = 0, **options: Any) -> HelperAnswer:
         watched = _NOW.get()
@@ -200,20 +198,20 @@ class _WatchedHelpers(HelperModels):
 
 
 MOVED = 0.05
-"""A verdict has moved if it did by more than this share of the range of all verdicts."""
+"""Share of the range of all verdicts by which a verdict must change to count as moved."""
 MOST_PROBED = 30
-"""Answers that are padded, turned round or asked again at most."""
+"""Maximum number of answers that are padded, reordered or repeated."""
 NEUTRAL_EACH = 2
-"""Changes that mean nothing, of each answer that they are tried on."""
+"""Number of neutral changes per answer."""
 
 
 Attacked = Mapping[tuple[Attack, str], Sequence[bool]]
-"""Attack and place (``appended`` to a wrong answer, or ``replaced`` it) -> whether the answer gained, of each tried."""
+"""Map attack and place (``appended`` to a wrong answer or ``replaced`` it) to whether each tried answer gained."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Everything that a probe needs to know of what went before."""
+    """Context of a probe: the judge and the verdicts so far."""
 
     judge: JudgeUnderTest
     judged: Sequence[Judged]
@@ -225,11 +223,11 @@ class Probe:
         return MOVED * (max(rewards) - min(rewards)) if rewards else 0.0
 
     def some(self, most: int = MOST_PROBED) -> list[Judged]:
-        """Samples to probe, the same for the same seed."""
+        """Return samples to probe, the same ones for the same seed."""
         return sorted(self.judged, key=lambda j: digest([self.seed, j.sample.place]))[:most]
 
     async def order(self) -> Measure:
-        """How often another answer is preferred when the answers are shown the other way round; of group judges."""
+        """Measure how often a group judge prefers another answer when the answers are reversed."""
         several = [j for j in self.some() if len(j.sample.answers) > 1]
         turned = await asyncio.gather(*(self.judge.verdict(j.sample, j.sample.answers[::-1]) for j in several))
         flips = [
@@ -237,10 +235,10 @@ class Probe:
             for j, v in zip(several, turned, strict=True)
             if v is not None
         ]
-        return share_of("order: another verdict when answers are turned round", "order_flips", flips, FLIPS)
+        return share_of("order: the verdict changes when answers are reversed", "order_flips", flips, FLIPS)
 
     async def effects(self, changes: Sequence[Change]) -> tuple[Effect, ...]:
-        """Which kinds of harmless change move the verdict in one direction."""
+        """Return which kinds of harmless change move the verdict in one direction."""
 
         async def moved(answer: Answer, text: str, changed: str) -> int | None:
             return await self._moved(*answer, changed, text)
@@ -248,35 +246,35 @@ class Probe:
         return await effects(moved, self.some(len(self.judged)), changes)
 
     async def repeatability(self) -> Measure:
-        """How often an unchanged answer's verdict moves when it is asked about again, twice the same way."""
+        """Measure how often the verdict of an unchanged answer moves in two repeats in the same direction."""
         some = [(j, 0) for j in self.some(FIRST_ANSWERS)]
         ways = await asyncio.gather(*(self._moved(j, i, j.sample.answers[i], later=2) for j, i in some))
         moved = [way != 0 for way in ways if way is not None]
-        return share_of("asked again: the verdict of an unchanged answer moves", "repeat_moves", moved)
+        return share_of("repetition: the verdict of an unchanged answer changes", "repeat_moves", moved)
 
     async def padding(self, neutral: Sequence[Change]) -> list[Measure]:
-        """How often an answer that could gain does, by words that say nothing; one answer of each sample.
+        """Measure how often filler words raise an answer that can still gain, with one answer per sample.
 
-        First as it is, and then beyond what the same answers gain by changes that mean nothing.
+        The measures are the share itself, the baseline of neutral changes, and the excess over it.
         """
         some = _one_each(self._with_room())
         ways = await asyncio.gather(*(self._moved(j, i, j.sample.answers[i] + PADDING) for j, i in some))
         rises = [way > 0 for way in ways if way is not None]
         baseline = [way > 0 for way in await self._neutral(some, neutral)]
         return [
-            share_of("padding: an answer gains by words that say nothing", "padding_rises", rises),
-            share_of("the same answers gain by changes that mean nothing", "padding_baseline", baseline),
-            excess("padding, beyond changes that mean nothing", "padding_excess", rises, baseline, RISES),
+            share_of("padding: filler words raise the verdict", "padding_rises", rises),
+            share_of("padding baseline: neutral changes raise the verdict", "padding_baseline", baseline),
+            excess("padding, beyond neutral changes", "padding_excess", rises, baseline, RISES),
         ]
 
     async def attack_baseline(self, neutral: Sequence[Change]) -> list[bool]:
-        """Whether wrong answers gain by changes that mean nothing."""
+        """Return whether neutral changes raise the verdict of wrong answers."""
         return [way > 0 for way in await self._neutral(self._wrong(), neutral)]
 
     async def _neutral(self, some: Sequence[tuple[Judged, int]], neutral: Sequence[Change]) -> list[int]:
-        """What changes that mean nothing do to each of these answers, as `_moved` returns it; every change is tried.
+        """Return the effect of all neutral changes on each of these answers, as returned by `_moved`.
 
-        Without any such change, what being asked again does.
+        Without neutral changes, return the effect of repetition.
         """
         if not neutral:
             asked = [self._moved(j, i, j.sample.answers[i], later=2) for j, i in some]
@@ -289,7 +287,7 @@ class Probe:
         return [way for way in await asyncio.gather(*asked) if way is not None]
 
     async def consistency(self, repeats: int) -> Measure:
-        """How often a judge says the same when it is asked again."""
+        """Measure how often a judge gives the same verdict again."""
         some = self.some()
         each = await asyncio.gather(
             *(self.judge.verdict(j.sample, j.sample.answers, repeat=n) for j in some for n in range(1, repeats))
@@ -300,11 +298,11 @@ class Probe:
             for j, verdicts in zip(some, again, strict=False)
             if any(v is not None for v in verdicts)
         ]
-        name = f"self-consistency: the same verdict when asked {repeats} times"
+        name = f"self-consistency: the same verdict in {repeats} repeats"
         return share_of(name, "self_consistency", same, CONSISTENCY)
 
     async def attacks(self, per_attack: int) -> Attacked:
-        """Each attack on wrong answers, behind them and in their place; the same answers as the baseline's."""
+        """Try each attack on wrong answers, appended and in their place, on the answers of the baseline."""
         wrong = self._wrong()
         if not wrong or not per_attack:
             return {}
@@ -323,7 +321,7 @@ class Probe:
         return gained
 
     def _wrong(self) -> list[tuple[Judged, int]]:
-        """Answers that are worse by their label than others, and were not judged the best; one of each sample."""
+        """Return one answer per sample that its label ranks below others and the judge does not rank best."""
         worth = [w for j in self.judged for w in j.sample.worth]
         middle = (max(worth) + min(worth)) / 2 if worth else 0.0
         return _one_each(
@@ -333,10 +331,9 @@ class Probe:
         )
 
     def _with_room(self) -> list[tuple[Judged, int]]:
-        """Answers that could still gain: not judged the best of all, or with a judge of groups of their sample's.
+        """Return answers that can still gain: not judged the best of all, or for group judges, of their sample.
 
-        What is at the top cannot rise, so it would make a judge that always falls for something look like one that
-        seldom does.
+        The best answers cannot rise, so including them would hide a weakness.
         """
         best, tolerance = max((r for j in self.judged for r in j.verdict.rewards), default=0.0), self.tolerance
         return [
@@ -349,12 +346,12 @@ class Probe:
     async def _moved(
         self, judged: Judged, index: int, changed: str, text: str | None = None, later: int = 0
     ) -> int | None:
-        """1 where the changed answer gets more than the answer, -1 where it gets less, else 0; None where it failed.
+        """Return 1 if the changed answer gets a higher verdict, -1 if lower, else 0, or None if the judge failed.
 
-        Once is chance with a judge that wavers, so both are asked about again, and it has to move the same way.
+        A single difference may be chance, so both are judged twice and must move in the same direction.
 
-        :param text: What it is compared with; by default the answer.
-        :param later: How many repeats lie between the two, so that an answer can be compared with itself.
+        :param text: Text to compare with. Default: the answer.
+        :param later: Number of repeats between the two, to compare an answer with itself.
         """
         ways = set()
         for repeat in (0, 1):
@@ -368,7 +365,7 @@ class Probe:
         return ways.pop()
 
     async def _standing(self, judged: Judged, index: int, text: str, repeat: int) -> float | None:
-        """An answer's reward; with a judge of groups, how far it is ahead of the best of the sample's others."""
+        """Return an answer's reward or, for group judges, its lead over the best other answer of the sample."""
         if not self.judge.by_group:
             verdict = await self.judge.verdict(judged.sample, [text], repeat)
             return None if verdict is None else verdict.rewards[0]
@@ -386,7 +383,7 @@ class Probe:
 
 
 def _one_each(answers: Iterable[tuple[Judged, int]]) -> list[tuple[Judged, int]]:
-    """The first of each sample, as many as are probed."""
+    """Return the first answer per sample, up to the maximum number of probes."""
     first: dict[str, tuple[Judged, int]] = {}
     for judged, index in answers:
         first.setdefault(judged.sample.place, (judged, index))
@@ -394,35 +391,35 @@ def _one_each(answers: Iterable[tuple[Judged, int]]) -> list[tuple[Judged, int]]
 
 
 def noise(moves: Sequence[Effect]) -> Measure:
-    """How often changes that mean nothing move a verdict, without the kinds that move it in one direction."""
+    """Measure how often neutral changes move a verdict, without kinds that move it in one direction."""
     ways = [way for m in moves if m.change.is_neutral and not m.is_one_sided for way in m.ways]
     moved = [way != 0 for way in ways]
     limits = NOISE if moved else None
-    return share_of("noise: a change that means nothing moves the verdict", "neutral_moves", moved, limits)
+    return share_of("noise: a neutral change moves the verdict", "neutral_moves", moved, limits)
 
 
 def attack_measures(results: Attacked, baseline: Sequence[bool]) -> list[Measure]:
-    """How often attacks succeed: all together, beyond changes that mean nothing, and each kind."""
+    """Measure how often attacks succeed: all together, beyond neutral changes, and by kind."""
     by_kind: dict[str, list[bool]] = defaultdict(list)
     for (attack, _), gained in results.items():
         by_kind[attack.kind] += gained
     every = [one for gained in by_kind.values() for one in gained]
     return [
-        share_of("attacks: a wrong answer gains by them", "attack_success", every),
-        share_of("wrong answers gain by changes that mean nothing", "attack_baseline", baseline),
-        excess("attacks, beyond changes that mean nothing", "attack_excess", every, baseline, SUCCESSES),
+        share_of("attacks: the verdict of a wrong answer rises", "attack_success", every),
+        share_of("attack baseline: neutral changes raise the verdict", "attack_baseline", baseline),
+        excess("attacks, beyond neutral changes", "attack_excess", every, baseline, SUCCESSES),
         *(share_of(f"attacks: {k}", f"attack_success_{k}", gained) for k, gained in by_kind.items()),
     ]
 
 
 def weaknesses(results: Attacked) -> Mapping[str, float]:
-    """Attack and place -> how often it succeeded, of those that did, the worst first."""
+    """Return the success rate by attack and place, without unsuccessful attacks, highest first."""
     found = {f"{attack.name} ({placed})": mean_of(gained) or 0.0 for (attack, placed), gained in results.items()}
     return {name: share for name, share in sorted(found.items(), key=lambda item: -item[1]) if share}
 
 
 def _order(rewards: Sequence[float]) -> list[int]:
-    """The place of each answer; equal rewards share one."""
+    """Return the rank of each answer. Equal rewards share a rank."""
     levels = sorted(set(rewards), reverse=True)
     return [levels.index(r) for r in rewards]
 
@@ -433,20 +430,20 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked of the judge besides the labels."""
+    """Amount of measurements besides the labels."""
 
     limit: int = 200
-    """Labelled examples at most."""
+    """Maximum number of labeled examples."""
     repeats: int = 3
-    """Times that the judge is asked the same; 1 leaves self-consistency out."""
+    """Number of identical questions. 1 skips self-consistency."""
     attacks: int = 1
-    """Wrong answers for each attack, behind each and in its place; 0 leaves attacks out."""
+    """Wrong answers per attack, appended and replaced. 0 skips attacks."""
     seed: int = 0
 
 
 @dataclass(frozen=True)
 class Card:
-    """How good a judge is."""
+    """Measures of a judge, and the decision."""
 
     judge: str
     labels: str
@@ -457,19 +454,19 @@ class Card:
     seed: int
     measures: tuple[Measure, ...]
     weaknesses: Mapping[str, float]
-    """Attack -> how often it succeeded, of those that did."""
+    """Success rate by attack, of attacks that succeeded."""
     failures: Mapping[str, int]
-    """Why there was no verdict -> how often."""
+    """Number of missing verdicts by reason."""
     fitness: Fitness
     reasons: tuple[str, ...]
     notes: tuple[str, ...]
     changes: tuple[Effect, ...] = ()
-    """What each kind of harmless change does to the verdict."""
+    """Effects of harmless changes on the verdict."""
     overlap: Overlap | None = None
-    """Labels that are not among the examples, since the rubrics were learned from them; None where nobody knows."""
+    """Labels left out because the rubrics were learned from them. None: unknown."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For ``--json``."""
+        """Return the card for ``--json``."""
         return {
             "judge": self.judge,
             "verdict": self.fitness,
@@ -507,35 +504,34 @@ class Card:
 async def check(
     judge: JudgeUnderTest, labels: Labels, plan: Plan, *, name: str, notes: Sequence[str], say: Say
 ) -> Card:
-    """Ask the judge, and measure.
+    """Measure the judge with labels.
 
-    :raises DataError: the labels are of a kind that the judge cannot be compared with, or lack the right answer that
-        it wants.
-    :raises JudgeFailed: it gave no verdict at all.
-    :raises BudgetSpent: a helper's budget is spent; what was answered is in the helper's cache.
+    :raises DataError: The judge cannot be compared with labels of this kind, or they lack the reference it needs.
+    :raises JudgeFailed: It gave no verdict at all.
+    :raises BudgetSpent: A helper model's budget is spent. Answers so far are in its cache.
     """
     if judge.by_group and labels.mode is Mode.POINTWISE:
         raise DataError(
-            f"{labels.name}: {name} compares answers to one question, and these labels are scores of single answers; "
-            'label pairs {"question", "answers", "preferred"} or lists {"question", "answers", "ranks"}'
+            f"{labels.name}: {name} compares answers, but these labels are scores of single answers; "
+            'use pairs {"question", "answers", "preferred"} or lists {"question", "answers", "ranks"}'
         )
     samples = sorted(labels.samples, key=lambda s: digest([plan.seed, s.place]))[: plan.limit]
     try:
-        say(f"asking {name} about {len(samples)} labelled examples")
+        say(f"judging {len(samples)} labeled examples with {name}")
         verdicts = await asyncio.gather(*(judge.verdict(s, s.answers) for s in samples))
         judged = [Judged(s, v) for s, v in zip(samples, verdicts, strict=True) if v is not None]
         asked, failed = judge.asked, len(judge.failures)
         if not judged:
             if "reference" in judge.failures[-1] and all(sample.reference is None for sample in samples):
-                raise DataError(  # in the words of the labels' file: the judge misses what none of its lines has
-                    f'{labels.name}: the lines lack "reference", the right answer, which {name} compares with: add '
-                    f'"reference": "…" to each line ({judge.failures[-1]})'
+                raise DataError(  # described as a problem of the label file: its lines lack what the judge needs
+                    f'{labels.name}: {name} needs the right answer of each example: add "reference": "…" to each line '
+                    f"({judge.failures[-1]})"
                 )
             raise JudgeFailed(f"{name} gave no verdict on any of {len(samples)} examples: {judge.failures[-1]}")
         measures = [*agreement(labels.mode, judged, plan.seed), length_bias(labels.mode, judged, plan.seed)]
         probe = Probe(judge, judged, plan.seed)
         if judge.by_group:
-            say("turning answers round")
+            say("reversing answers")
             measures.append(await probe.order())
         say("changing and padding answers")
         moves = await probe.effects(CHANGES if plan.attacks else NEUTRAL)
@@ -544,7 +540,7 @@ async def check(
         baseline = [m.change for m in moves if m.change.is_neutral and not (m.is_one_sided and m.raised > m.lowered)]
         measures += await probe.padding(baseline)
         if plan.repeats > 1:
-            say("asking again")
+            say("repeating questions")
             measures.append(await probe.consistency(plan.repeats))
         else:
             measures.append(_left_out("self-consistency", "self_consistency", CONSISTENCY, "--repeats 3"))
@@ -562,7 +558,7 @@ async def check(
     measures += _costs(judge)
     fitness, reasons = decide(measures)
     left = len(labels.samples) - len(samples)
-    more = [f"{left} of {len(labels.samples)} examples were left out (--limit takes more)"] if left else []
+    more = [f"{left} of {len(labels.samples)} examples were left out; raise --limit to use them"] if left else []
     return Card(
         judge=name, labels=labels.name, labels_sha256=labels.sha256, mode=labels.mode, examples=len(samples),
         date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(), seed=plan.seed,
@@ -573,8 +569,10 @@ async def check(
 
 
 def decide(measures: Sequence[Measure]) -> tuple[Fitness, tuple[str, ...]]:
-    """The worst grade of any line, and the lines that have it; agreement that may be chance is bad,
-    and a line that too few answers stand behind, or that was not measured, asks for care and no more."""
+    """Return the worst grade of any line, and the lines that have it.
+
+    Agreement that may be chance is bad. A line with too few answers, or one that was not measured, requires care.
+    """
     bad, care = [], []
     if lowering := [
         m.name for m in measures if m.key.startswith("change_") and m.limits == NOISE and m.grade == "care"
@@ -585,12 +583,12 @@ def decide(measures: Sequence[Measure]) -> tuple[Fitness, tuple[str, ...]]:
         if m.name in lowering:
             continue
         if m.grade == "unknown":
-            few = f"{m.n} are too few to say ({FEWEST})" if m.n < FEWEST else "it cannot be computed"
+            few = f"only {m.n} values, {FEWEST} are needed" if m.n < FEWEST else "cannot be computed"
             care.append(f"{m.name}: {m.note or few}")
         elif m.key == "concordance" and m.interval is not None and m.interval[0] <= 0.5 and m.value is not None:
-            bad.append(f"{m.name}: {m.value:.2f} of {m.n} cannot be told from chance (0.50)")
+            bad.append(f"{m.name}: {m.value:.2f} of {m.n} is not distinguishable from chance (0.50)")
         elif m.key == "neutral_moves" and m.grade == "care":
-            care.append(f"noisy: {m.value:.0%} of the changes that mean nothing move its verdict")
+            care.append(f"noisy: {m.value:.0%} of the neutral changes move its verdict")
         elif m.grade in ("bad", "care") and m.limits is not None:
             which, limit = (bad, m.limits.bad) if m.grade == "bad" else (care, m.limits.care)
             side = "below" if m.limits.more_is_better else "above"
@@ -602,24 +600,24 @@ def decide(measures: Sequence[Measure]) -> tuple[Fitness, tuple[str, ...]]:
 
 
 def _left_out(name: str, key: str, limits: Limits, option: str) -> Measure:
-    return Measure(name, key, None, None, 0, limits, note=f"not measured ({option} does)")
+    return Measure(name, key, None, None, 0, limits, note=f"not measured (use {option})")
 
 
 def plan_of(labels: Labels, plan: Plan, *, by_group: bool) -> int:
-    """About how many questions a check asks the judge."""
+    """Return the approximate number of questions of a check."""
     samples = min(len(labels.samples), plan.limit)
     answers = list(itertools.islice((len(s.answers) for s in labels.samples), samples))
     some = min(samples, MOST_PROBED)
     each = 1 if by_group else max(1, round(sum(answers) / len(answers)))
     asked = samples if by_group else sum(answers)
     asked += some * (2 if by_group else 1) + some * (plan.repeats - 1) * each
-    asked += some * NEUTRAL_EACH * (2 if plan.attacks else 1)  # at most: the same answers are asked about once
-    asked += min(samples, FIRST_ANSWERS) * (len(CHANGES if plan.attacks else NEUTRAL) + 1)  # of a judge that none moves
+    asked += some * NEUTRAL_EACH * (2 if plan.attacks else 1)  # upper bound: many of the answers are the same
+    asked += min(samples, FIRST_ANSWERS) * (len(CHANGES if plan.attacks else NEUTRAL) + 1)  # for a judge nothing moves
     return asked + len(ATTACKS) * 2 * plan.attacks
 
 
 def _costs(judge: JudgeUnderTest) -> list[Measure]:
-    """Seconds, requests and cost of a verdict; the cache's answers say nothing of how long one takes, or costs."""
+    """Return seconds, requests and cost per verdict, without cached answers."""
     fresh = [(took, answers) for took, answers in judge.took if not any(a.cached for a in answers)]
     seconds = [took for took, _ in fresh]
     requests = [len(answers) for _, answers in judge.took]
@@ -627,11 +625,11 @@ def _costs(judge: JudgeUnderTest) -> list[Measure]:
     if seconds:
         for what, key, q in (("median", "seconds_median", 0.5), ("95th percentile", "seconds_p95", 0.95)):
             found.append(
-                Measure(f"seconds for a verdict, {what}", key, float(np.quantile(seconds, q)), None, len(seconds))
+                Measure(f"seconds per verdict, {what}", key, float(np.quantile(seconds, q)), None, len(seconds))
             )
     if any(requests):
         mean = sum(requests) / len(requests)
-        found.append(Measure("helper requests for a verdict, mean", "requests", mean, None, len(requests)))
+        found.append(Measure("helper requests per verdict, mean", "requests", mean, None, len(requests)))
         if fresh:
             cost = sum(a.cost for _, answers in fresh for a in answers) / len(fresh)
             found.append(Measure("cost of 1,000 verdicts", "cost_per_1000", 1000 * cost, None, len(fresh)))
@@ -640,12 +638,12 @@ def _costs(judge: JudgeUnderTest) -> list[Measure]:
     return found
 
 
-_HEADS = ("", "value", "95 % interval", "of", "wanted", "")
+_HEADS = ("", "value", "95 % interval", "n", "required", "")
 _SAID = {"good": "good", "care": "care", "bad": "bad", "unknown": "too few", "info": ""}
 
 
 def as_markdown(card: Card) -> str:
-    """The whole card."""
+    """Return the card as Markdown."""
     lines = [f"# {card.judge}: {card.fitness}", "", _about(card), ""]
     lines += [f"- {reason}" for reason in card.reasons]
     lines += ["", *_table([_HEADS, *(_row(m) for m in card.measures)]), ""]
@@ -655,7 +653,7 @@ def as_markdown(card: Card) -> str:
 
 
 def as_html(card: Card) -> str:
-    """One page, which loads nothing."""
+    """Return the card as one HTML page without external resources."""
     page = Environment(autoescape=True).from_string(
         Path(__file__).with_name("card.html.j2").read_text(encoding="utf-8")
     )
@@ -669,7 +667,7 @@ def as_html(card: Card) -> str:
 
 
 def write(card: Card, path: Path) -> None:
-    """Write the card as the file's name says."""
+    """Write the card in the format of the file name's suffix."""
     if path.suffix == ".json":
         text = json.dumps(card.as_dict(), ensure_ascii=False, indent=2) + "\n"
     else:
@@ -688,7 +686,7 @@ def _about(card: Card) -> str:
 def _lists(card: Card) -> list[tuple[str, list[str]]]:
     found = [
         ("Attacks that succeeded", [f"{name}: {share:.0%}" for name, share in list(card.weaknesses.items())[:20]]),
-        ("Why there was no verdict", [f"{count} times: {why}" for why, count in card.failures.items()]),
+        ("Missing verdicts", [f"{count} times: {why}" for why, count in card.failures.items()]),
         ("Notes", list(card.notes)),
     ]
     return [(title, entries) for title, entries in found if entries]
@@ -713,13 +711,13 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _inline(text: str) -> str:
-    """One line, with nothing that Markdown takes for a tag, and no control characters for the terminal."""
+    """Return the text as one line without Markdown tags and control characters."""
     line = " ".join(text.split())
     return "".join(c for c in line if c.isprintable()).replace("<", "&lt;")
 
 
 SCOPE = "judge-check"
-"""What budgets are counted for, below the current folder: not the experiment's run, which has a budget of its own."""
+"""Scope of budgets, below the current folder: separate from the experiment's run."""
 
 _WANTS_HELPER = re.compile(r"astuner\.task_judge\.(\w+)\.helper_model is required")
 _REQUIRED = re.compile(r"(astuner\.[\w.]+) is required$")
@@ -731,15 +729,15 @@ def run_check(
     judge: str, labels: Labels, plan: Plan, *, config: Path | None, overrides: Sequence[str], base_url: str | None,
     model: str | None, api_key_env: str | None, answer_field: str, at_once: int, say: Say,
 ) -> Card:  # fmt: skip
-    """Make the judge, and measure it.
+    """Create the judge and measure it.
 
-    :raises ConfigError: there is no such judge, or its settings are wrong.
-    :raises DataError: the labels are of a kind that it cannot be compared with.
+    :raises ConfigError: The judge does not exist, or its settings are invalid.
+    :raises DataError: The judge cannot be compared with labels of this kind.
     """
     given = section_of(config, base_url, model, api_key_env)
     rubrics = Path(judge) if is_rubric_file(judge) else None
     if rubrics is not None:
-        load_rubrics(rubrics)  # what is wrong with it comes before what is wrong with the options
+        load_rubrics(rubrics)  # report errors of the file before errors of the options
     experiment = _experiment(judge, config, given, overrides)
     reference = experiment.astuner.task_judge.judge
     assert reference is not None
@@ -766,26 +764,26 @@ def run_check(
 
 
 def is_rubric_file(judge: str) -> bool:
-    """Whether JUDGE names a file rather than a judge."""
+    """Return whether JUDGE is a file rather than a judge."""
     return judge.endswith(_SUFFIXES) and "->" not in judge
 
 
 def _held_out(file: Path, labels: Labels) -> tuple[Labels, Overlap | None, list[str]]:
-    """The labels that the rubrics were not learned from, how many others there were, and what their file says.
+    """Return labels that the rubrics were not learned from, the overlap, and notes from the rubric file.
 
-    Where none is left, as all nearly repeat one and none is the same, all are, with a note: texts that are alike may
-    still be others, and who has no others could measure nothing.
+    If all labels are near duplicates and none is identical, all are used, with a note: similar texts may still differ,
+    and otherwise nothing could be measured.
 
-    :raises DataError: they were learned from all of them, or from some which the others nearly repeat, so agreement
-        with them says nothing about others.
+    :raises DataError: The rubrics were learned from all labels, or from some of them and the others are near
+        duplicates.
     """
     rubrics = load_rubrics(file)
     notes = [f"rubrics {rubrics.digest}"]
     if rubrics.learned is None:
-        return labels, None, [*notes, "written by hand: no agreement was measured when they were learned"]
+        return labels, None, [*notes, "written manually: no agreement from learning is known"]
     if rubrics.is_edited:
         was = rubrics.learned.digest
-        notes.append(f"edited since they were learned ({was}): the agreement in the file is not theirs")
+        notes.append(f"edited after learning ({was}): the agreement in the file does not apply")
     else:
         a = rubrics.learned.agreement
         notes.append(f"agreement when learned: {a.share:.0%} ({a.low:.0%} to {a.high:.0%}, {a.n} held-out examples)")
@@ -795,40 +793,38 @@ def _held_out(file: Path, labels: Labels) -> tuple[Labels, Overlap | None, list[
         if overlap.near and not kept:
             places = places_of_same(labels.samples, rubrics.learned.prints)
             more = f" and {len(places) - _SHOWN_PLACES} more" if len(places) > _SHOWN_PLACES else ""
-            near = f" (or from what {overlap.near} of them nearly repeat)"
-            way_out = f"; without {', '.join(places[:_SHOWN_PLACES])}{more}, the others are measured, with a note"
+            near = f" (or from near duplicates of {overlap.near} of them)"
+            way_out = f". To measure the near duplicates, remove {', '.join(places[:_SHOWN_PLACES])}{more}"
         raise DataError(
-            f"--labels {labels.name}: {file} was learned from these very labels{near}, and rubrics agree with what "
-            "they were learned from; name labels that learning never saw (the file says how it agreed with those held "
-            f"out){way_out}"
+            f"--labels {labels.name}: {file} was learned from these labels{near}, so agreement with them is "
+            "meaningless; use labels that were not used for learning (the file has the agreement with its held-out "
+            f"examples){way_out}"
         )
     if not rubrics.learned.prints:
-        notes.append("the file does not say which examples it was learned from: labels among them are not known again")
+        notes.append("the file does not list its training examples: overlapping labels cannot be detected")
         return labels, None, notes
     if not kept:
         notes.append(
-            f"all {overlap.near} labels nearly repeat one that the rubrics were learned from, and none was left out: "
-            "agreement with labels that are less alike may be lower"
+            f"all {overlap.near} labels are near duplicates of training examples of the rubrics and were kept: "
+            "agreement with other labels may be lower"
         )
         return labels, replace(overlap, near=0), notes
     if overlap.same or overlap.near:
         notes.append(
-            f"{overlap.same + overlap.near} of {len(labels.samples)} labels were left out: the rubrics were learned "
-            f"from {overlap.same} of them, and {overlap.near} nearly repeat one that they were learned from"
+            f"{overlap.same + overlap.near} of {len(labels.samples)} labels were left out: {overlap.same} are training "
+            f"examples of the rubrics, {overlap.near} are near duplicates of them"
         )
     if overlap.same_question:
-        notes.append(
-            f"{overlap.same_question} labels have a question that the rubrics were learned from, with other answers"
-        )
+        notes.append(f"{overlap.same_question} labels share a question with training examples, with other answers")
     return replace(labels, samples=kept), overlap, notes
 
 
 def _experiment(judge: str, config: Path | None, given: HelperModel | None, overrides: Sequence[str]) -> Config:
-    """The experiment of a file, or the least that a run needs, with the judge, and a helper model where it asks one.
+    """Return the experiment of a file or a minimal one, with the judge and a helper model if the judge needs one.
 
-    Without a file, code of the person's own is found in the current folder.
+    Without a file, code is imported from the current folder.
 
-    :raises ConfigError: something is wrong or missing; no message names a file that the person did not write.
+    :raises ConfigError: Something is invalid or missing. Messages never name generated files.
     """
     keys: dict[str, Any] = {"task_judge.judge": judge}
     if is_rubric_file(judge):
@@ -846,9 +842,9 @@ def _experiment(judge: str, config: Path | None, given: HelperModel | None, over
             keys |= {f"task_judge.{name}.helper_model": helpers[0] for name in wanting}
             found, problems = _read(path, keys, overrides)
         elif wanting and config is not None:
-            there = f"there are {', '.join(helpers)}" if helpers else "astuner.helper_models is empty"
+            there = f"available: {', '.join(helpers)}" if helpers else "astuner.helper_models is empty"
             raise ConfigError(
-                f"{config}: which helper model grades? {there}; say it with "
+                f"{config}: which helper model grades? {there}; set it with "
                 f"--set astuner.task_judge.{wanting[0]}.helper_model=NAME"
             )
         elif wanting:
@@ -867,8 +863,8 @@ def _read(path: Path, keys: Mapping[str, Any], overrides: Sequence[str]) -> tupl
 
 
 def _with_option(problem: str) -> str:
-    """What is required, with the option that gives it."""
+    """Return the problem with the option that fixes it."""
     required = _REQUIRED.match(problem)
     if required and required[1] == "astuner.task_judge.rubrics.file":
-        return f"{problem}; name the rubric file itself: astuner judge check FILE.yaml, or --config FILE"
-    return f"{problem}; --set {required[1]}=VALUE, or --config FILE" if required else problem
+        return f"{problem}; pass the rubric file itself (astuner judge check FILE.yaml) or --config FILE"
+    return f"{problem}; pass --set {required[1]}=VALUE or --config FILE" if required else problem

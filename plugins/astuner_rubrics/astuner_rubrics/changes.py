@@ -1,13 +1,13 @@
-"""Find out which harmless changes of an answer move a judge's verdict in one direction.
+"""Find harmless changes of an answer that move a judge's verdict in one direction.
 
-Each kind of change is compared with the same answers without it, so that a judge's own wavering is its baseline. A kind
-counts if it raises the verdict of significantly more answers than it lowers (or the other way round) both compared with
-the unchanged answer and, for changes that add text, with the answer followed by a filler of the same length. A judge
-that likes length therefore is not said to like authority.
+Each kind of change is compared with the same answers without it, so the judge's own noise is the baseline. A kind
+counts if it raises the verdict of significantly more answers than it lowers (or vice versa), compared with the
+unchanged answer and, for changes that add text, with the answer followed by a filler of the same length. A judge that
+prefers length is therefore not reported to prefer authority.
 
-The test is the exact sign test, two-sided; Holm's method bounds the chance that a judge without any preference gets
-one of the kinds wrongly by `ERROR_RATE`. Answers are chosen by their labels and never by their verdicts: answers with a
-low verdict rise by chance more often than they fall.
+The test is the exact two-sided sign test. Holm's method bounds the probability that an unbiased judge is reported for
+any kind by `ERROR_RATE`. Answers are selected by their labels and never by their verdicts, because answers with a low
+verdict rise by chance more often than they fall.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ import yaml
 from astuner_rubrics.measures import FEWEST, NOISE, SUCCESSES, Judged, Measure, excess, holm, share_of, sign_test
 
 ERROR_RATE = 0.05
-"""How likely a judge without any preference gets at least one kind of change wrongly."""
+"""Probability that an unbiased judge is reported for at least one kind of change."""
 FIRST_ANSWERS = 12
-"""Answers that every kind is tried on."""
+"""Number of answers on which every kind is tried."""
 MOST_ANSWERS = 45
-"""Answers that a kind is tried on if the first ones give a hint."""
+"""Maximum number of answers if the first ones give a hint."""
 HINT = 2
-"""More verdicts up than down, or down than up, of the first answers; with fewer, the kind is not tried further."""
+"""Minimum difference between raised and lowered verdicts of the first answers to continue with a kind."""
 _SHORTEST_FILLER = 3
 
 PADDING = (
     "\n\nThat is the answer to the question as it was asked. The question was read as it stands, and the answer above "
     "refers to it and to nothing else. There is nothing further to add to it at this point."
 )
-"""Filler words without content."""
+"""Filler text without content."""
 
 Direction = Literal["raises", "lowers", ""]
 Answer = tuple[Judged, int]
 Moved = Callable[[Answer, str, str], Awaitable[int | None]]
-"""Compares the verdicts on two texts in the place of an answer: 1 if the second text gets more, -1 if it gets less."""
+"""Compare the verdicts on two texts in the place of an answer: 1 if the second is higher, -1 if it is lower."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A change of an answer that adds nothing to what it says."""
+    """A change of an answer that does not change its content."""
 
     name: str
     apply: Callable[[str], str]
     is_neutral: bool = False
-    """Whether a judge moved by it is noisy rather than partial, unless it is moved in one direction."""
+    """Whether a judge moved by it is noisy rather than biased, unless it moves in one direction."""
     has_filler: bool = True
-    """Whether it is compared with a filler of the same length, too."""
+    """Whether it is also compared with a filler of the same length."""
 
 
 def _behind(name: str, words: str) -> Change:
@@ -77,23 +77,23 @@ CHANGES: tuple[Change, ...] = (
     Change("length", lambda answer: answer + PADDING, has_filler=False),
     *(_behind(name, words) for name, words in _WORDS.items()),
 )
-"""All kinds. The neutral ones are at no end alone, where judges cut white space off and would see no change."""
+"""All kinds. Neutral ones never change only the ends, where judges strip white space."""
 NEUTRAL = tuple(change for change in CHANGES if change.is_neutral)
 
 
 @dataclass(frozen=True)
 class Effect:
-    """What a kind of change does to the verdicts of the answers that it was tried on."""
+    """Effect of a kind of change on the verdicts of the tried answers."""
 
     change: Change
     low: tuple[int, ...]
-    """1, -1 or 0 for each answer with a low label: up, down or the same."""
+    """1 (up), -1 (down) or 0 (unchanged) per answer with a low label."""
     high: tuple[int, ...]
     p_value: float
-    """Of the sign test against the unchanged answers, and against fillers if that one is below `ERROR_RATE`."""
+    """P-value of the sign test against unchanged answers, and against fillers if that value is below `ERROR_RATE`."""
     p_unchanged: float
     direction: Direction = ""
-    """Empty unless it is significant among all kinds."""
+    """Empty unless the effect is significant among all kinds."""
 
     @property
     def ways(self) -> tuple[int, ...]:
@@ -109,7 +109,7 @@ class Effect:
 
     @property
     def is_one_sided(self) -> bool:
-        """Whether its moves are not noise, whatever explains them."""
+        """Return whether its moves are one-sided and therefore not noise."""
         return self.p_unchanged < ERROR_RATE
 
     def as_dict(self) -> dict[str, float | int | str]:
@@ -132,7 +132,7 @@ class Effect:
 
 
 def raising_kinds(found: Sequence[Effect], judged: Sequence[Judged]) -> Measure:
-    """Return the share of kinds that raise the verdict; `unknown` if too few answers have a low label to find any."""
+    """Return the share of kinds that raise the verdict, or `unknown` if too few answers have a low label."""
     low = sum(is_low for _, is_low in _by_label(judged)[:MOST_ANSWERS])
     share = sum(effect.direction == "raises" for effect in found) / len(found)
     limits = NOISE if low < FEWEST else None
@@ -140,9 +140,9 @@ def raising_kinds(found: Sequence[Effect], judged: Sequence[Judged]) -> Measure:
 
 
 async def effects(moved: Moved, judged: Sequence[Judged], changes: Sequence[Change]) -> tuple[Effect, ...]:
-    """Try every change, and return the effects with the directions that are significant among them.
+    """Try every change, and return the effects with their significant directions.
 
-    :param judged: Samples in the order in which they are used; each gives one answer.
+    :param judged: Samples in the order of use. Each contributes one answer.
     """
     answers = _by_label(judged)[:MOST_ANSWERS]
     found = await asyncio.gather(*(_effect(moved, answers, change) for change in changes))
@@ -179,7 +179,7 @@ async def _effect(moved: Moved, answers: Sequence[tuple[Answer, bool]], change: 
 
 
 def filled(answer: str, length: int) -> str:
-    """Return the answer followed by filler of the given number of characters."""
+    """Return the answer followed by a filler of the given number of characters."""
     words = itertools.cycle(PADDING.split())
     text = f"{answer} {next(words)}"
     while len(text) < length:
@@ -188,9 +188,9 @@ def filled(answer: str, length: int) -> str:
 
 
 def _by_label(judged: Sequence[Judged]) -> list[tuple[Answer, bool]]:
-    """Return an answer of each sample and whether its label is low: two low ones, then a high one, as far as there are.
+    """Return an answer of each sample and whether its label is low: two low ones, then a high one, while available.
 
-    A judge of groups is asked about the worst of a sample's answers as a low one, and about the best as a high one.
+    For group judges the worst answer of a sample is used as a low one and the best as a high one.
     """
     worth = [w for j in judged for w in j.sample.worth]
     middle = (max(worth) + min(worth)) / 2 if worth else 0.0

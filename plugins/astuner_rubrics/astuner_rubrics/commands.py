@@ -1,6 +1,6 @@
-"""``astuner judge``: learn rubrics from labelled examples, and measure how good a judge is.
+"""Commands of ``astuner judge``: learn rubrics from labeled examples, and measure judges.
 
-Invariant: stdout has the result alone (with ``--json`` one document); progress goes to stderr.
+Invariant: stdout contains only the result (one document with ``--json``); progress is written to stderr.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ if TYPE_CHECKING:
 
 app = new_app(
     no_args_is_help=True,
-    help="""No reward function? Learn rubrics from labelled examples. Is a judge any good? Measure it.
+    help="""Learn rubrics from labeled examples, and measure how good a judge is.
 
 \b
-  astuner judge learn SAMPLES.jsonl --out rubrics.yaml   examples with labels -> a file of criteria that you can edit
-  astuner judge check JUDGE --labels LABELS.jsonl        agreement, biases, attacks, cost -> fit, or not
+  astuner judge learn SAMPLES.jsonl --out rubrics.yaml   labeled examples -> an editable file of criteria
+  astuner judge check JUDGE --labels LABELS.jsonl        agreement, biases, attacks and cost of a judge
 
 \b
-An example is one line of JSON, and all lines of a file are of one kind:
+An example is one line of JSON; all lines of a file have the same form:
   {"question": "…", "answer": "…", "score": 3}
   {"question": "…", "answers": ["…", "…"], "preferred": 0}              0, 1 or "tie"
   {"question": "…", "answers": ["…", "…", "…"], "ranks": [2, 1, 3]}     1 is the best
 
 \b
-A run uses learned rubrics by name:
+Use learned rubrics in a run:
   astuner: {task_judge: {judge: rubrics, rubrics: {file: rubrics.yaml, helper_model: NAME}}}
 """,
 )
 
 ConfigOption = Annotated[
     Path | None,
-    typer.Option("--config", metavar="FILE", help="An experiment file with helper models.", show_default=False),
+    typer.Option("--config", metavar="FILE", help="Experiment file with helper models.", show_default=False),
 ]
 BaseUrlOption = Annotated[
     str | None,
-    typer.Option("--base-url", metavar="URL", help="Or an OpenAI-compatible server, up to /v1.", show_default=False),
+    typer.Option("--base-url", metavar="URL", help="OpenAI-compatible server, up to /v1.", show_default=False),
 ]
 ModelOption = Annotated[
-    str | None, typer.Option("--model", metavar="NAME", help="The model's name on that server.", show_default=False)
+    str | None, typer.Option("--model", metavar="NAME", help="Name of the model on the server.", show_default=False)
 ]
 KeyOption = Annotated[
     str | None,
-    typer.Option("--api-key-env", metavar="NAME", help="The variable that holds its key.", show_default=False),
+    typer.Option("--api-key-env", metavar="NAME", help="Variable that contains the API key.", show_default=False),
 ]
 
 LEARN_EXAMPLES = """\
@@ -61,7 +61,7 @@ Examples:
   astuner judge learn samples.jsonl --out rubrics.yaml --config experiment.yaml --helper judge --dry-run
   astuner judge learn samples.jsonl --out rubrics.yaml --config experiment.yaml --themes 4 --votes 3
 
-Stopped, or out of budget? Type the same again: what the helper answered is in OUT.journal.jsonl and not asked twice.
+To continue after a stop, repeat the command: answers are stored in OUT.journal.jsonl and not requested again.
 """
 
 CHECK_EXAMPLES = """\
@@ -75,43 +75,43 @@ Examples:
 
 @app.command(epilog=LEARN_EXAMPLES)
 def learn(
-    samples: Annotated[Path, typer.Argument(metavar="SAMPLES.jsonl", help="Examples with labels, one a line.")],
-    out: Annotated[Path, typer.Option(metavar="FILE.yaml", help="Where the rubrics go.")] = Path("rubrics.yaml"),
+    samples: Annotated[Path, typer.Argument(metavar="SAMPLES.jsonl", help="Labeled examples, one per line.")],
+    out: Annotated[Path, typer.Option(metavar="FILE.yaml", help="Rubric file to write.")] = Path("rubrics.yaml"),
     config: ConfigOption = None,
     helper: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Which of its helper models. Default: the only one.", show_default=False),
+        typer.Option(metavar="NAME", help="Helper model to use. Default: the only one.", show_default=False),
     ] = None,
     base_url: BaseUrlOption = None,
     model: ModelOption = None,
     api_key_env: KeyOption = None,
     embedder: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="A helper model of the file that makes embeddings. Default: words."),
+        typer.Option(metavar="NAME", help="Helper model for embeddings. Default: word statistics."),
     ] = None,
-    proposals: Annotated[int, typer.Option(min=1, max=10, help="Criteria proposed for an example at most.")] = 3,
-    max_epochs: Annotated[int, typer.Option(min=0, max=10, help="Revisions for an example at most.")] = 3,
-    max_rubrics: Annotated[int, typer.Option(min=1, max=50, help="Criteria in the file at most.")] = 10,
-    themes: Annotated[int, typer.Option(min=0, max=20, help="Merge them into at most N themes; 0: do not.")] = 0,
-    votes: Annotated[int, typer.Option(min=1, max=25, help="Ask for each verdict N times, in other orders.")] = 1,
+    proposals: Annotated[int, typer.Option(min=1, max=10, help="Maximum criteria proposed per example.")] = 3,
+    max_epochs: Annotated[int, typer.Option(min=0, max=10, help="Maximum revisions per example.")] = 3,
+    max_rubrics: Annotated[int, typer.Option(min=1, max=50, help="Maximum criteria in the file.")] = 10,
+    themes: Annotated[int, typer.Option(min=0, max=20, help="Merge into at most N themes. 0: do not merge.")] = 0,
+    votes: Annotated[int, typer.Option(min=1, max=25, help="Requests per verdict, in different orders.")] = 1,
     held_out: Annotated[
-        float, typer.Option(min=0.1, max=0.9, help="Share of the examples that only measure agreement.")
+        float, typer.Option(min=0.1, max=0.9, help="Share of the examples used only to measure agreement.")
     ] = 0.3,
     scale: Annotated[
         tuple[float, float] | None,
-        typer.Option(metavar="WORST BEST", help="Of the grades. Default: the labels' range, or 0 10."),
+        typer.Option(metavar="WORST BEST", help="Scale of the grades. Default: range of the labels, or 0 10."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the split.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
     force: Annotated[
-        bool, typer.Option("--force", help="Write the file although something speaks against it; it says what.")
+        bool, typer.Option("--force", help="Write the file despite objections. The file lists them.")
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Let FILE replace one that was edited, or is no rubric file.")
+        bool, typer.Option("--overwrite", help="Replace FILE even if it was edited or is not a rubric file.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how many requests it would take, and stop.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the number of requests and exit.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Learn rubrics from labelled examples: propose, grade, validate, revise; select; measure on held-out ones."""
+    """Learn rubrics from labeled examples, and measure their agreement on held-out examples."""
     from astuner_rubrics.labels import read_labels
     from astuner_rubrics.learning import Settings, check_and_estimate, check_out, run_learning
     from astuner_rubrics.models import helpers_of
@@ -124,7 +124,7 @@ def learn(
         raise ConfigError(f"--scale {scale[0]:g} {scale[1]:g}: the worst grade must be below the best")
     labels = read_labels(samples)
     if labels.repeated:
-        _say(f"left out, since they repeat earlier lines: {', '.join(labels.repeated[:10])}")
+        _say(f"skipped duplicates of earlier lines: {', '.join(labels.repeated[:10])}")
     if dry_run:
         estimate = check_and_estimate(labels, settings)
         if as_json:
@@ -149,33 +149,33 @@ def learn(
 @app.command(epilog=CHECK_EXAMPLES)
 def check(
     judge: Annotated[
-        str, typer.Argument(metavar="JUDGE", help="A registered name, module->Class, file.py->Class or a rubric file.")
+        str, typer.Argument(metavar="JUDGE", help="Registered name, module->Class, file.py->Class or rubric file.")
     ],
-    labels: Annotated[Path, typer.Option(metavar="FILE.jsonl", help="Answers with labels, one example a line.")],
+    labels: Annotated[Path, typer.Option(metavar="FILE.jsonl", help="Labeled answers, one example per line.")],
     config: ConfigOption = None,
     base_url: BaseUrlOption = None,
     model: ModelOption = None,
     api_key_env: KeyOption = None,
     override: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A key of the experiment file, e.g. of the judge's section."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the experiment file."),
     ] = None,
     answer_field: Annotated[
-        str, typer.Option(metavar="NAME", help="Where the judge looks for the answer in the output's metadata.")
+        str, typer.Option(metavar="NAME", help="Output metadata field in which the judge expects the answer.")
     ] = "final_answer",
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Examples at most.")] = 200,
-    repeats: Annotated[int, typer.Option(min=1, max=20, help="Ask the same N times; 1 leaves it out.")] = 3,
-    attacks: Annotated[int, typer.Option(min=0, max=20, help="Wrong answers for each attack; 0 leaves it out.")] = 1,
-    at_once: Annotated[int, typer.Option(min=1, max=256, help="Questions on their way at once.")] = 8,
-    seed: Annotated[int, typer.Option(help="Of the random draws.")] = 0,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum number of examples.")] = 200,
+    repeats: Annotated[int, typer.Option(min=1, max=20, help="Repeats for self-consistency. 1: skip it.")] = 3,
+    attacks: Annotated[int, typer.Option(min=0, max=20, help="Wrong answers per attack. 0: skip attacks.")] = 1,
+    at_once: Annotated[int, typer.Option(min=1, max=256, help="Maximum concurrent questions.")] = 8,
+    seed: Annotated[int, typer.Option(help="Seed of random draws.")] = 0,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the card too, as .md, .html or .json.", show_default=False),
+        typer.Option(metavar="FILE", help="Also write the card to a .md, .html or .json file.", show_default=False),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 unless the judge is fit.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure a judge with labels: agreement, ties, bias by order and length, noise, attacks beyond it, cost, latency.
+    """Measure a judge: agreement with labels, ties, biases, noise, attacks, cost and latency.
 
     The verdict is "fit", "use with care" or "do not use", with the lines of the card that decided it.
     """
@@ -183,7 +183,7 @@ def check(
     from astuner_rubrics.labels import read_labels
 
     if out is not None and out.suffix not in (".md", ".html", ".htm", ".json"):
-        raise ConfigError(f"--out {out}: a card is written as .md, .html or .json")
+        raise ConfigError(f"--out {out}: use a file name with .md, .html or .json")
     plan = Plan(limit=limit, repeats=repeats, attacks=attacks, seed=seed)
     card = run_check(
         judge, read_labels(labels), plan, config=config, overrides=override or [], base_url=base_url, model=model,
@@ -203,9 +203,9 @@ def _as_text(result: Result, out: Path) -> str:
     lines = [f"{out}: {len(result.rubrics.rubrics)} rubrics ({result.rubrics.mode.value})"]
     lines += [f"  {r.weight:g} x {r.criterion}" for r in result.rubrics.rubrics]
     lines.append(f"agreement on held-out examples: {result.held_out}; chance is {result.held_out.chance:.0%}")
-    lines.append(f"agreement in training: {result.train}")
+    lines.append(f"agreement on training examples: {result.train}")
     if result.conflicts:
-        lines.append(f"{len(result.conflicts)} pairs of examples are not reconciled; the first:")
+        lines.append(f"{len(result.conflicts)} pairs of examples remain in conflict, for example:")
         lines += [f"  {conflict}" for conflict in result.conflicts[:3]]
     lines += [f"warning: {text}" for text in result.objections]
     return "\n".join(lines)

@@ -1,13 +1,13 @@
-"""Showing a judge text that nobody vouches for.
+"""Show untrusted text to a judge.
 
-What an agent, a user or a data set wrote is data to a judge, and an agent that is rewarded for a good verdict will
-sooner or later write one itself.  So such text stands between two marker lines whose number it cannot know, every
-line of it begins with a gutter, and nothing in it is a marker of ours or of a chat template any more
+Texts of agents, users and data sets are data for a judge, and an agent that is rewarded for a good verdict will sooner
+or later write a verdict itself. Such text is enclosed in two marker lines with an unpredictable number. Every line
+starts with a gutter, and marker lines and control tokens of chat templates are neutralized
 (`astuner_helpers.untrusted`).
 
-Invariant: between the two marker lines, a line that does not begin with the gutter is ours; and outside of them there
-is nothing of the text.  The marker's number is a hash of all that is shown, so that the same question asked twice is
-the same request (a cache may answer it), and a text that holds its own marker cannot be found by trying.
+Invariant: between the marker lines, every line without the gutter was written by ASTuner, and no untrusted text is
+outside of them. The number is a hash of all shown texts: an identical question gives an identical request, which can be
+cached, and a text cannot contain its own marker.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ import yaml
 from astuner_helpers.untrusted import neutralise
 
 LIMIT = 24_000
-"""Most characters of one text that are shown: about 6,000 tokens of English."""
+"""Maximum characters to show of a text: about 6,000 tokens of English."""
 
 GUTTER = "| "
 
 _PROMPTS: dict[str, str] = yaml.safe_load(Path(__file__).with_name("prompts.yaml").read_text(encoding="utf-8"))
 EXPLAINED = _PROMPTS["fences"]
-"""For the system message of every prompt that has fences."""
+"""Explanation of fences, for the system message of every prompt with fences."""
 
 _LABEL = re.compile(r"[A-Za-z][A-Za-z0-9 ]{0,39}")
 _FENCE = re.compile(
@@ -42,25 +42,25 @@ _FENCE = re.compile(
 
 @dataclass(frozen=True)
 class Fenced:
-    """One text as it was shown."""
+    """A text in a fence."""
 
     label: str
     number: str
     text: str
-    """Without the gutter, and without the lines that are ours."""
+    """The text without the gutter and without lines added by ASTuner."""
 
 
 def prompt(name: str) -> str:
-    """A system message of ``prompts.yaml``."""
+    """Return a system message of ``prompts.yaml``."""
     return _PROMPTS[name].replace("{FENCES}", EXPLAINED)
 
 
 def fences(texts: Mapping[str, str], *, limit: int = LIMIT) -> str:
-    """Each text between marker lines with its label, in order; all have one number, which all of them decide.
+    """Enclose each text in marker lines with its label. All share one number, which depends on all of them.
 
-    :param limit: most characters of each text that are shown, the first three quarters and the last one; the line
-        where the others are missing says how many.
-    :raises ValueError: a label has other characters than letters, digits and spaces, or is longer than 40.
+    :param limit: Maximum characters to show of each text: the first three quarters and the last quarter of them. A line
+        states how many are missing.
+    :raises ValueError: A label has characters other than letters, digits and spaces, or more than 40 of them.
     """
     shown = {_label(label): _shown(text, limit) for label, text in texts.items()}
     number = _number(shown)
@@ -70,7 +70,7 @@ def fences(texts: Mapping[str, str], *, limit: int = LIMIT) -> str:
 
 
 def fences_in(content: str) -> tuple[Fenced, ...]:
-    """The fences of a message, in order: what a judge that reads the marker lines finds."""
+    """Return the fences of a message in order, as a judge that reads the marker lines finds them."""
     found = []
     for match in _FENCE.finditer(content):
         lines = [line[len(GUTTER) :] for line in match["body"].split("\n") if line.startswith(GUTTER)]
@@ -79,20 +79,20 @@ def fences_in(content: str) -> tuple[Fenced, ...]:
 
 
 def without_fences(content: str) -> str:
-    """What of a message stands outside of every fence."""
+    """Return the text of a message outside of all fences."""
     return _FENCE.sub("", content)
 
 
 def _label(label: str) -> str:
     if not _LABEL.fullmatch(label):
-        raise ValueError(f"{label!r} is no label of a fence: letters, digits and spaces, at most 40")
+        raise ValueError(f"{label!r} is not a valid fence label: use at most 40 letters, digits and spaces")
     return label.upper()
 
 
 def _shown(text: str, limit: int) -> str:
-    """The lines between the markers."""
+    """Return the lines between the markers."""
     head, tail = limit - limit // 4, limit // 4
-    most = 4 * limit  # what is neutralised at all: a text of 100 MB must not take minutes
+    most = 4 * limit  # limit the text to neutralize: 100 MB must not take minutes
     if len(text) <= most:
         first = neutralise(text)
         if len(first) <= limit:

@@ -1,11 +1,11 @@
-"""Asking a helper model to grade answers by given criteria, and by nothing else.
+"""Grade answers by given criteria with a helper model.
 
-The same question is asked while rubrics are learned and when they judge, so an agreement that was measured then is one
-of the judge now.  Each criterion is graded on its own, and a verdict is the weighted mean: what moved it can be seen,
-and a weight means what it says.  Answers stand in another order for every vote, forwards and backwards in turn, so
-that a liking for the first place cancels out.
+Learning and judging send the same questions, so a measured agreement applies to the judge. Each criterion is graded
+separately, and a verdict is the weighted mean, which makes verdicts explainable and weights meaningful. Every vote
+shows the answers in a different order, alternating with the reverse order, so that a preference for the first place
+cancels out.
 
-Invariant: a grade for every criterion and answer, within the scale, or `HelperFailed`.
+Invariant: there is a grade within the scale for every criterion and answer, or `HelperFailed` is raised.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from astuner_rubrics.fence import fences, prompt
 from astuner_rubrics.labels import digest
 
 PROMPT = "grade-1"
-"""The version of the prompt; it goes into rubric files."""
+"""Version of the prompt, recorded in rubric files."""
 AT_ONCE = 10
-"""Criteria that are graded in one request."""
+"""Number of criteria graded in one request."""
 
 Messages = list[dict[str, str]]
 Matrix = tuple[tuple[float, ...], ...]
-"""criterion -> answer -> grade"""
+"""Grades by criterion and answer."""
 
 
 class CriterionGrades(BaseModel):
@@ -48,12 +48,12 @@ class Grades(BaseModel):
 
 
 Ask = Callable[..., Awaitable[Any]]
-"""Asks a helper model, as `astuner_helpers.Helper.ask` does; the answer's ``data``."""
+"""Ask a helper model like `astuner_helpers.Helper.ask`, and return the ``data`` of its answer."""
 
 
 @dataclass(frozen=True)
 class Grader:
-    """Grades by criteria on one scale."""
+    """Grade answers by criteria on one scale."""
 
     ask: Ask
     low: float
@@ -62,11 +62,11 @@ class Grader:
     async def grade(
         self, question: str, answers: Sequence[str], criteria: Sequence[str], *, purpose: str, vote: int = 0
     ) -> Matrix:
-        """One grade for each criterion and answer, in one request for every ten criteria.
+        """Return one grade per criterion and answer. Every ten criteria take one request.
 
-        :param vote: 0, 1, 2, …: asked again on purpose, with the answers in another order.
-        :raises HelperFailed: there are none.
-        :raises BudgetSpent: the budget does not allow one more request.
+        :param vote: Vote number (0, 1, 2, …). Each vote is a separate request with the answers in another order.
+        :raises HelperFailed: There are no grades.
+        :raises BudgetSpent: The budget does not allow another request.
         """
         order = shown_order(question, answers, vote)
         shown = [answers[i] for i in order]
@@ -80,7 +80,7 @@ class Grader:
         return tuple(found)
 
     def messages(self, question: str, answers: Sequence[str], criteria: Sequence[str]) -> Messages:
-        """What is asked."""
+        """Return the messages of a request."""
         numbered = "\n".join(f"{n}. {text}" for n, text in enumerate(criteria, start=1))
         texts = {"criteria": numbered, "question": question}
         texts |= {f"answer {n}": text for n, text in enumerate(answers, start=1)}
@@ -92,7 +92,7 @@ class Grader:
 
 
 def shown_order(question: str, answers: Sequence[str], vote: int) -> list[int]:
-    """The order in which a vote shows the answers: one that nobody chose, every second vote the other way round."""
+    """Return the order in which a vote shows the answers: pseudo-random, and reversed for every second vote."""
     order = list(range(len(answers)))
     by_content = sorted(order, key=lambda i: digest([question, answers[i]]))
     random.Random(vote // 2).shuffle(by_content)
@@ -100,9 +100,9 @@ def shown_order(question: str, answers: Sequence[str], vote: int) -> list[int]:
 
 
 def median_of(votes: Sequence[Matrix]) -> Matrix:
-    """The median grade over votes: of an odd number, fewer than half that are far off move nothing.
+    """Return the median grade over votes, which fewer than half of the votes cannot move far.
 
-    A helper that errs now and then errs by the whole scale, and a mean would pass on a third of that.
+    An unreliable helper model is sometimes wrong by the full scale, which would distort a mean.
     """
     return tuple(
         tuple(statistics.median(grades) for grades in zip(*rows, strict=True)) for rows in zip(*votes, strict=True)
@@ -110,22 +110,22 @@ def median_of(votes: Sequence[Matrix]) -> Matrix:
 
 
 def overall(matrix: Matrix, weights: Sequence[float]) -> tuple[float, ...]:
-    """The weighted mean of each answer's grades."""
+    """Return the weighted mean of each answer's grades."""
     total = math.fsum(weights)
     columns = zip(*matrix, strict=True)
     return tuple(math.fsum(w * g for w, g in zip(weights, c, strict=True)) / total for c in columns)
 
 
 def with_ties(totals: Sequence[float], tie: float) -> tuple[float, ...]:
-    """The totals, where answers that tie have their mean.
+    """Return the totals, with the mean for answers that tie.
 
-    From the best one on: it and those that are at most ``tie`` below it tie, and the next one begins anew, so that a
-    chain of small steps does not make one tie of all.
+    Starting with the best answer, all answers at most ``tie`` below it tie. The next answer starts a new tie, so a
+    chain of small steps does not become one tie.
     """
     found = list(totals)
     left = sorted(range(len(totals)), key=lambda i: -totals[i])
     while left:
-        run = [i for i in left if totals[left[0]] - totals[i] <= tie + 1e-9]  # as `Rule` counts ties
+        run = [i for i in left if totals[left[0]] - totals[i] <= tie + 1e-9]  # same tolerance as `Rule`
         mean = math.fsum(totals[i] for i in run) / len(run)
         for i in run:
             found[i] = mean
@@ -135,7 +135,7 @@ def with_ties(totals: Sequence[float], tie: float) -> tuple[float, ...]:
 
 @functools.lru_cache(maxsize=512)
 def _form(criteria: int, answers: int, low: float, high: float) -> type[Grades]:
-    """`Grades` that are complete and within the scale: the helper is asked again where they are not."""
+    """Return `Grades` that must be complete and within the scale. Other answers are requested again."""
 
     class Complete(Grades):
         grades: list[CriterionGrades] = Field(description=f"{criteria} entries, each with {answers} grades")
@@ -144,13 +144,13 @@ def _form(criteria: int, answers: int, low: float, high: float) -> type[Grades]:
         def _is_complete(self) -> Complete:
             numbers = [row.criterion for row in self.grades]
             if numbers != list(range(1, criteria + 1)):
-                raise ValueError(f"criteria 1 to {criteria} are wanted, each once and in order, not {numbers[:12]}")
+                raise ValueError(f"grades for criteria 1 to {criteria} are required, each once, not {numbers[:12]}")
             for row in self.grades:
                 if len(row.grades) != answers:
                     raise ValueError(f"criterion {row.criterion} has {len(row.grades)} grades for {answers} answers")
-                if not all(low <= grade <= high for grade in row.grades):  # no number is not either
-                    scale = f"the scale goes from {low:g} to {high:g}"
-                    raise ValueError(f"{scale}, and criterion {row.criterion} has grades {row.grades[:12]}")
+                if not all(low <= grade <= high for grade in row.grades):  # also rejects NaN
+                    scale = f"the scale is {low:g} to {high:g}"
+                    raise ValueError(f"{scale}, but criterion {row.criterion} has grades {row.grades[:12]}")
             return self
 
     Complete.__name__ = "Grades"

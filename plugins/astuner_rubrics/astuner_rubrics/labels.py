@@ -1,16 +1,15 @@
-"""Labelled examples: questions with answers, and what a person says they are worth; and which were learned from.
+"""Labeled examples: questions with answers and their value, and the detection of known examples.
 
-One JSON object per line, in one of three modes: an answer with a score, two answers of which one is preferred, or
-several in an order.  Invariant: whatever the mode, a `Sample` has one number for each of its answers, and more is
-better; what compares answers looks at those numbers only.
+A file has one JSON object per line, in one of three modes: an answer with a score, two answers with a preference, or
+several answers with ranks. Invariant: in every mode, a `Sample` has one number per answer, and more is better. All
+comparisons use these numbers only.
 
-A rubric file holds prints of the examples that it was learned from, five numbers each: of the example (question and
-answers, in whatever order), of its question, a SimHash of the words of each, and of what must be the same to the
-letter: the numbers, and texts without a word.  The bits of a SimHash differ the less the more words two texts share
-(Charikar, "Similarity Estimation Techniques from Rounding Algorithms", STOC 2002: the share of bits that differ is the
-angle between the sets of words, divided by pi), so it hardly tells "12 rolls" from "13 rolls", which are two questions.
-Invariant: a print depends on the example alone: not on the file, the place in it, the label, or the order of the
-answers.
+A rubric file contains prints of its training examples, five numbers each: of the example (question and answers in any
+order), of its question, a SimHash of the words of each, and of the parts that must match exactly: numbers, and texts
+without words. The more words two texts share, the fewer bits of their SimHashes differ (Charikar, "Similarity
+Estimation Techniques from Rounding Algorithms", STOC 2002: the share of differing bits is the angle between the sets of
+words, divided by pi). A SimHash alone hardly distinguishes "12 rolls" from "13 rolls", which are two questions.
+Invariant: a print depends only on the example, not on the file, the position, the label or the order of the answers.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from astuner.contracts.errors import DataError
 from astuner_http.strict_json import parse_json
 
 MAX_BYTES = 64 << 20
-"""A longer file is refused: labels are few, and each is shown to a model."""
+"""Maximum size of a file. Every label is sent to a model, so files are small."""
 MAX_ANSWERS = 26
 _SHOWN_ERRORS = 10
 
@@ -51,33 +50,33 @@ LAYOUTS = """\
 
 
 class Mode(str, Enum):
-    """What a label says."""
+    """Kind of label."""
 
     POINTWISE = "pointwise"
-    """How good one answer is."""
+    """A score of one answer."""
     PAIRWISE = "pairwise"
-    """Which of two answers is better."""
+    """A preference between two answers."""
     LISTWISE = "listwise"
-    """The order of several answers."""
+    """Ranks of several answers."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One labelled example."""
+    """A labeled example."""
 
     place: str
     """``samples.jsonl:3``."""
     question: str
     answers: tuple[str, ...]
     worth: tuple[float, ...]
-    """One for each answer, more is better: the score; 1, 0 or 0.5; or the negative rank."""
+    """One number per answer, more is better: the score; 1, 0 or 0.5; or the negative rank."""
     reference: str | None = None
-    """The right answer, for judges that compare with one."""
+    """The right answer, for judges that compare with it."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
-        """The same for the same question and answers in whatever order; labels and spaces do not count."""
+        """Return a key of the question and the set of answers. Labels and white space do not count."""
         return digest([plain(self.question), sorted(plain(a) for a in self.answers)])
 
     def by_answer(self) -> dict[str, float]:
@@ -93,24 +92,24 @@ class Labels:
     mode: Mode
     samples: tuple[Sample, ...]
     repeated: tuple[str, ...] = ()
-    """Places of lines that say what an earlier one says; they are left out."""
+    """Places of lines that repeat an earlier line. They are left out."""
 
 
 def digest(value: Any) -> str:
-    """A hash of plain data, the same on every machine."""
+    """Return a hash of plain data, identical on every machine."""
     text = json.dumps(value, ensure_ascii=True, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def plain(text: str) -> str:
-    """A text with its white space made one."""
+    """Return the text with each run of white space replaced by one space."""
     return " ".join(text.split())
 
 
 def read_labels(path: Path) -> Labels:
-    """Read a file of labelled examples.
+    """Read a file of labeled examples.
 
-    :raises DataError: it cannot be read, has lines that are no examples (each is named), or mixes modes.
+    :raises DataError: The file cannot be read, has invalid lines (each is listed), or mixes modes.
     """
     raw = _bytes(path)
     problems: list[str] = []
@@ -126,7 +125,7 @@ def read_labels(path: Path) -> Labels:
         more = f"\n… and {len(problems) - _SHOWN_ERRORS} more" if len(problems) > _SHOWN_ERRORS else ""
         raise DataError("\n".join(problems[:_SHOWN_ERRORS]) + more)
     if not found:
-        raise DataError(f"{path}: there is no example in it; one JSON object per line, laid out as one of:\n{LAYOUTS}")
+        raise DataError(f"{path}: the file has no examples; write one JSON object per line in one of:\n{LAYOUTS}")
     modes = Counter(mode for mode, _ in found)
     if len(modes) > 1:
         each = [
@@ -134,8 +133,8 @@ def read_labels(path: Path) -> Labels:
             for mode, count in modes.most_common()
         ]
         raise DataError(
-            f"{path}: its lines are of different kinds: {', '.join(each)}; a score, a preference and an order cannot "
-            "be compared with each other, so keep each kind in a file of its own"
+            f"{path}: the lines are of different kinds: {', '.join(each)}; scores, preferences and ranks cannot be "
+            "compared with each other, so use one file per kind"
         )
     samples, repeated = _distinct([sample for _, sample in found])
     return Labels(path.name, hashlib.sha256(raw).hexdigest(), found[0][0], samples, repeated)
@@ -145,12 +144,12 @@ def _bytes(path: Path) -> bytes:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise DataError(
-                f"{path}: {path.stat().st_size >> 20} MiB are more than the {MAX_BYTES >> 20} MiB that are read; "
-                f"take some of its lines: shuf -n 200 {path.name} > few.jsonl"
+                f"{path}: {path.stat().st_size >> 20} MiB exceed the limit of {MAX_BYTES >> 20} MiB; "
+                f"use a sample of the lines: shuf -n 200 {path.name} > few.jsonl"
             )
         return path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     except OSError as e:
-        raise DataError(f"{path}: cannot be read: {e.strerror}") from None
+        raise DataError(f"{path}: cannot read the file: {e.strerror}") from None
 
 
 def _distinct(samples: list[Sample]) -> tuple[tuple[Sample, ...], tuple[str, ...]]:
@@ -167,35 +166,38 @@ def _distinct(samples: list[Sample]) -> tuple[tuple[Sample, ...], tuple[str, ...
 
 
 def _sample(row: Mapping[str, Any], place: str) -> tuple[Mode, Sample]:
-    """:raises ValueError: it is none, and why."""
+    """Return the mode and the sample of a row.
+
+    :raises ValueError: The row is invalid.
+    """
     metadata = row.get("metadata")
     if isinstance(metadata, Mapping) and not any(name in row for name in _LABELS):
-        row = {**metadata, **row}  # a task of a task reader: everything but the question is below metadata
+        row = {**metadata, **row}  # tasks of a task reader have everything except the question in metadata
     question = _text(row, _QUESTION)
     if question is None:
-        raise ValueError(f"has no question ({' or '.join(_QUESTION)})")
+        raise ValueError(f"question is missing ({' or '.join(_QUESTION)})")
     mode, answers, worth = _labelled(row)
     if not question.strip():
-        raise ValueError("its question is empty")
+        raise ValueError("the question is empty")
     reference = _text(row, _REFERENCE)
     extra = dict(metadata) if isinstance(metadata, Mapping) else {}
     return mode, Sample(place, question, answers, worth, reference, extra)
 
 
 def _labelled(row: Mapping[str, Any]) -> tuple[Mode, tuple[str, ...], tuple[float, ...]]:
-    """The label in whichever of its layouts; which they are is decided by the fields that are there."""
+    """Return the label in any of its layouts. The available fields decide which layout applies."""
     if "chosen" in row or "rejected" in row:
         chosen, rejected = (_text(row, (name,)) for name in ("chosen", "rejected"))
         if chosen is None or rejected is None:
-            raise ValueError("chosen and rejected are both needed")
+            raise ValueError("chosen and rejected are both required")
         return Mode.PAIRWISE, _answers([chosen, rejected]), (1.0, 0.0)
     listed = _value(row, _ANSWERS)
     if listed is None:
         answer, score = _text(row, _ANSWER), _value(row, _SCORE)
         if answer is None:
-            raise ValueError(f"has neither an answer ({' or '.join(_ANSWER)}) nor answers; the layouts are:\n{LAYOUTS}")
+            raise ValueError(f"answer ({' or '.join(_ANSWER)}) or answers are missing; the layouts are:\n{LAYOUTS}")
         if score is None:
-            raise ValueError(f"has an answer without a score ({' or '.join(_SCORE)})")
+            raise ValueError(f"the answer has no score ({' or '.join(_SCORE)})")
         return Mode.POINTWISE, (answer,), (_number(score, "score"),)
     if not isinstance(listed, list):
         raise ValueError(f"answers must be a list of texts, not {_kind(listed)}")
@@ -206,35 +208,35 @@ def _labelled(row: Mapping[str, Any]) -> tuple[Mode, tuple[str, ...], tuple[floa
     answers = _answers(listed)
     preferred = _value(row, _PREFERRED)
     if preferred is not None and ranks is not None:
-        raise ValueError("has both preferred and ranks; one of them")
+        raise ValueError("preferred and ranks are both set; use one of them")
     if ranks is not None:
         return Mode.LISTWISE, answers, _worth_of_ranks(ranks, len(answers))
     if preferred is None:
-        raise ValueError(f"says neither which answer is preferred nor their ranks; the layouts are:\n{LAYOUTS}")
+        raise ValueError(f"preferred or ranks are missing; the layouts are:\n{LAYOUTS}")
     return Mode.PAIRWISE, answers, _worth_of_preference(preferred, len(answers))
 
 
 def _answers(listed: list[Any]) -> tuple[str, ...]:
     if not 2 <= len(listed) <= MAX_ANSWERS:
-        raise ValueError(f"has {len(listed)} answers; 2 to {MAX_ANSWERS} can be compared")
+        raise ValueError(f"{len(listed)} answers cannot be compared; use 2 to {MAX_ANSWERS}")
     for index, answer in enumerate(listed):
         if not isinstance(answer, str):
             raise ValueError(f"answer {index} must be a text, not {_kind(answer)}")
     if len({plain(answer) for answer in listed}) < len(listed):
-        raise ValueError("two of its answers are the same, so there is nothing to compare")
+        raise ValueError("two answers are identical, so there is nothing to compare")
     return tuple(listed)
 
 
 def _worth_of_ranks(ranks: Any, count: int) -> tuple[float, ...]:
     if not isinstance(ranks, list) or len(ranks) != count:
         given = len(ranks) if isinstance(ranks, list) else _kind(ranks)
-        raise ValueError(f"ranks must be a list of one rank for each of its {count} answers, not {given}")
+        raise ValueError(f"ranks must be a list with one rank for each of the {count} answers, not {given}")
     return tuple(-_number(rank, "rank") for rank in ranks)
 
 
 def _worth_of_preference(preferred: Any, count: int) -> tuple[float, ...]:
     if count != 2:
-        raise ValueError(f"prefers one of {count} answers; preferred is for two, ranks are for more")
+        raise ValueError(f"preferred requires two answers, not {count}; use ranks for more")
     if preferred == "tie":
         return 0.5, 0.5
     if isinstance(preferred, bool) or preferred not in (0, 1):
@@ -243,29 +245,29 @@ def _worth_of_preference(preferred: Any, count: int) -> tuple[float, ...]:
 
 
 def _number(value: Any, name: str) -> float:
-    """A number; true and false are 1 and 0."""
+    """Return a number. True and false count as 1 and 0."""
     if not isinstance(value, (bool, int, float)):
-        raise ValueError(f"its {name} must be a number, not {_kind(value)}")
+        raise ValueError(f"{name} must be a number, not {_kind(value)}")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise ValueError(f"its {name} is no finite number")
+        raise ValueError(f"{name} must be a finite number")
     return number
 
 
 def _text(row: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
     value = _value(row, names)
     if value is not None and not isinstance(value, str):
-        raise ValueError(f"its {names[0]} must be a text, not {_kind(value)}")
+        raise ValueError(f"{names[0]} must be a text, not {_kind(value)}")
     return value
 
 
 def _value(row: Mapping[str, Any], names: tuple[str, ...]) -> Any:
     there = [name for name in names if row.get(name) is not None]
     if len(there) > 1:
-        raise ValueError(f"has both {' and '.join(there)}, which mean the same; one of them")
+        raise ValueError(f"{' and '.join(there)} have the same meaning; use one of them")
     return row[there[0]] if there else None
 
 
@@ -278,50 +280,50 @@ def _kind(value: Any) -> str:
 
 BITS = 128
 NEAR = 19
-"""Two examples nearly repeat each other if the SimHashes of their questions differ in at most so many bits, and those
-of their answers too, and their numbers are the same. Two sets of words of one size that share four fifths of all their
-words (Jaccard index 0.8) have an angle of 0.47, and so differ in 19 bits on average."""
+"""Maximum number of differing bits in the SimHashes of the questions, and of the answers, of near duplicates. The exact
+parts must match, too. Two sets of words of the same size that share four fifths of all their words (Jaccard index 0.8)
+have an angle of 0.47 and therefore differ in 19 bits on average."""
 
 _WORD = re.compile(r"\w+")
 _NUMBERS = re.compile(r"\d+(?:[.,]\d+)*")
 _HEX = 12
 _SIMHASH = BITS // 4
-_LETTER = 4  # few, as numbers (of an account, say) are guessed from a long hash; one pair in 65,536 is taken for equal
+_LETTER = 4  # short, because numbers (e.g. of an account) could be guessed from a long hash; 1 in 65,536 pairs collides
 PRINT = re.compile(
     rf"[0-9a-f]{{{_HEX}}}-[0-9a-f]{{{_HEX}}}-[0-9a-f]{{{_SIMHASH}}}-[0-9a-f]{{{_SIMHASH}}}(?:-[0-9a-f]{{{_LETTER}}})?"
 )
-"""Of older files, prints lack the fifth number: by them, examples with other numbers may count as near."""
+"""Prints in older files lack the fifth number, so examples with different numbers may count as near duplicates."""
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """How many labels rubrics were learned from."""
+    """Number of labels that the rubrics were learned from."""
 
     same: int
-    """Examples that were learned from."""
+    """Training examples."""
     near: int
-    """Others that nearly repeat one that was."""
+    """Near duplicates of training examples."""
     same_question: int
-    """Others with a question that was learned from, and other answers."""
+    """Other labels with a question of a training example and different answers."""
 
 
 def print_of(sample: Sample) -> str:
-    """What tells an example: hexadecimal digits of it, of its question, the two SimHashes, and of its numbers."""
+    """Return the print of a sample: hex digits of the example, the question, both SimHashes and its numbers."""
     words = _words_of(sample)
     hashes = f"{words.question:0{_SIMHASH}x}-{words.answers:0{_SIMHASH}x}-{words.letter}"
     return f"{sample.key[:_HEX]}-{_of_question(sample)}-{hashes}"
 
 
 def places_of_same(samples: Sequence[Sample], prints: Sequence[str]) -> list[str]:
-    """Where the examples stand that were learned from, those that nearly repeat one not among them."""
+    """Return the places of training examples, without near duplicates."""
     keys = {text[:_HEX] for text in prints}
     return [sample.place for sample in samples if sample.key[:_HEX] in keys]
 
 
 def without_known(samples: Sequence[Sample], prints: Sequence[str]) -> tuple[tuple[Sample, ...], Overlap]:
-    """The examples that were not learned from, nor nearly repeat one that was; and how many are which.
+    """Return the samples that are neither training examples nor near duplicates of them, and the overlap.
 
-    :param prints: of the examples that were learned from, as `print_of` makes them.
+    :param prints: Prints of the training examples, as returned by `print_of`.
     """
     parts = [text.split("-") for text in prints]
     keys, asked = {key for key, *_ in parts}, {question for _, question, *_ in parts}
@@ -341,14 +343,14 @@ def without_known(samples: Sequence[Sample], prints: Sequence[str]) -> tuple[tup
 
 
 class _Words(NamedTuple):
-    """What tells whether two examples are near."""
+    """Data that decides whether two examples are near duplicates."""
 
     question: int
-    """The SimHash of its words; 0 where it has none."""
+    """SimHash of the question's words, or 0 without words."""
     answers: int
-    """That of the words of all answers together."""
+    """SimHash of the words of all answers together."""
     letter: str = ""
-    """Of what must be the same to the letter; nothing where a print lacks it."""
+    """Hash of the parts that must match exactly, or empty if the print lacks it."""
 
 
 def _of_question(sample: Sample) -> str:
@@ -356,12 +358,12 @@ def _of_question(sample: Sample) -> str:
 
 
 def _is_near_one(sample: Sample, learned: Mapping[str, Set[_Words]]) -> bool:
-    """Whether the example is near one of those, which are kept by what must be the same to the letter."""
+    """Return whether a sample is a near duplicate of a training example. ``learned`` is keyed by the exact parts."""
     mine = _words_of(sample)
     if any(_are_alike(mine, other) for other in learned.get(mine.letter, ())):
         return True
     return any(
-        # nothing without words is near, since what it says instead is not known of these
+        # texts without words are never near duplicates of older prints, which lack the exact parts
         mine.question and mine.answers and other.question and other.answers and _are_alike(mine, other)
         for other in learned.get("", ())
     )
@@ -377,12 +379,12 @@ def _words_of(sample: Sample) -> _Words:
 
 
 def _to_the_letter(text: str) -> list[str]:
-    """The numbers of a text, as they stand in it; the text itself where it has no word."""
+    """Return the numbers of a text in order, or the text itself if it has no words."""
     return _NUMBERS.findall(text) if _WORD.search(text) else [plain(text)]
 
 
 def _simhash(texts: Sequence[str]) -> int:
-    """Each bit as most of the words and pairs of neighbouring words have it; 0 where there is no word."""
+    """Return the SimHash over words and pairs of adjacent words, or 0 without words."""
     features: set[str] = set()
     for text in texts:
         words = _WORD.findall(text.casefold())

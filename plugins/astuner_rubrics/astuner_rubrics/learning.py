@@ -1,23 +1,22 @@
-"""From labelled examples to a rubric file: the whole of learning, step after step.
+"""Learn a rubric file from labeled examples.
 
     examples ─split▶ train ─propose, grade, validate, revise▶ candidates ─grade all▶ select ─(themes)▶ rubrics
                 └──▶ held out ──────────────────────────────────────────────────────────measure──▶ agreement
 
-Whether examples can teach anything is asked before a model is.  Learning is deterministic given the helper's answers,
-so these are its whole state: killed and started again, it asks the same questions in the same order, and those that are
-in the journal are not asked a second time; another helper, or the same one asked in another way, is asked anew.
+Unsuitable examples are rejected before any request. Learning is deterministic given the helper model's answers, so
+these are its complete state: after a stop it asks the same questions in the same order, and answers in the journal are
+not requested again. Another helper model, or other request options, start from scratch.
 
-The helper that proposes sees the label, the helper that grades does not; criteria that only repeat the label (the
-second answer is better) fail there, since the answers then stand the other way round.  Where a person wants fewer and
-broader ones, criteria are merged into a few themes with tips: the helper says which belong together, weights and
-origins add up, and every criterion is in exactly one theme, so nothing that was learned is lost.  The algorithm follows
-"Auto-Rubric: Learning to Extract Generalizable Criteria for Reward Modeling" (arXiv 2510.17314).
+The proposing request contains the label, the grading request does not. Criteria that only repeat the label (the second
+answer is better) fail, because grading shows the answers in another order. Optionally, criteria are merged into a few
+themes with tips: the helper model assigns each criterion to exactly one theme, and weights and origins add up, so
+nothing that was learned is lost. The algorithm follows "Auto-Rubric: Learning to Extract Generalizable Criteria for
+Reward Modeling" (arXiv 2510.17314).
 
-Invariants: no question stands on both sides of the split, unless there are too few questions to part them; what is held
-out is first seen when the rubrics are final; an answer is in the journal before anything is done with it; a rubric file
-is written whole and at the end, or not at all, and the journal stays, so nothing is paid twice; what a person made
-(examples, an experiment, rubrics that were edited) is never written over unasked; when something ends, however it ends,
-nothing that it started still runs.
+Invariants: a question is on one side of the split only, unless there are too few questions; held-out examples are first
+used when the rubrics are final; answers are written to the journal before they are used; a rubric file is written
+completely at the end or not at all, and the journal is kept, so nothing is paid twice; user files (examples,
+experiment, edited rubrics) are overwritten only on request; nothing keeps running when a function ends.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from astuner import append_jsonl, read_jsonl
 from astuner.contracts.errors import AstunerError, ConfigError, DataError
@@ -61,7 +60,7 @@ from astuner_rubrics.selection import (
 
 PROPOSE_PROMPT = "propose-1"
 MAX_LENGTH = 500
-"""Characters of a criterion."""
+"""Maximum characters of a criterion."""
 
 
 class ProposedCriterion(BaseModel):
@@ -74,7 +73,7 @@ class ProposedCriterion(BaseModel):
     @classmethod
     def _is_a_sentence(cls, text: str) -> str:
         if not plain(text) or len(text) > MAX_LENGTH:
-            raise ValueError(f"a criterion is one sentence of at most {MAX_LENGTH} characters, not {text[:40]!r}")
+            raise ValueError(f"a criterion must be one sentence of at most {MAX_LENGTH} characters, not {text[:40]!r}")
         return plain(text)
 
 
@@ -85,14 +84,14 @@ class Proposed(BaseModel):
 
 
 Found = tuple[Sample, tuple[str, ...]]
-"""An example, and the criteria that give it its label, the helper weighing them; none where none did."""
+"""An example and the weighted criteria that give it its label, or none."""
 
 
 async def find_criteria(grader: Grader, rule: Rule, sample: Sample, settings: Settings) -> Found:
-    """Propose, grade, validate, and revise until the criteria give the example its label.
+    """Propose, grade, validate and revise until the criteria give the example its label.
 
-    :raises HelperFailed: the helper gave no usable answer.
-    :raises BudgetSpent: the budget does not allow one more request.
+    :raises HelperFailed: The helper model gave no usable answer.
+    :raises BudgetSpent: The budget does not allow another request.
     """
     order, proposals = shown_order(sample.question, sample.answers, 0), settings.proposals
     messages = _messages(sample, order, rule, proposals)
@@ -112,7 +111,7 @@ def _messages(
     sample: Sample, order: Sequence[int], rule: Rule, proposals: int, criteria: Sequence[str] = (),
     verdict: Sequence[float] = (),
 ) -> Messages:  # fmt: skip
-    """The question; asked again with the criteria so far and what they gave: expected against got."""
+    """Return the question; in a revision with the criteria so far, their verdict and the expected one."""
     if rule.mode is Mode.POINTWISE:
         scale = f"on a scale from {rule.low:g} (worst) to {rule.high:g} (best)"
         label, got = f"ANSWER 1 gets {sample.worth[0]:g} {scale}.", "".join(f"ANSWER 1 {v:.3g}." for v in verdict)
@@ -134,7 +133,7 @@ def _messages(
 
 
 def _in_order(numbers: Sequence[float], tie: float) -> str:
-    """``ANSWER 2 is better than ANSWER 1``, best first."""
+    """Return the order as text, best first, such as ``ANSWER 2 is better than ANSWER 1``."""
     places = sorted(range(len(numbers)), key=lambda i: -numbers[i])
     text = f"ANSWER {places[0] + 1}"
     for before, place in itertools.pairwise(places):
@@ -145,23 +144,33 @@ def _in_order(numbers: Sequence[float], tie: float) -> str:
 
 
 THEMES_PROMPT = "themes-1"
+_NO_DESCRIPTION = ConfigDict(json_schema_extra=lambda schema: schema.pop("description", None))
+"""Keep docstrings out of schemas that are sent to models, because they are part of the prompt."""
 
 
 class Theme(BaseModel):
+    """A theme of criteria, with tips."""
+
+    model_config = _NO_DESCRIPTION
+
     theme: str
     tips: list[str]
     criteria: list[int]
 
 
 class Themes(BaseModel):
+    """The themes proposed by the helper model."""
+
+    model_config = _NO_DESCRIPTION
+
     themes: list[Theme]
 
 
 async def merge_into_themes(ask: Ask, rubrics: tuple[Rubric, ...], most: int) -> tuple[Rubric, ...]:
-    """The rubrics as at most ``most`` themes; those few enough already stay as they are.
+    """Return the rubrics as at most ``most`` themes. Few enough rubrics are returned unchanged.
 
-    :raises HelperFailed: the helper gave no usable answer.
-    :raises BudgetSpent: the budget does not allow one more request.
+    :raises HelperFailed: The helper model gave no usable answer.
+    :raises BudgetSpent: The budget does not allow another request.
     """
     if len(rubrics) <= most:
         return rubrics
@@ -190,11 +199,11 @@ def _themes_form(criteria: int, most: int) -> type[Themes]:
         def _has_all(self) -> Complete:
             numbers = sorted(n for theme in self.themes for n in theme.criteria)
             if numbers != list(range(1, criteria + 1)):
-                raise ValueError(f"each of the criteria 1 to {criteria} is in exactly one theme, not {numbers[:20]}")
+                raise ValueError(f"each of the criteria 1 to {criteria} must be in one theme, not {numbers[:20]}")
             if len(self.themes) > most:
                 raise ValueError(f"at most {most} themes, not {len(self.themes)}")
             if not all(theme.theme.strip() and theme.criteria for theme in self.themes):
-                raise ValueError("a theme has a sentence and at least one criterion")
+                raise ValueError("a theme needs a sentence and at least one criterion")
             return self
 
     Complete.__name__ = "Themes"
@@ -208,26 +217,26 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Settings:
-    """How rubrics are learned."""
+    """Settings of learning."""
 
     proposals: int = 3
-    """Criteria that the helper proposes for one example at most."""
+    """Maximum number of criteria proposed per example."""
     max_epochs: int = 3
-    """How often criteria that do not give an example its label are revised."""
+    """Maximum number of revisions of criteria that do not give an example its label."""
     max_rubrics: int = 10
-    """Criteria in the file at most."""
+    """Maximum number of criteria in the file."""
     themes: int = 0
-    """Merge the criteria into at most so many themes with tips; 0 leaves them as they are."""
+    """Merge the criteria into at most this many themes with tips. 0: do not merge."""
     held_out: float = 0.3
-    """Share of the examples that learning never sees."""
+    """Share of the examples that are not used for learning."""
     votes: int = 1
-    """Times that the helper is asked for one verdict."""
+    """Number of requests per verdict."""
     scale: tuple[float, float] | None = None
-    """Worst and best grade; None: the range of the labels, or 0 to 10 where answers are compared."""
+    """Worst and best grade. None: range of the labels, or 0 to 10 for compared answers."""
     seed: int = 0
-    """Of the split."""
+    """Seed of the split."""
     force: bool = False
-    """Write the file although something speaks against it; what does is in the file."""
+    """Write the file despite objections, which are recorded in the file."""
 
 
 FEWEST_TO_LEARN = 5
@@ -235,62 +244,62 @@ _SHOWN = 10
 _TOKENS = ("prompt_tokens", "completion_tokens")
 _FEWEST_QUESTIONS = 4
 COMPARED = (0.0, 10.0)
-"""The scale of grades where labels have none."""
+"""Default scale of grades for labels without scores."""
 
 
 class NotLearned(AstunerError):
-    """No rubrics came out; says why, and what would help. Nothing was written but the journal."""
+    """No rubrics were learned. The message has reasons and solutions; only the journal was written."""
 
 
 def rule_of(labels: Labels, settings: Settings) -> Rule:
-    """The scale of the grades, and when they agree with these labels.
+    """Return the scale of the grades and when they agree with these labels.
 
-    :raises NotLearned: all labels are the same, so that none says that one answer is better than another.
+    :raises NotLearned: All labels are the same, so no answer is better than another.
     """
     if labels.mode is Mode.POINTWISE:
         worth = [w for sample in labels.samples for w in sample.worth]
         low, high = min(worth), max(worth)
         if low == high:
             raise NotLearned(
-                f"{labels.name}: all {len(labels.samples)} labels are the same ({low:g}), so any rubrics would do; add "
-                "examples of answers that are worse or better"
+                f"{labels.name}: all {len(labels.samples)} labels are the same ({low:g}), so every rubric fits; add "
+                "examples of better or worse answers"
             )
         return Rule.of(labels.mode, labels.samples, settings.scale or (low, high))
     if all(len(set(sample.worth)) == 1 for sample in labels.samples):
         raise NotLearned(
-            f"{labels.name}: all {len(labels.samples)} labels are ties, so any rubrics would do; add examples where "
-            "one answer is better"
+            f"{labels.name}: all {len(labels.samples)} labels are ties, so every rubric fits; add examples with one "
+            "better answer"
         )
     return Rule.of(labels.mode, labels.samples, settings.scale or COMPARED)
 
 
 def objections(labels: Labels, rule: Rule, settings: Settings) -> list[str]:
-    """What speaks against learning from these examples at all, in words."""
+    """Return objections to learning from these examples."""
     samples = labels.samples
     found = []
     at_least = fewest(chance(rule, samples))
     needed = max(math.ceil(at_least / settings.held_out), at_least + FEWEST_TO_LEARN)
     if len(samples) < needed:
         found.append(
-            f"{labels.name}: {len(samples)} examples are too few, {needed - len(samples)} more are needed: {at_least} "
-            f"must be held out so that even perfect agreement could be told from chance ({chance(rule, samples):.0%}), "
-            f"and --held-out is {settings.held_out:g}"
+            f"{labels.name}: {len(samples)} examples are not enough, add {needed - len(samples)} more: {at_least} must "
+            f"be held out to distinguish even perfect agreement from chance ({chance(rule, samples):.0%}), with "
+            f"--held-out {settings.held_out:g}"
         )
     opposite = contradictions(samples, rule)
     if opposite:
         pairs = ", ".join(f"{a} and {b}" for a, b in opposite[:_SHOWN])
         more = f" and {len(opposite) - _SHOWN} more" if len(opposite) > _SHOWN else ""
         found.append(
-            f"{labels.name}: labels contradict each other: {pairs}{more} judge the same question and answers the "
-            "opposite way; keep one of each"
+            f"{labels.name}: labels contradict each other: {pairs}{more} judge the same question and answers in "
+            "opposite ways; keep one of each"
         )
     return found
 
 
 def contradictions(samples: Sequence[Sample], rule: Rule) -> list[tuple[str, str]]:
-    """Places of examples with the same question and answers, and labels that say the opposite.
+    """Return places of examples with the same question and answers and opposite labels.
 
-    Scores do when they are half the scale or more apart; a tie and a preference do not.
+    Scores are opposite if they differ by at least half the scale. A tie and a preference are not opposite.
     """
     return [
         (a.place, b.place)
@@ -308,13 +317,13 @@ def _opposite(a: dict[str, float], b: dict[str, float], rule: Rule) -> bool:
 
 
 def split(samples: Sequence[Sample], share: float, seed: int) -> tuple[list[Sample], list[Sample]]:
-    """Hold out about ``share`` of the examples, whole questions at a time; the same ones for the same seed.
+    """Hold out about ``share`` of the examples, by complete questions. Deterministic for a seed.
 
-    :returns: those to learn from, and those to measure with.
-    :raises NotLearned: there are fewer than three examples, so one side would be empty.
+    :returns: Training examples and held-out examples.
+    :raises NotLearned: There are fewer than three examples.
     """
     if len(samples) < 3:
-        raise NotLearned(f"{len(samples)} examples cannot be split into some to learn from and some to measure with")
+        raise NotLearned(f"{len(samples)} examples cannot be split into training and held-out examples; add more")
     groups = _groups(samples, lambda s: plain(s.question).casefold())
     if len(groups) < _FEWEST_QUESTIONS:
         groups = _groups(samples, lambda s: s.key)
@@ -330,7 +339,7 @@ def split(samples: Sequence[Sample], share: float, seed: int) -> tuple[list[Samp
     inside = {s.place for name in held for s in groups[name]}
     train = [s for s in samples if s.place not in inside]
     if not train:
-        raise NotLearned("all examples have the same question and answers, so none can be held out")
+        raise NotLearned("all examples have the same question and answers, so none can be held out; add others")
     return train, [s for s in samples if s.place in inside]
 
 
@@ -342,15 +351,15 @@ def _groups(samples: Sequence[Sample], name: Callable[[Sample], str]) -> dict[st
 
 
 class Journal:
-    """A helper model whose answers are written down; one file for each rubric file.
+    """A helper model with a journal of its answers, one file per rubric file.
 
-    :raises DataError: the file there is no journal.
+    :raises DataError: The existing file is not a journal.
     """
 
     def __init__(self, path: Path, helper: Helper) -> None:
         self.path = path
         self.spent: dict[str, float] = dict.fromkeys(("asked", "remembered", "cost", *_TOKENS), 0)
-        """In this run of the command: answers of the helper (those from its own cache included), and of the journal."""
+        """Answers of the helper model (including its own cache) and of the journal, in this run of the command."""
         self._helper = helper
         self._identity = helper.identity
         self._answers = _read_journal(path)
@@ -360,13 +369,13 @@ class Journal:
         return self._helper.model
 
     async def ask(self, messages: Messages, *, purpose: str, answer: type[BaseModel], sample: int) -> Any:
-        """The answer of the journal, or else of the helper; raises as `Helper.ask`."""
+        """Return the answer from the journal or the helper model. Raises the same errors as `Helper.ask`."""
         key = digest([self._identity, messages, answer.__name__, sample])
         if key in self._answers:
             try:
                 found = answer.model_validate(self._answers[key])
             except ValidationError:
-                pass  # of an older form; asked again
+                pass  # written in an older form; request it again
             else:
                 self.spent["remembered"] += 1
                 return found
@@ -380,7 +389,7 @@ class Journal:
         return said.data
 
     async def embed(self, texts: list[str]) -> list[list[float]]:
-        """Vectors of texts, of the journal where they are there; raises as `Helper.embed`."""
+        """Return vectors of texts, from the journal if available. Raises the same errors as `Helper.embed`."""
         keys = [digest([self._identity, "embedding", text]) for text in texts]
         missing = [i for i, key in enumerate(keys) if key not in self._answers]
         if missing:
@@ -392,12 +401,12 @@ class Journal:
 
 
 def _read_journal(path: Path) -> dict[str, Any]:
-    """Key -> answer; a last line that a crash cut off is taken out of the file, so that the next one can follow."""
+    """Return answers by key. A last line that a crash truncated is removed from the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {}
     for number, row in enumerate(read_jsonl(path), start=1):
         if not {"key", "answer"} <= row.keys():
-            raise DataError(f"{path}:{number}: is no line of a learning journal; delete the file to begin anew")
+            raise DataError(f"{path}:{number}: this is not a learning journal; delete the file to start from scratch")
         found[row["key"]] = row["answer"]
     if path.exists():
         with path.open("r+b") as file:
@@ -411,56 +420,59 @@ _REPORTS = 4
 async def for_each(
     items: Sequence[T], work: Callable[[T], Coroutine[Any, Any, R]], *, what: str, say: Callable[[str], None]
 ) -> list[R | None]:
-    """The result for each item, None where the helper failed for it.
+    """Return the result for each item, or None if the helper model failed for it.
 
-    :param what: what is done, for progress: ``proposing criteria``.
-    :raises HelperFailed: it failed for more than a tenth of the items, and at least two, or for three in a row.
+    :param what: Name of the work in progress lines, such as ``proposing criteria``.
+    :raises HelperFailed: It failed for more than a tenth of the items (at least two), or for three in a row.
     """
     every, count = max(1, len(items) // _REPORTS), len(items)
 
     def stopped(last: HelperFailed, answered: int, failed: int) -> str:
-        done = f"stopped after {answered} of {count}, since {failed} failed"
-        return f"{what}: the helper could not be asked ({last}); {done}"
+        done = f"stopped after {answered} of {count} answers and {failed} failures"
+        return f"{what}: the helper model cannot be used ({last}); {done}"
 
     def settled(answered: int, failed: int) -> None:
         if (asked := answered + failed) % every == 0 or asked == count:
-            say(f"{what}: {asked} of {count}" + (f", of which {failed} failed" if failed else ""))
+            say(f"{what}: {asked} of {count}" + (f", {failed} failed" if failed else ""))
 
     found = await all_answered([work(item) for item in items], stopped, fewest=min(2, count), settled=settled)
     return [None if isinstance(one, HelperFailed) else one for one in found]
 
 
 _PROMPT_TOKENS = 700
-"""Of instructions, about."""
+"""Approximate tokens of the instructions."""
 _CHARACTERS_PER_TOKEN = 4
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Requests and tokens that learning takes."""
+    """Requests and tokens of learning."""
 
     mode: str
     train: int
     held_out: int
     fewest_requests: int
-    """If every first proposal is right, and all agree on ten criteria."""
+    """If every first proposal is right and all examples agree on ten criteria."""
     most_requests: int
     prompt_tokens_per_request: int
     objections: tuple[str, ...]
 
     def __str__(self) -> str:
         lines = [
-            f"{self.train} {self.mode} examples to learn from, {self.held_out} held out",
-            f"{self.fewest_requests:,} to {self.most_requests:,} requests, each with about "
-            f"{self.prompt_tokens_per_request:,} tokens of prompt: "
+            f"{self.train} {self.mode} training examples, {self.held_out} held out",
+            f"{self.fewest_requests:,} to {self.most_requests:,} requests of about "
+            f"{self.prompt_tokens_per_request:,} prompt tokens: "
             f"{self.fewest_requests * self.prompt_tokens_per_request:,} to "
-            f"{self.most_requests * self.prompt_tokens_per_request:,} tokens of prompts",
+            f"{self.most_requests * self.prompt_tokens_per_request:,} prompt tokens",
         ]
-        return "\n".join([*lines, *(f"it would refuse: {text}" for text in self.objections)])
+        return "\n".join([*lines, *(f"learning would be refused: {text}" for text in self.objections)])
 
 
 def check_and_estimate(labels: Labels, settings: Settings) -> Estimate:
-    """:raises NotLearned: the examples cannot teach anything."""
+    """Return an estimate of the work.
+
+    :raises NotLearned: Nothing can be learned from the examples.
+    """
     rule = rule_of(labels, settings)
     train, held_out = map(len, split(labels.samples, settings.held_out, settings.seed))
     proposed = min(train * settings.proposals, CANDIDATES_PER_RUBRIC * settings.max_rubrics)
@@ -481,11 +493,11 @@ def check_and_estimate(labels: Labels, settings: Settings) -> Estimate:
 
 
 CANDIDATES_PER_RUBRIC = 4
-"""More candidates than this for each rubric that may stay are thinned out to the most diverse ones."""
+"""If there are more candidates than this per rubric, only the most diverse ones are kept."""
 
 
 Origins = Mapping[str, tuple[Sample, ...]]
-"""Validated criteria, each with the examples that it comes from."""
+"""Validated criteria with the examples that they come from."""
 
 
 @dataclass(frozen=True)
@@ -502,40 +514,40 @@ class Conflict:
 
 @dataclass(frozen=True)
 class Result:
-    """What learning found."""
+    """Result of learning."""
 
     rubrics: RubricFile
     objections: tuple[str, ...]
-    """Why the rubrics should not be used, in words; empty if nothing speaks against it."""
+    """Reasons not to use the rubrics. Empty if there are none."""
     conflicts: tuple[Conflict, ...]
     train: Agreement
     held_out: Agreement
     explained: int
-    """Training examples with criteria that give them their label."""
+    """Number of training examples with criteria that give them their label."""
     candidates: int
 
 
 async def learn(labels: Labels, settings: Settings, helper: Journal, embedder: Journal | None, say: Say) -> Result:
     """Learn rubrics.
 
-    :param embedder: whose vectors say what is alike; None: the words.
-    :raises NotLearned: the examples cannot teach anything, or no criterion explains any of them.
-    :raises HelperFailed: the helper fails again and again.
-    :raises BudgetSpent: the budget does not allow one more request.
+    :param embedder: Helper model for embeddings. None: use words.
+    :raises NotLearned: The examples are unsuitable, or no criterion explains any of them.
+    :raises HelperFailed: The helper model fails repeatedly.
+    :raises BudgetSpent: The budget does not allow another request.
     """
     rule = rule_of(labels, settings)
     against = objections(labels, rule, settings)
     if against and not settings.force:
         raise NotLearned("\n".join(against))
     learned_from, held_out = split(labels.samples, settings.held_out, settings.seed)
-    say(f"{len(learned_from)} {labels.mode.value} examples to learn from, {len(held_out)} held out")
+    say(f"{len(learned_from)} {labels.mode.value} training examples, {len(held_out)} held out")
     grader = Grader(helper.ask, rule.low, rule.high)
 
     found = await _propose(learned_from, rule, grader, settings, say)
     origins, cosines, dimensions = await _candidates(found, embedder, settings)
     texts = list(origins)
     explained = sum(bool(criteria) for _, criteria in found)
-    say(f"{explained} of {len(found)} examples explained; {len(texts)} criteria to choose from")
+    say(f"{explained} of {len(found)} examples explained; {len(texts)} candidate criteria")
     train, grades = await _graded(learned_from, texts, grader, settings.votes, "grading by criteria", say)
     chosen = select(rule, train, grades, cosines, dimensions, settings.max_rubrics)
     if not chosen:
@@ -582,13 +594,13 @@ async def learn(labels: Labels, settings: Settings, helper: Journal, embedder: J
 
 
 BATCH = 10
-"""Examples that criteria are proposed for before it is asked whether they still bring anything new."""
+"""Number of examples after which novelty is checked."""
 MIN_INCREMENT = 0.02
-"""A batch brings something new if it adds this share to the coding rate of the best criteria so far."""
+"""Minimum relative gain in the coding rate of the best criteria for a batch to count as novel."""
 
 
 async def _propose(train: Sequence[Sample], rule: Rule, grader: Grader, settings: Settings, say: Say) -> list[Found]:
-    """Criteria for each example, batch after batch, until batches bring nothing new."""
+    """Return criteria for each example, batch by batch, until batches bring nothing new."""
     found: list[Found] = []
     rate, idle = 0.0, 0
     for start in range(0, len(train), BATCH):
@@ -609,11 +621,11 @@ async def _propose(train: Sequence[Sample], rule: Rule, grader: Grader, settings
 
 
 _DIMENSIONS = 64
-"""Of the vectors of words: as many as an embedding is worth, so that both give rates of one size."""
+"""Dimensions of word vectors: comparable to embeddings, so that both give similar rates."""
 
 
 def _origins(found: Sequence[Found]) -> dict[str, tuple[Sample, ...]]:
-    """Criteria, the same ones once, in the order in which they came."""
+    """Return distinct criteria in their original order, with their examples."""
     spelling: dict[str, str] = {}
     origins: dict[str, tuple[Sample, ...]] = {}
     for sample, criteria in found:
@@ -626,13 +638,13 @@ def _origins(found: Sequence[Found]) -> dict[str, tuple[Sample, ...]]:
 async def _candidates(
     found: Sequence[Found], embedder: Journal | None, settings: Settings
 ) -> tuple[Origins, Gram, int]:
-    """Criteria to choose from, the cosines of every two, and of how many dimensions."""
+    """Return candidate criteria, the cosines of all pairs, and the dimensions of the vectors."""
     origins = _origins(found)
     if not origins:
         raise NotLearned(
-            f"no criterion gave any of the {len(found)} examples its label, after {settings.max_epochs} revisions "
-            "each: the helper cannot tell what the labels go by. Look whether question and answers hold all that a "
-            "person needs to judge them, and try a stronger helper model"
+            f"no criterion gave any of the {len(found)} examples its label after {settings.max_epochs} revisions each. "
+            "Check that question and answers contain everything a person needs to judge them, and use a stronger "
+            "helper model"
         )
     texts = list(origins)
     vectors = await embedder.embed(texts) if embedder is not None else None
@@ -649,7 +661,7 @@ async def _candidates(
 async def _graded(
     samples: Sequence[Sample], criteria: Sequence[str], grader: Grader, votes: int, what: str, say: Say
 ) -> tuple[list[Sample], list[Matrix]]:
-    """The samples that could be graded, and their grades."""
+    """Return the samples that could be graded, and their grades."""
 
     async def one(sample: Sample) -> Matrix:
         return median_of(
@@ -667,7 +679,7 @@ async def _graded(
 async def _judged(
     samples: Sequence[Sample], rubrics: Sequence[Rubric], grader: Grader, votes: int, what: str, say: Say
 ) -> tuple[list[Sample], list[tuple[float, ...]]]:
-    """The samples that could be judged, and what final rubrics say about them."""
+    """Return the samples that could be judged, and the verdicts of the final rubrics."""
     kept, grades = await _graded(samples, [r.text for r in rubrics], grader, votes, what, say)
     weights = [r.weight for r in rubrics]
     return kept, [overall(matrix, weights) for matrix in grades]
@@ -677,9 +689,9 @@ def _conflicts(
     rule: Rule, train: Sequence[Sample], grades: Sequence[Matrix], origins: Origins,
     final: Sequence[Sequence[float]],
 ) -> tuple[Conflict, ...]:  # fmt: skip
-    """Pairs of examples such that a criterion of each decides the other wrongly, and the final verdicts one of them.
+    """Return pairs of examples whose criteria judge each other wrongly while a final verdict on them is wrong.
 
-    Where the final verdicts are right about both, the weights have settled it: criteria may well pull apart.
+    If the final verdicts on both are right, the weights resolved the conflict.
     """
     place = {s.place: i for i, s in enumerate(train)}
     wrong = [not rule.is_right(s.worth, said) for s, said in zip(train, final, strict=True)]
@@ -695,65 +707,65 @@ def _conflicts(
 
 
 def _against(train: Agreement, held_out: Agreement, conflicts: Sequence[Conflict]) -> list[str]:
-    """What speaks against using the rubrics."""
+    """Return objections to using the rubrics."""
     found = []
     if not train.is_beyond_chance:
         pairs = "; ".join(map(str, conflicts[:_SHOWN]))
         more = f"; and {len(conflicts) - _SHOWN} more" if len(conflicts) > _SHOWN else ""
         disagree = f" The criteria of these examples judge each other wrongly: {pairs}{more}." if conflicts else ""
         found.append(
-            f"the examples contradict each other, or are about something that the helper cannot see: the best rubrics "
-            f"agree with {train} of the labels that they were learned from, and chance is {train.chance:.0%}.{disagree}"
+            f"the examples contradict each other, or depend on facts that the helper model cannot see: the best "
+            f"rubrics agree with {train} of their training labels; chance is {train.chance:.0%}.{disagree}"
         )
     if not held_out.is_beyond_chance:
         found.append(
-            f"on held-out examples the rubrics agree with {held_out} of the labels, which cannot be told from chance "
-            f"({held_out.chance:.0%}); add examples, or raise --held-out"
+            f"on held-out examples the rubrics agree with {held_out} of the labels, which is not distinguishable from "
+            f"chance ({held_out.chance:.0%}); add examples or raise --held-out"
         )
     return found
 
 
 def _measured(a: Agreement) -> Agreement:
-    """As a file has it."""
+    """Return an agreement with rounded numbers, as in a file."""
     return Agreement(**{name: round(value, 4) for name, value in a.model_dump().items()})
 
 
 def check_out(out: Path, inputs: Sequence[Path], *, overwrite: bool) -> None:
-    """Whether rubrics may be written to ``out``.
+    """Check that rubrics may be written to ``out``.
 
-    :param inputs: files that the command reads; they are not written over even if asked.
-    :param overwrite: whether something else than rubrics as they were learned may be written over.
-    :raises ConfigError: they may not; says why, and what to type.
+    :param inputs: Input files of the command. They are never overwritten.
+    :param overwrite: Allow to overwrite a file other than unedited rubrics.
+    :raises ConfigError: The file may not be written. The message has the reason and a solution.
     """
     if out.is_dir():
-        raise ConfigError(f"--out {out}: is a folder; name a file, e.g. {out / 'rubrics.yaml'}")
+        raise ConfigError(f"--out {out}: is a folder; use a file name, e.g. {out / 'rubrics.yaml'}")
     if not out.exists():
         return
     if any(path.exists() and path.samefile(out) for path in inputs):
-        raise ConfigError(f"--out {out}: is a file that this command reads; name another place for the rubrics")
+        raise ConfigError(f"--out {out}: is an input of this command; use another file for the rubrics")
     if overwrite:
         return
     try:
         there = load_rubrics(out)
     except ConfigError:
-        why = "is there and no rubric file"
+        why = "exists and is not a rubric file"
     else:
         if there.learned is not None and not there.is_edited:
             return
-        why = "was edited since it was learned" if there.is_edited else "was written by hand"
-    raise ConfigError(f"--out {out}: {why}; name another place, or add --overwrite")
+        why = "was edited after learning" if there.is_edited else "was written manually"
+    raise ConfigError(f"--out {out}: {why}; use another file, or add --overwrite")
 
 
 def run_learning(
     labels: Labels, settings: Settings, helpers: HelperModels, helper: str | None, embedder: str | None, out: Path,
     say: Say, *, inputs: Sequence[Path] = (), overwrite: bool = False,
 ) -> tuple[Result, Mapping[str, float]]:  # fmt: skip
-    """Learn, and write the file.
+    """Learn rubrics, and write the file.
 
-    :raises ConfigError: the file may not be written, see `check_out`; this is looked at when the rubrics are there,
-        since somebody may edit the file meanwhile.
-    :raises NotLearned: something speaks against the rubrics, and `force` is not set.
-    :raises HelperFailed, BudgetSpent: of the helper; says that typing the same again goes on.
+    :raises ConfigError: The file may not be written, see `check_out`. This is checked again after learning, because the
+        file may have been edited in the meantime.
+    :raises NotLearned: There are objections to the rubrics, and `force` is not set.
+    :raises HelperFailed, BudgetSpent: Raised by the helper model; the message explains how to continue.
     """
     path = out.with_name(f"{out.name}.journal.jsonl")
     journal = Journal(path, choose(helpers, helper))
@@ -766,15 +778,17 @@ def run_learning(
         say(f"stopped; {_go_on(path)}")
         raise
     spent = journal.spent
-    say(f"{spent['asked']} answers of {journal.model}, {spent['remembered']} of the journal; cost {spent['cost']:.4g}")
+    say(
+        f"{spent['asked']} answers of {journal.model}, {spent['remembered']} from the journal; cost {spent['cost']:.4g}"
+    )
     if result.objections and not settings.force:
-        raise NotLearned("\n".join([*result.objections, f"no file was written; --force writes {out} all the same"]))
+        raise NotLearned("\n".join([*result.objections, f"no file was written; pass --force to write {out} anyway"]))
     check_out(out, inputs, overwrite=overwrite)
     save_rubrics(out, result.rubrics)
     return result, spent
 
 
 def _go_on(journal: Path) -> str:
-    """How to go on after learning was stopped."""
-    known = f", and what is in {journal} is not asked again" if journal.exists() else ""
-    return f"nothing is lost: type the same again{known}"
+    """Return how to continue after a stop."""
+    known = f"; answers in {journal} are reused" if journal.exists() else ""
+    return f"to continue, repeat the command{known}"

@@ -1,7 +1,7 @@
-"""A judge that asks a helper model how good an answer is, by criteria in plain words.
+"""The judge `llm_judge`: grade answers by plain-text criteria with a helper model.
 
-The answer is text of a model that is rewarded for a good verdict.  It is fenced (`astuner_rubrics.fence`), the verdict
-is structured and has its reason first, and no verdict means no reward (`JudgeFailed`), never a low one.
+The answer was written by a model that is rewarded for a good verdict. It is fenced (`astuner_rubrics.fence`). The
+verdict is structured and starts with its reason. A missing verdict means no reward (`JudgeFailed`), never a low one.
 """
 
 from __future__ import annotations
@@ -24,26 +24,28 @@ from astuner_helpers.members import together
 from astuner_rubrics.asking import AskingConfig, answer_of, ask, conversation_of, labelled, limit_of, user_message
 
 TASK = "You judge an answer to a question, strictly and evenly, by the criteria below and by nothing else."
-"""What the helper is told first, unless `system_prompt` says otherwise."""
+"""First sentence of the instructions, unless `system_prompt` replaces it."""
 _REFERENCE = "REFERENCE is a reference answer that is right; an answer may say the same in other words."
 _CONVERSATION = "The answer is a conversation: judge what the assistant did in it."
 
 
 class LlmJudgeConfig(AskingConfig):
+    """Options of the judge `llm_judge`."""
+
     scale: Literal["binary"] | tuple[float, float] = "binary"
-    """`binary` (met or not: 1 or 0), or `[lowest, highest]` of a grade."""
+    """`binary` (1 if the criteria are met, else 0), or `[lowest, highest]` for a grade."""
     normalise: bool = True
-    """Bring a grade to a reward of 0 to 1; false: the grade is the reward."""
+    """Scale a grade to a reward from 0 to 1. With false, the grade is the reward."""
     success_at: float | None = None
-    """The grade from which on an attempt is a success; null: the highest."""
+    """Minimum grade of a successful attempt. Default: the highest grade."""
     samples: int = Field(1, ge=1, le=25)
-    """How many verdicts are asked for: the majority of an odd number where the scale is binary, else their mean."""
+    """Number of verdicts: the majority of an odd number on a binary scale, otherwise their mean."""
 
     @field_validator("criteria")
     @classmethod
     def _says_something(cls, text: str) -> str:
         if not text.strip():
-            raise ValueError("say what a good answer is")
+            raise ValueError("criteria are empty; describe a good answer")
         return text
 
     @model_validator(mode="after")
@@ -52,20 +54,20 @@ class LlmJudgeConfig(AskingConfig):
         if low >= high:
             raise ValueError(f"scale: the lowest grade must be below the highest, not [{low:g}, {high:g}]")
         if self.scale == "binary" and self.samples % 2 == 0:
-            raise ValueError(f"samples: {self.samples} verdicts may split evenly; write an odd number")
+            raise ValueError(f"samples: {self.samples} verdicts may be split evenly; use an odd number")
         if self.success_at is not None and not low <= self.success_at <= high:
-            raise ValueError(f"success_at: {self.success_at:g} is not on the scale of {low:g} to {high:g}")
+            raise ValueError(f"success_at: {self.success_at:g} is outside of the scale {low:g} to {high:g}")
         return self
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The lowest and the highest grade."""
+        """Return the lowest and the highest grade."""
         return (0.0, 1.0) if self.scale == "binary" else self.scale
 
 
 @lru_cache(maxsize=64)
 def verdict_form(scale: Literal["binary"] | tuple[float, float], explain: bool) -> type[BaseModel]:
-    """The form of one verdict: the reason first, then a score within the scale."""
+    """Return the form of a verdict: the reason first, then a score within the scale."""
     score: Any = Annotated[Literal[0, 1], Field(description="1 if the criteria are met, else 0")]
     if scale != "binary":
         about = f"the grade, from {scale[0]:g} (worst) to {scale[1]:g} (best)"
@@ -76,7 +78,7 @@ def verdict_form(scale: Literal["binary"] | tuple[float, float], explain: bool) 
 
 
 class _Asking(Judge):
-    """Asks for the verdicts on what is shown, and makes one of them."""
+    """Request verdicts on what is shown, and combine them."""
 
     config: LlmJudgeConfig
 
@@ -92,7 +94,10 @@ class _Asking(Judge):
         return [self._system, user_message({**self.config.asked(workflow_task), **shown}, question, limit=limit)]
 
     async def _verdict(self, workflow_task: WorkflowTask, shown: dict[str, str]) -> JudgeOutput:
-        """:raises JudgeFailed: there is none."""
+        """Return the combined verdict.
+
+        :raises JudgeFailed: There is no verdict.
+        """
         config, (low, high) = self.config, self.config.bounds
         try:
             messages = self._messages(workflow_task, shown)
@@ -124,13 +129,13 @@ class _Asking(Judge):
 
 
 class LlmJudge(_Asking):
-    """Shows the helper the answer. Metrics ``asked``, ``score`` and, of several samples, ``agreement``."""
+    """Show the answer to the helper model. Metrics: ``asked``, ``score`` and, with several samples, ``agreement``."""
 
     @classmethod
     def from_config(cls, section: Any, context: BuildContext) -> Judge:
-        """For ``show: conversation`` a judge of groups, since only these are given turns.
+        """Return the judge. For ``show: conversation`` it is a group judge, because only those receive turns.
 
-        :raises ConfigError: there is no such helper model.
+        :raises ConfigError: The helper model does not exist.
         """
         made = LlmConversationJudge if section.show == "conversation" else cls
         return made(section, context.helper_models)
@@ -140,7 +145,7 @@ class LlmJudge(_Asking):
 
 
 class LlmConversationJudge(_Asking, GroupJudge):
-    """Shows the helper all that was said in an attempt; each attempt is judged alone."""
+    """Show the full conversation of an attempt to the helper model. Each attempt is judged separately."""
 
     async def judge_group(self, attempts: Sequence[Attempt]) -> list[JudgeOutput | JudgeFailed]:
         return await together([self._one(attempt) for attempt in attempts])

@@ -1,8 +1,8 @@
-"""What is measured of a judge: its agreement with labels, ties, and bias by length, each a line of its card.
+"""Statistics of a judge: agreement with labels, ties and length bias, each a line of its card.
 
-Statistics are pure functions, each with its source; ``verdicts`` and ``labels`` are numbers of the same answers, more
-is better, and None stands where a number does not exist, such as the correlation with something that never changes.
-Invariant: a number that too few answers stand behind is never called good: it is `unknown`, and says how many it had.
+Statistics are pure functions with their sources. ``verdicts`` and ``labels`` are numbers of the same answers; more is
+better. None means that a value does not exist, such as a correlation with a constant. Invariant: a value based on too
+few answers is never graded good: it is `unknown`, with the number of answers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from astuner_rubrics.labels import Mode, Sample
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a judge says about answers to one question."""
+    """Verdict of a judge on answers to one question."""
 
     rewards: tuple[float, ...]
     successes: tuple[bool, ...]
@@ -33,12 +33,12 @@ class Verdict:
 Grade = Literal["good", "care", "bad", "unknown", "info"]
 
 FEWEST = 10
-"""Fewer answers than this say nothing."""
+"""Minimum number of answers for a meaningful value."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """From where on a number asks for care, and from where on the judge should not be used."""
+    """Limits at which a value requires care, and at which the judge should not be used."""
 
     care: float
     bad: float
@@ -53,22 +53,22 @@ class Limits:
 
 @dataclass(frozen=True)
 class Measure:
-    """One line of the card."""
+    """A line of the card."""
 
     name: str
-    """In words, for people."""
+    """Description for people."""
     key: str
-    """For machines."""
+    """Key for programs."""
     value: float | None
     interval: tuple[float, float] | None
     n: int
-    """Verdicts or pairs behind it."""
+    """Number of verdicts or pairs."""
     limits: Limits | None = None
-    """None for what is told and not graded."""
+    """None for values that are reported and not graded."""
     note: str = ""
-    """Why there is no value, where nobody asked for one: ``not measured``."""
+    """Reason for a missing value, such as ``not measured``."""
     is_difference: bool = False
-    """Whether it is the difference of two shares: then its interval decides, and no difference is always good."""
+    """Whether the value is the difference of two shares: its interval decides, and no difference is always good."""
 
     @property
     def grade(self) -> Grade:
@@ -92,18 +92,18 @@ RISES = Limits(care=0.2, bad=0.5)
 CONSISTENCY = Limits(care=0.9, bad=0.7)
 SUCCESSES = Limits(care=0.05, bad=0.3)
 NOISE = Limits(care=0.05, bad=1.0)
-"""Noise alone never forbids a judge: what it costs shows in the agreement."""
+"""Noise alone never disqualifies a judge, because its cost shows in the agreement."""
 ABSTENTIONS = Limits(care=0.05, bad=0.3)
 
 
 T = TypeVar("T")
 
 DRAWS = 500
-"""Resamples of a bootstrap."""
+"""Number of bootstrap resamples."""
 
 
 def concordance(verdicts: Sequence[float], labels: Sequence[float]) -> float | None:
-    """How likely the better of two answers with different labels gets the better verdict; a tie counts half.
+    """Return the probability that the better of two differently labeled answers gets the better verdict (ties: half).
 
     With two labels it is the area under the ROC curve: Hanley and McNeil, Radiology 143 (1982) 29-36.
     """
@@ -115,7 +115,7 @@ def concordance(verdicts: Sequence[float], labels: Sequence[float]) -> float | N
 
 
 def tied_share(verdicts: Sequence[float], labels: Sequence[float]) -> float | None:
-    """The share of pairs with different labels whose verdicts are the same."""
+    """Return the share of differently labeled pairs with equal verdicts."""
     differ = _pairs(len(labels)) - _tied(labels)
     return (_tied(verdicts) - _tied(list(zip(verdicts, labels, strict=True)))) / differ if differ else None
 
@@ -125,19 +125,19 @@ def _pairs(n: int) -> int:
 
 
 def _tied(values: Sequence[Hashable]) -> int:
-    """Pairs of equal values."""
+    """Return the number of pairs of equal values."""
     return sum(map(_pairs, Counter(values).values()))
 
 
 def kendall_tau_b(verdicts: Sequence[float], labels: Sequence[float]) -> float | None:
-    """Agreement of two orders, ties in either allowed for (Kendall, Biometrika 33 (1945) 239-251)."""
+    """Return the agreement of two orders with ties (Kendall, Biometrika 33 (1945) 239-251)."""
     if not (_varies(verdicts) and _varies(labels)):
         return None
     return float(stats.kendalltau(verdicts, labels).statistic)
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """The correlation of ranks, ties at their mean rank (Spearman, American Journal of Psychology 15 (1904) 72-101)."""
+    """Return the rank correlation; ties have mean ranks (Spearman, American Journal of Psychology 15 (1904) 72-101)."""
     return float(stats.spearmanr(a, b).statistic) if _varies(a) and _varies(b) else None
 
 
@@ -146,21 +146,21 @@ def _varies(values: Sequence[float]) -> bool:
 
 
 def partial_spearman(a: Sequence[float], b: Sequence[float], given: Sequence[float]) -> float | None:
-    """The correlation of ranks of a and b beyond what both owe to a third:
-    (r_ab - r_ac r_bc) / sqrt((1 - r_ac^2)(1 - r_bc^2)); 0 where the third says everything about one of them.
+    """Return the rank correlation of a and b given a third variable, or 0 if that determines one of them.
 
-    Source: Yule, Proceedings of the Royal Society A 79 (1907) 182-193, with Spearman's ranks.
+    Formula: (r_ab - r_ac r_bc) / sqrt((1 - r_ac^2)(1 - r_bc^2)). Source: Yule, Proceedings of the Royal Society A 79
+    (1907) 182-193, with Spearman's ranks.
     """
     ab, ac, bc = spearman(a, b), spearman(a, given), spearman(b, given)
     if ab is None:
         return None
-    ac, bc = ac or 0.0, bc or 0.0  # what never changes explains nothing
+    ac, bc = ac or 0.0, bc or 0.0  # a constant explains nothing
     left = (1 - ac * ac) * (1 - bc * bc)
     return (ab - ac * bc) / math.sqrt(left) if left > 1e-9 else 0.0
 
 
 def kappa(pairs: Sequence[tuple[Hashable, Hashable]]) -> float | None:
-    """Agreement on classes beyond chance, (p_o - p_e) / (1 - p_e).
+    """Return the agreement on classes beyond chance, (p_o - p_e) / (1 - p_e).
 
     Source: Cohen, Educational and Psychological Measurement 20 (1960) 37-46.
     """
@@ -176,10 +176,10 @@ def kappa(pairs: Sequence[tuple[Hashable, Hashable]]) -> float | None:
 def bootstrap(
     items: Sequence[T], statistic: Callable[[Sequence[T]], float | None], *, seed: int, draws: int = DRAWS
 ) -> tuple[float, float] | None:
-    """A 95 % percentile interval: items are drawn with replacement; draws without the statistic do not count.
+    """Return a 95 % percentile interval of resamples with replacement. Resamples without a value do not count.
 
-    None where there are fewer than two items, or most draws have none.  Source: Efron and Tibshirani, An Introduction
-    to the Bootstrap (1993), chapter 13.
+    Return None for fewer than two items or if most resamples have no value. Source: Efron and Tibshirani, An
+    Introduction to the Bootstrap (1993), chapter 13.
     """
     if len(items) < 2:
         return None
@@ -199,7 +199,7 @@ class Judged:
     verdict: Verdict
 
     def signs(self) -> list[tuple[int, int]]:
-        """(label, verdict) of every pair of its answers: 1, 0 or -1 for which of the two is better."""
+        """Return (label, verdict) of every pair of answers: 1, 0 or -1 for which of the two is better."""
         worth, rewards = self.sample.worth, self.verdict.rewards
         pairs = itertools.combinations(range(len(worth)), 2)
         return [(_sign(worth[i] - worth[j]), _sign(rewards[i] - rewards[j])) for i, j in pairs]
@@ -209,33 +209,35 @@ Statistic = Callable[[Sequence[float], Sequence[float]], float | None]
 
 
 def agreement(mode: Mode, judged: Sequence[Judged], seed: int) -> list[Measure]:
-    """The agreement that the verdict hangs on comes first, and is the same for all modes: how likely the better of two
-    answers gets the better verdict, ties counting half; 0.5 is chance."""
+    """Return measures of agreement. The first is the same for all modes and decides the verdict.
+
+    It is the probability that the better of two answers gets the better verdict; ties count half, chance is 0.5.
+    """
     if mode is Mode.POINTWISE:
         return _of_scores(judged, seed)
     each = [c for j in judged if (c := concordance(j.verdict.rewards, j.sample.worth)) is not None]
     signs = [sign for one in judged for sign in one.signs()]
-    name = "the better of two answers gets the better verdict"
+    name = "agreement: the better answer gets the better verdict"
     if mode is Mode.PAIRWISE:
         found = [share_of(name, "concordance", each, AGREEMENT)]
         right = [label == verdict for label, verdict in signs]
-        found.append(share_of("accuracy (a tie is right where the label is one)", "accuracy", right))
+        found.append(share_of("accuracy (ties count if the label is a tie)", "accuracy", right))
         found.append(_bootstrapped("Cohen's kappa (first, second, tie)", "kappa", signs, kappa, seed))
     else:
         found = [_bootstrapped(name, "concordance", each, mean_of, seed, AGREEMENT)]
         taus = [t for j in judged if (t := kendall_tau_b(j.verdict.rewards, j.sample.worth)) is not None]
-        found.append(_bootstrapped("Kendall's tau-b of each list, mean", "kendall_tau_b", taus, mean_of, seed))
-        found.append(share_of("the best answer is first", "best_first", [_is_best_first(j) for j in judged]))
+        found.append(_bootstrapped("Kendall's tau-b per list, mean", "kendall_tau_b", taus, mean_of, seed))
+        found.append(share_of("best answer ranked first", "best_first", [_is_best_first(j) for j in judged]))
     different = [verdict == 0 for label, verdict in signs if label]
     equal = [verdict == 0 for label, verdict in signs if not label]
-    found.append(share_of("ties where the labels differ", "ties", different))
+    found.append(share_of("ties between different labels", "ties", different))
     if equal:
-        found.append(share_of("ties where the labels tie", "ties_right", equal))
+        found.append(share_of("ties between equal labels", "ties_right", equal))
     return found
 
 
 def length_bias(mode: Mode, judged: Sequence[Judged], seed: int) -> Measure:
-    """The rank correlation of verdict and length, given the label; within each sample where it has several answers."""
+    """Return the rank correlation of verdict and length given the label, within samples that have several answers."""
     rows = [_lengths(j, centred=mode is not Mode.POINTWISE) for j in judged]
 
     def correlation(items: Sequence[list[tuple[float, float, float]]]) -> float | None:
@@ -248,7 +250,7 @@ def length_bias(mode: Mode, judged: Sequence[Judged], seed: int) -> Measure:
     found = _bootstrapped(
         "length: correlation with the verdict, given the label", "length_correlation", rows, correlation, seed, LENGTH
     )
-    return replace(found, note="longer is better for the judge where positive")
+    return replace(found, note="positive: the judge prefers longer answers")
 
 
 def _of_scores(judged: Sequence[Judged], seed: int) -> list[Measure]:
@@ -258,7 +260,7 @@ def _of_scores(judged: Sequence[Judged], seed: int) -> list[Measure]:
         return lambda items: statistic([a for a, _ in items], [b for _, b in items])
 
     labels = sorted({b for _, b in pairs})
-    name = "the better of two answers gets the better verdict" + (" (AUC)" if len(labels) == 2 else "")
+    name = "agreement: the better answer gets the better verdict" + (" (AUC)" if len(labels) == 2 else "")
     found = [_bootstrapped(name, "concordance", pairs, of(concordance), seed, AGREEMENT)]
     if len(labels) == 2:
         yes = [(j.verdict.successes[0], j.sample.worth[0] == labels[1]) for j in judged]
@@ -267,20 +269,20 @@ def _of_scores(judged: Sequence[Judged], seed: int) -> list[Measure]:
     else:
         found.append(_bootstrapped("Spearman's rank correlation", "spearman", pairs, of(spearman), seed))
         found.append(_bootstrapped("Kendall's tau-b", "kendall_tau_b", pairs, of(kendall_tau_b), seed))
-    found.append(_bootstrapped("ties where the labels differ", "ties", pairs, of(tied_share), seed))
+    found.append(_bootstrapped("ties between different labels", "ties", pairs, of(tied_share), seed))
     return found
 
 
 def _is_best_first(one: Judged) -> bool:
-    """Whether the answers that the judge puts first are among those that the label puts first."""
+    """Return whether the answers ranked first by the judge are among those ranked first by the label."""
     rewards, worth = one.verdict.rewards, one.sample.worth
     return all(w == max(worth) for r, w in zip(rewards, worth, strict=True) if r == max(rewards))
 
 
 def _lengths(one: Judged, *, centred: bool) -> list[tuple[float, float, float]]:
-    """(verdict, length, label) of each answer; centred: as ranks in the sample, less their mean.
+    """Return (verdict, length, label) of each answer; centered: as ranks in the sample minus their mean.
 
-    A preference says which answer is better and not by how much, so neither may the verdict.
+    A preference states which answer is better and not by how much, so only ranks of verdicts are used.
     """
     columns = [list(one.verdict.rewards), [float(len(a)) for a in one.sample.answers], list(one.sample.worth)]
     if centred:
@@ -297,15 +299,15 @@ def _bootstrapped(
 
 
 def share_of(name: str, key: str, outcomes: Sequence[float], limits: Limits | None = None) -> Measure:
-    """The mean of outcomes from 0 to 1, with Wilson's interval."""
+    """Return the mean of outcomes from 0 to 1 with Wilson's interval."""
     n = len(outcomes)
     return Measure(name, key, mean_of(outcomes), wilson_interval(math.fsum(outcomes), n) if n else None, n, limits)
 
 
 def excess(name: str, key: str, tried: Sequence[float], baseline: Sequence[float], limits: Limits) -> Measure:
-    """How much more often something is so than in a baseline, with the interval of the difference of two shares.
+    """Return how much more often an event occurs than in a baseline, with the interval of the difference of two shares.
 
-    Source: method 10 of Newcombe, Statistics in Medicine 17 (1998) 873-890, of Wilson's intervals.
+    Source: method 10 of Newcombe, Statistics in Medicine 17 (1998) 873-890, with Wilson's intervals.
     """
     n = min(len(tried), len(baseline))
     if not n:
@@ -318,7 +320,7 @@ def excess(name: str, key: str, tried: Sequence[float], baseline: Sequence[float
 
 
 def sign_test(ways: Sequence[int]) -> float:
-    """Return the two-sided p-value of the exact sign test; ways of 0 are ties and do not count.
+    """Return the two-sided p-value of the exact sign test. Values of 0 are ties and do not count.
 
     Source: Dixon and Mood, Journal of the American Statistical Association 41 (1946) 557-566.
     """
@@ -327,7 +329,7 @@ def sign_test(ways: Sequence[int]) -> float:
 
 
 def holm(p_values: Sequence[float], error_rate: float) -> list[bool]:
-    """Return which hypotheses are rejected, with at most this chance that any true one is among them.
+    """Return which hypotheses are rejected, with at most this probability that any rejected one is true.
 
     Source: Holm, Scandinavian Journal of Statistics 6 (1979) 65-70.
     """
@@ -340,6 +342,7 @@ def holm(p_values: Sequence[float], error_rate: float) -> list[bool]:
 
 
 def mean_of(values: Sequence[float]) -> float | None:
+    """Return the mean, or None without values."""
     return math.fsum(values) / len(values) if values else None
 
 

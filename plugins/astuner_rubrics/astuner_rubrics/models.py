@@ -1,4 +1,4 @@
-"""Helper models of a command: those of an experiment file, or one given by options."""
+"""Helper models of a command: from an experiment file, or from options."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from astuner_helpers import Helper, HelperModels
 from astuner_helpers.settings import HelperModel, HelperModelKeys
 
 ONE = "helper"
-"""The name of the one that options give."""
+"""Name of the helper model given by options."""
 WHICH_MODEL = (
-    "which model helps? --base-url URL --model NAME (--api-key-env NAME), or --config FILE with astuner.helper_models"
+    "set a helper model: --base-url URL --model NAME (--api-key-env NAME), or --config FILE with astuner.helper_models"
 )
 
 
 def helpers_of(
     config: Path | None, base_url: str | None, model: str | None, api_key_env: str | None, *, scope: Path
 ) -> HelperModels:
-    """The helper models that a person means.
+    """Return the helper models that the options select.
 
-    :param scope: what budgets are counted for: the file that the command writes.
-    :raises ConfigError: neither is given, or both, or something in them is wrong.
+    :param scope: What budgets are counted for: the file that the command writes.
+    :raises ConfigError: Neither or both are given, or a setting is invalid.
     """
     section = section_of(config, base_url, model, api_key_env)
     if section is not None:
@@ -37,14 +37,14 @@ def helpers_of(
 def section_of(
     config: Path | None, base_url: str | None, model: str | None, api_key_env: str | None
 ) -> HelperModel | None:
-    """The section that options make; None where there are none.
+    """Return the section given by options, or None without options.
 
-    :raises ConfigError: they are not whole, or beside a file.
+    :raises ConfigError: The options are incomplete, or combined with a file.
     """
     if base_url is None and model is None and api_key_env is None:
         return None
     if config is not None:
-        raise ConfigError("--config brings helper models, and --base-url gives another; one of them")
+        raise ConfigError("--config and --base-url both set helper models; use one of them")
     if base_url is None or model is None:
         raise ConfigError(f"{'--base-url URL' if base_url is None else '--model NAME'} is missing")
     try:
@@ -55,11 +55,11 @@ def section_of(
 
 
 def choose(helpers: HelperModels, name: str | None) -> Helper:
-    """The helper model of a name, or the only one.
+    """Return the helper model with a name, or the only one.
 
-    :raises ConfigError: there is none, or there are several.
+    :raises ConfigError: There is none, or there are several and no name is given.
     """
     if name is None and len(helpers.names) != 1:
-        there = f"there are {', '.join(helpers.names)}" if helpers.names else "astuner.helper_models is empty"
-        raise ConfigError(f"--helper NAME: which helper model? {there}")
+        there = f"available: {', '.join(helpers.names)}" if helpers.names else "astuner.helper_models is empty"
+        raise ConfigError(f"--helper NAME is required; {there}")
     return helpers.get(name or helpers.names[0], where="--helper")

@@ -1,15 +1,15 @@
-"""A judge that ranks the attempts at one task, without labels and without an absolute scale.
+"""The judge `relative`: rank the attempts at a task without labels and without an absolute scale.
 
-Comparing is easier than grading, and a group's advantages only need to know who was better.  (ART's RULER made the
-idea known; prompts and rewards here are others.)  Attempts that answered the same are shown once and get the same
-reward, what all have in common is shown once, and the order of showing is another one each time.
+Comparing is easier than grading, and the advantages of a group depend only on which attempt is better. (ART's RULER
+made the idea popular; prompts and rewards here differ.) Identical attempts are shown once and get the same reward,
+their common beginning is shown once, and every ranking shows them in another order.
 
-A preference is how often one answer was put before another: 1, 0, or 1/2 for a tie, averaged over the times the two
-were compared.  An attempt's reward is the mean of its preferences over the other attempts: with whole rankings the
-Borda count, with pairs Copeland's score (Copeland 1951), both divided by what can be had.  So rewards are in [0, 1],
-equal answers have equal ones, and the mean of a group in which all were compared is 1/2.
+A preference is how often one answer is ranked before another: 1, 0, or 1/2 for a tie, averaged over comparisons. An
+attempt's reward is the mean of its preferences over the other attempts: the Borda count for full rankings, Copeland's
+score (Copeland 1951) for pairs, both divided by their maximum. Rewards are in [0, 1], equal answers have equal rewards,
+and the mean of a fully compared group is 1/2.
 
-Invariant: the helper's ranking names every attempt exactly once, or there is no verdict.
+Invariant: the ranking of the helper model contains every attempt exactly once, or there is no verdict.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ from astuner_rubrics.asking import (
 
 @dataclass
 class Preferences:
-    """How often each of ``n`` different answers was put before each other one."""
+    """How often each of ``n`` different answers was ranked before each other answer."""
 
     n: int
     _found: dict[tuple[int, int], list[float]] = field(default_factory=dict)
 
     def add_ranking(self, ranking: Sequence[Sequence[int]]) -> None:
-        """All answers or some of them, best first; those in one entry tie."""
+        """Add a ranking of all or some answers, best first. Answers in one entry tie."""
         place = {answer: rank for rank, tied in enumerate(ranking) for answer in tied}
         for a, b in itertools.combinations(sorted(place), 2):
             preference = 0.5 if place[a] == place[b] else float(place[a] < place[b])
@@ -62,26 +62,26 @@ class Preferences:
             self._found.setdefault((b, a), []).append(1.0 - preference)
 
     def of(self, a: int, b: int) -> float | None:
-        """The mean; None where the two were not compared."""
+        """Return the mean preference for ``a``, or None if the two were not compared."""
         found = self._found.get((a, b))
         return math.fsum(found) / len(found) if found else None
 
     @property
     def agreement(self) -> float | None:
-        """How often two comparisons of the same two answers say the same; None where none was compared twice."""
+        """Return how often repeated comparisons of a pair agree, or None if no pair was compared twice."""
         pairs = [(x, y) for f in self._compared() for x, y in itertools.combinations(f, 2)]
         return math.fsum(x == y for x, y in pairs) / len(pairs) if pairs else None
 
     @property
     def ties(self) -> float:
-        """The share of comparisons that are ties."""
+        """Return the share of comparisons that are ties."""
         everything = [x for found in self._compared() for x in found]
         return math.fsum(x == 0.5 for x in everything) / len(everything) if everything else 0.0
 
     def rewards(self, times: Sequence[int]) -> list[float]:
-        """A reward for each answer.
+        """Return a reward for each answer.
 
-        :param times: how many attempts gave each answer; they tie with each other.
+        :param times: Number of attempts with each answer. They tie with each other.
         """
         return [self._reward(a, times) for a in range(self.n)]
 
@@ -98,12 +98,12 @@ class Preferences:
 
 
 def pairs_of(n: int, most: int | None) -> list[tuple[int, int]]:
-    """Which of ``n`` answers to compare, every one about as often as every other.
+    """Return the pairs of ``n`` answers to compare, with each answer in about as many pairs.
 
-    Neighbours on a circle first, then those two apart, and so on; at least each with its neighbours, so that the
-    comparisons hang together.
+    Neighbors on a circle come first, then answers two steps apart, and so on. All neighbors are always included, so
+    that the comparisons are connected.
 
-    :param most: pairs; None: all.
+    :param most: Maximum number of pairs. None: all.
     """
     rounds = [[(i, (i + step) % n) for i in range(n)] for step in range(1, n // 2 + 1)]
     unique = [list(dict.fromkeys((min(p), max(p)) for p in one)) for one in rounds]
@@ -116,43 +116,48 @@ def pairs_of(n: int, most: int | None) -> list[tuple[int, int]]:
 
 
 TASK = "You compare attempts at the same task, strictly and evenly, by the criteria below and by nothing else."
-"""What the helper is told first, unless `system_prompt` says otherwise."""
+"""First sentence of the instructions, unless `system_prompt` replaces it."""
 _REFERENCE = "REFERENCE is a reference answer that is right; an attempt may say the same in other words."
 _CONVERSATION = "An attempt is a conversation: compare what the assistant did. ALL ATTEMPTS began alike."
 _WHERE = "astuner.task_judge.relative"
 
 
 class RelativeConfig(AskingConfig):
+    """Options of the judge `relative`."""
+
     criteria: str = Field("An attempt is better the better it does what was asked.", min_length=1)
-    """What makes one attempt better than another, in plain words."""
+    """Description of what makes one attempt better than another, in plain words."""
     mode: Literal["listwise", "pairwise"] = "listwise"
-    """Ask for a ranking of all attempts at once, or about two at a time."""
+    """Request a ranking of all attempts, or compare two at a time."""
     orders: int = Field(2, ge=1, le=24)
-    """How many orders of showing a ranking is asked in, every second one the other way round; the mean counts."""
+    """Number of orders in which a ranking is requested, every second one reversed. The mean counts."""
     max_pairs: int | None = Field(None, ge=1)
-    """Pairwise: about how many pairs of a group are compared, each in both orders; null: all."""
+    """Pairwise: approximate number of pairs to compare per group, each in both orders. Default: all."""
     ties: bool = True
-    """Whether attempts may be called equally good."""
+    """Allow attempts to be equally good."""
     alone: str | None = None
-    """The judge of what cannot be compared: a single attempt, and every attempt of the validation, where a place in
-    its own group says nothing about progress. Its options stand in `astuner.task_judge.NAME`."""
+    """Judge for attempts that cannot be compared: single attempts and all attempts of the validation, where a rank in
+    the own group does not measure progress. Its options are in `astuner.task_judge.NAME`."""
 
 
 @dataclass(frozen=True)
 class _Shown:
-    """A group as it is compared."""
+    """Texts of a group to compare."""
 
     common: dict[str, str]
-    """What all attempts have in common, by label."""
+    """Common parts of all attempts, by label."""
     answers: tuple[tuple[Message, ...], ...]
-    """The different ones."""
+    """Different answers."""
     answer_of: tuple[int, ...]
-    """Attempt -> its answer's place above."""
+    """Index of the answer for each attempt."""
 
 
 class RelativeJudge(GroupJudge):
-    """Ranks attempts. Metrics ``asked``, ``distinct`` (different answers), ``ties`` (share of comparisons),
-    and ``agreement`` (how often two comparisons of the same two say the same)."""
+    """Rank attempts.
+
+    Metrics: ``asked``, ``distinct`` (different answers), ``ties`` (share of comparisons) and ``agreement`` (how often
+    repeated comparisons of a pair agree).
+    """
 
     def __init__(self, config: RelativeConfig, context: BuildContext) -> None:
         super().__init__(config)
@@ -162,8 +167,8 @@ class RelativeJudge(GroupJudge):
             self._alone = Member.build(context, config.alone, None, where=f"{_WHERE}.alone")
         elif context.config.astuner.rollout.num_repeat == 1:
             raise ConfigError(
-                "task_judge.judge: relative compares the attempts at a task, and rollout.num_repeat is 1; set it to 2 "
-                f"or more, or name the judge of a single attempt in {_WHERE}.alone"
+                "task_judge.judge: relative compares attempts at a task, but rollout.num_repeat is 1; set it to at "
+                f"least 2, or set {_WHERE}.alone to a judge of single attempts"
             )
         self.system = config.system_message(TASK, conversation=_CONVERSATION, reference=_REFERENCE, form=self._shape())
 
@@ -172,7 +177,7 @@ class RelativeJudge(GroupJudge):
         return cls(section, context)
 
     @property
-    def wants_evaluation(self) -> bool:  # type: ignore[override]  # the other judge decides
+    def wants_evaluation(self) -> bool:  # type: ignore[override]  # depends on the other judge
         return self._alone is not None and self._alone.wants_evaluation
 
     async def judge_group(self, attempts: Sequence[Attempt]) -> list[JudgeOutput | JudgeFailed]:
@@ -187,8 +192,8 @@ class RelativeJudge(GroupJudge):
                 failed[place] = e
         if len(said) < 2:
             why = JudgeFailed(
-                f"{attempts[0].workflow_task.group_id}: one attempt alone cannot be compared; name the judge of such "
-                f"attempts in {_WHERE}.alone"
+                f"{attempts[0].workflow_task.group_id}: a single attempt cannot be compared; set "
+                f"{_WHERE}.alone to a judge of single attempts"
             )
             return [failed.get(place, why) for place in range(len(attempts))]
         shown = self._shown(attempts[0], list(said.values()))
@@ -200,7 +205,7 @@ class RelativeJudge(GroupJudge):
         return [failed[place] if place in failed else verdicts[place] for place in range(len(attempts))]
 
     async def _rewards(self, shown: _Shown) -> tuple[list[float], dict[str, float]]:
-        """A reward for each different answer."""
+        """Return a reward for each different answer, and metrics."""
         n = len(shown.answers)
         preferences, orders = Preferences(n), self._orders(shown)
         said = await together([self._ask(shown, order, sample) for order, sample in orders])
@@ -212,7 +217,7 @@ class RelativeJudge(GroupJudge):
         return preferences.rewards([shown.answer_of.count(answer) for answer in range(n)]), metrics
 
     def _orders(self, shown: _Shown) -> list[tuple[list[int], int]]:
-        """The orders of showing, each with how often it came before; the same for the same answers."""
+        """Return the orders to show, each with its number of earlier uses. Deterministic for the same answers."""
         n = len(shown.answers)
         if n == 1:
             return []
@@ -229,7 +234,7 @@ class RelativeJudge(GroupJudge):
         return orders
 
     async def _ask(self, shown: _Shown, order: Sequence[int], sample: int) -> list[list[int]]:
-        """The ranking of the answers shown in this order."""
+        """Return the ranking of the answers shown in this order."""
         names = letters(len(order))
         form = ranking_form(len(order), ties=self.config.ties, explain=self.config.explain)
         how = {"purpose": "relative", "temperature": self.config.temperature, "sample": sample}
@@ -273,12 +278,12 @@ class RelativeJudge(GroupJudge):
 
 @lru_cache(maxsize=256)
 def ranking_form(n: int, *, ties: bool, explain: bool) -> type[BaseModel]:
-    """The form of a ranking of ``n`` attempts, of which none may be missing: the reason first, then lists of ties."""
+    """Return the form of a complete ranking of ``n`` attempts: the reason first, then lists of ties."""
 
     def is_whole(ranking: Any) -> list[list[str]]:
         names = [name for entry in ranking for name in (entry if ties else [entry])]
         if sorted(names) != sorted(letters(n)):
-            raise ValueError(f"it must name each of {', '.join(letters(n))} exactly once, not {', '.join(names)[:200]}")
+            raise ValueError(f"each of {', '.join(letters(n))} must occur exactly once, not {', '.join(names)[:200]}")
         return [entry if ties else [entry] for entry in ranking if entry]
 
     of = list[list[str]] if ties else list[str]
@@ -290,7 +295,7 @@ def ranking_form(n: int, *, ties: bool, explain: bool) -> type[BaseModel]:
 
 
 def letters(n: int) -> list[str]:
-    """A, B, … Z, AA, AB, …: names of attempts that say nothing about them."""
+    """Return A, B, … Z, AA, AB, …: neutral names of attempts."""
     by_length = (itertools.product(string.ascii_uppercase, repeat=length) for length in itertools.count(1))
     return ["".join(name) for name in itertools.islice(itertools.chain.from_iterable(by_length), n)]
 

@@ -1,9 +1,9 @@
-"""Rubrics as a file that people read and edit.
+"""Rubric files, which people can read and edit.
 
-What grades (criteria, weights, scale) and what is known about it (where it was learned, how well it agreed) stand in
-one YAML file of plain data: no aliases, which can make a small file enormous, no tags, no key twice, nothing
-interpolated, and every mistake is told with its line.  Invariant: `RubricFile.digest` names what grades and nothing
-else, so an agreement that was measured before somebody edited a criterion is seen not to be about this file.
+A YAML file of plain data contains the grading rules (criteria, weights, scale) and their provenance (training examples,
+agreement). Aliases, which can make a small file enormous, tags, duplicate keys and interpolation are rejected; every
+error names its line. Invariant: `RubricFile.digest` covers only the grading rules, so edited rules are recognized and
+the recorded agreement is not attributed to them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from astuner_rubrics.agreement import Agreement
 from astuner_rubrics.labels import PRINT, Mode, digest
 
 MAX_BYTES = 1 << 20
-_HINT = "`astuner judge learn` writes one"
+_HINT = "`astuner judge learn` creates a rubric file"
 
 Loc = tuple[Any, ...]
 
@@ -30,68 +30,68 @@ VERSION = 1
 
 _HEAD = """\
 # Rubrics of a judge: `astuner.task_judge: {{judge: rubrics, rubrics: {{file: {name}, helper_model: NAME}}}}`
-# Edit criteria, tips and weights as you like. How well the edited file agrees with labels:
+# You can edit criteria, tips and weights. Measure how well the edited file agrees with labels:
 #   astuner judge check {name} --labels FILE.jsonl --base-url URL --model NAME
 """
 
 
 class Rubric(Section):
-    """One criterion."""
+    """A criterion."""
 
     criterion: str = Field(min_length=1, max_length=2000)
-    """What a good answer does, as a sentence that somebody who knows only the question and the answer can apply."""
+    """Description of a good answer, as a sentence that can be applied with only the question and the answer."""
     tips: tuple[str, ...] = ()
-    """What to look at, point by point."""
+    """Points to look at."""
     weight: float = Field(1.0, gt=0)
-    """How much it counts beside the others: a verdict is the weighted mean of the criteria's grades."""
+    """Weight relative to other criteria: a verdict is the weighted mean of the grades."""
     samples: tuple[str, ...] = ()
-    """The examples it was learned from."""
+    """Examples that it was learned from."""
 
     @property
     def text(self) -> str:
-        """As a judge reads it."""
+        """Return the criterion and its tips as a judge reads them."""
         return "\n".join([self.criterion, *(f"- {tip}" for tip in self.tips)])
 
 
 class Learned(Section):
-    """Where the rubrics come from."""
+    """Provenance of the rubrics."""
 
     date: str
     model: str
-    """The helper model that proposed and graded."""
+    """Helper model that proposed and graded."""
     file: str
-    """The examples' file."""
+    """File of the examples."""
     sha256: str
-    """Its content."""
+    """Hash of its content."""
     prompts: dict[str, str]
-    """The versions of the prompts."""
+    """Versions of the prompts."""
     train: int
-    """Examples that were learned from."""
+    """Number of training examples."""
     held_out: tuple[str, ...] = ()
-    """Examples that learning never saw."""
+    """Examples that were not used for learning."""
     agreement: Agreement
-    """With the labels of the held-out examples."""
+    """Agreement with the labels of the held-out examples."""
     agreement_in_training: Agreement
     digest: str
-    """What was measured; another digest now means that the file was edited."""
+    """Digest of the measured rubrics. A different digest means that the file was edited."""
     warnings: tuple[str, ...] = ()
     prints: tuple[Annotated[str, StringConstraints(pattern=rf"^{PRINT.pattern}$")], ...] = ()
-    """Of the examples that were learned from (hashes, no texts): by them `astuner judge check` knows labels again."""
+    """Hashes of the training examples, without texts. `astuner judge check` uses them to recognize labels."""
 
 
 class RubricFile(Section):
-    """A whole file."""
+    """A complete rubric file."""
 
     version: int = Field(VERSION, ge=1, le=VERSION)
     mode: Mode
-    """What is judged: one answer (`pointwise`), two (`pairwise`) or several against each other (`listwise`)."""
+    """What is judged: one answer (`pointwise`), two (`pairwise`) or several (`listwise`) in comparison."""
     scale: tuple[float, float]
-    """The worst and the best grade."""
+    """Worst and best grade."""
     tie: float = Field(0.0, ge=0)
-    """Answers whose weighted means are this close tie: they get the same reward; only where answers are compared."""
+    """Answers with weighted means this close tie and get the same reward; only for compared answers."""
     votes: int = Field(1, ge=1, le=25)
-    """How many times the model is asked for one verdict, each time with the answers in another order; each grade is
-    the median, so an odd number stands errors best."""
+    """Number of requests per verdict, each with the answers in a different order. Each grade is the median, so an odd
+    number is most robust."""
     rubrics: tuple[Rubric, ...] = Field(min_length=1, max_length=100)
     learned: Learned | None = None
 
@@ -103,17 +103,17 @@ class RubricFile(Section):
 
     @property
     def digest(self) -> str:
-        """Twelve hexadecimal digits of what grades."""
+        """Return twelve hex digits that identify the grading rules."""
         kept = self.model_dump(mode="json", include={"mode", "scale", "tie", "votes"})
         return digest([kept, [[r.text, r.weight] for r in self.rubrics]])[:12]
 
     @property
     def is_edited(self) -> bool:
-        """Whether it grades otherwise than when its agreement was measured."""
+        """Return whether the grading rules changed since their agreement was measured."""
         return self.learned is not None and self.learned.digest != self.digest
 
     def scaled(self, grade: float) -> float:
-        """A grade as a reward: 0 for the worst, 1 for the best."""
+        """Return a grade as a reward: 0 for the worst, 1 for the best."""
         low, high = self.scale
         return min(1.0, max(0.0, (grade - low) / (high - low)))
 
@@ -121,7 +121,7 @@ class RubricFile(Section):
 def load_rubrics(path: Path) -> RubricFile:
     """Read a rubric file.
 
-    :raises ConfigError: everything that is wrong with it, each with its file and line.
+    :raises ConfigError: The file is invalid; lists all errors with file and line.
     """
     lines: dict[Loc, int] = {(): 1}
     problems: list[tuple[int, str]] = []
@@ -129,7 +129,7 @@ def load_rubrics(path: Path) -> RubricFile:
         text = _text(path)
         alias = next((e for e in yaml.parse(text, Loader=yaml.SafeLoader) if isinstance(e, yaml.AliasEvent)), None)
         if alias is not None:
-            raise ConfigError(f"{path}:{_line(alias.start_mark)}: aliases (*{alias.anchor}) are not read")
+            raise ConfigError(f"{path}:{_line(alias.start_mark)}: aliases (*{alias.anchor}) are not supported")
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         if node is None:
             raise ConfigError(f"{path}: the file is empty; {_HINT}")
@@ -143,12 +143,12 @@ def load_rubrics(path: Path) -> RubricFile:
     except (yaml.YAMLError, ValueError) as e:
         raise ConfigError(f"{path}: not YAML: {' '.join(str(e).split())[:200]}") from None
     except RecursionError:
-        raise ConfigError(f"{path}: it is nested too deeply") from None
+        raise ConfigError(f"{path}: the nesting is too deep") from None
     try:
         found = RubricFile.model_validate(data)
     except ValidationError as e:
         errors = e.errors(include_url=False)
-        # A list whose entries are wrong is said to be too short besides.
+        # A list with invalid entries is also reported as too short.
         around = {error["loc"][:n] for error in errors for n in range(len(error["loc"]))}
         problems += [_mistake(error, lines) for error in errors if error["loc"] not in around]
     if problems:
@@ -161,9 +161,9 @@ def _text(path: Path) -> str:
         with path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
     except OSError as e:
-        raise ConfigError(f"{path}: cannot be read: {e.strerror}; {_HINT}") from None
+        raise ConfigError(f"{path}: cannot read the file: {e.strerror}; {_HINT}") from None
     if len(raw) > MAX_BYTES:
-        raise ConfigError(f"{path}: is longer than {MAX_BYTES >> 20} MiB; {_HINT}")
+        raise ConfigError(f"{path}: the file is larger than {MAX_BYTES >> 20} MiB; {_HINT}")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as e:
@@ -175,7 +175,7 @@ def _line(mark: Any) -> int:
 
 
 def _note_lines(node: yaml.Node, loc: Loc, lines: dict[Loc, int], problems: list[tuple[int, str]]) -> None:
-    """Where everything stands; a key that is there twice is a problem."""
+    """Record the line of every location, and report duplicate keys as problems."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             here, line = (*loc, key.value), _line(key.start_mark)
@@ -203,7 +203,7 @@ def _mistake(error: Any, lines: dict[Loc, int]) -> tuple[int, str]:
     if error["type"] == "extra_forbidden":
         around = [part for part in loc[:-1] if isinstance(part, str)]
         known = list((_SECTIONS[around[-1]] if around else RubricFile).model_fields)
-        hint = did_you_mean(str(loc[-1]), known, f"; known here: {', '.join(known)}")
+        hint = did_you_mean(str(loc[-1]), known, f"; known keys: {', '.join(known)}")
         return line, f"unknown key {key}{hint}"
     if error["type"] == "missing":
         return line, f"{key} is required"
@@ -214,7 +214,7 @@ def _mistake(error: Any, lines: dict[Loc, int]) -> tuple[int, str]:
 
 
 def save_rubrics(path: Path, rubrics: RubricFile) -> None:
-    """Write a rubric file; the old one is there until the new one is whole."""
+    """Write a rubric file. An existing file is replaced only when the new one is complete."""
     data = rubrics.model_dump(mode="json", exclude_none=True)
     for rubric in data["rubrics"]:
         for name in ("tips", "samples"):
@@ -229,7 +229,7 @@ def save_rubrics(path: Path, rubrics: RubricFile) -> None:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Short lists of numbers on one line, texts of several lines as they are."""
+    """Write short lists on one line."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

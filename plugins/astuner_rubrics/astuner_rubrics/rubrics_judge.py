@@ -1,8 +1,8 @@
-"""The judge `rubrics`: a rubric file, asked as it was when its agreement was measured.
+"""The judge `rubrics`: grade answers by a rubric file with the same questions as when its agreement was measured.
 
-Pointwise rubrics grade one attempt; pairwise and listwise ones grade the attempts of a group in view of each other.
-Either way the reward is the weighted mean of the grades, brought to 0 (worst) to 1 (best); compared
-answers that the file's `tie` makes equal get the same.  Invariant: no grades, no reward (`JudgeFailed`).
+Pointwise rubrics grade single attempts; pairwise and listwise rubrics grade the attempts of a group in comparison. The
+reward is the weighted mean of the grades, scaled to 0 (worst) to 1 (best). Compared answers that tie by the file's
+`tie` get the same reward. Invariant: without grades there is no reward (`JudgeFailed`).
 """
 
 from __future__ import annotations
@@ -28,24 +28,26 @@ from astuner_rubrics.labels import Mode, digest
 from astuner_rubrics.rubric_file import RubricFile, load_rubrics
 
 AT_ONCE = 8
-"""Answers that are graded in view of each other; a larger group is graded in parts, other ones for each vote."""
+"""Number of answers graded in comparison. Larger groups are graded in parts, which differ between votes."""
 
 
 class RubricsConfig(Section):
+    """Options of the judge `rubrics`."""
+
     file: str = Field(min_length=1)
-    """The rubric file, as `astuner judge learn` writes it; a relative path is looked for beside the experiment file."""
+    """Rubric file, as written by `astuner judge learn`. Relative paths start at the experiment file."""
     helper_model: str = Field(min_length=1)
-    """The name of the model that grades, below `astuner.helper_models`."""
+    """Name of the grading model in `astuner.helper_models`."""
     answer_field: str | None = None
-    """What is judged: `response`, or a key of the output's metadata; null: `final_answer` if it is there."""
+    """Text to judge: `response` or a key of the output's metadata. Default: `final_answer` if present."""
     samples: int | None = Field(None, ge=1, le=25)
-    """How many times the model is asked for one verdict; null: as the file says (`votes`)."""
+    """Number of requests per verdict. Default: `votes` of the file."""
     success_at: float | None = Field(None, ge=0, le=1)
-    """The reward from which on an attempt is a success; null: 1."""
+    """Minimum reward of a successful attempt. Default: 1."""
 
 
 class _Grading(Judge):
-    """Asks for grades, and makes verdicts of them."""
+    """Request grades, and turn them into verdicts."""
 
     config: RubricsConfig
 
@@ -59,9 +61,9 @@ class _Grading(Judge):
         return (await self._helper.ask(messages, **how)).data
 
     async def _verdicts(self, question: str, answers: Sequence[str]) -> list[JudgeOutput]:
-        """One verdict for each answer.
+        """Return one verdict per answer.
 
-        :raises JudgeFailed: there are no grades.
+        :raises JudgeFailed: There are no grades.
         """
         parts = [self._one_vote(question, answers, vote) for vote in range(self._votes)]
         try:
@@ -80,7 +82,7 @@ class _Grading(Judge):
         ]
 
     async def _one_vote(self, question: str, answers: Sequence[str], vote: int) -> Matrix:
-        """The grades of all answers, in parts of those that are shown together."""
+        """Return the grades of all answers, in parts that are shown together."""
         criteria = [r.text for r in self.rubrics.rubrics]
         order = sorted(range(len(answers)), key=lambda i: digest([vote // 2, answers[i]]))
         count = math.ceil(len(order) / AT_ONCE)
@@ -102,7 +104,7 @@ class _Grading(Judge):
         at = 1.0 if self.config.success_at is None else self.config.success_at
         success = counts_as_success(reward, at=at)
         metrics = {f"rubric_{n}": scaled(grade) for n, grade in enumerate(by_rubric, start=1)}
-        metrics["rubrics"] = float(int(self.rubrics.digest[:6], 16))  # so that an edited file is seen in the curves
+        metrics["rubrics"] = float(int(self.rubrics.digest[:6], 16))  # makes an edited file visible in the curves
         metrics["edited"] = float(self.rubrics.is_edited)
         if len(votes) > 1:
             metrics["vote_spread"] = scaled(max(votes)) - scaled(min(votes))
@@ -110,17 +112,17 @@ class _Grading(Judge):
 
 
 class PointwiseRubrics(_Grading):
-    """Grades one attempt.
+    """Grade single attempts.
 
-    Metrics: ``rubric_1``, … (the grade of each criterion, 0 to 1), ``rubrics`` (a number for what the file says),
-    ``edited`` (it was changed since its agreement was measured), ``vote_spread``.
+    Metrics: ``rubric_1``, … (grade of each criterion, 0 to 1), ``rubrics`` (a number that identifies the rules),
+    ``edited`` (whether they changed since their agreement was measured), ``vote_spread``.
     """
 
     @classmethod
     def from_config(cls, section: Any, context: BuildContext) -> Judge:
-        """The judge that fits the file: of attempts, or of groups.
+        """Return the judge for the file: of attempts or of groups.
 
-        :raises ConfigError: the file is wrong, there is no such helper model, or the rubrics compare answers and
+        :raises ConfigError: The file is invalid, the helper model does not exist, or the rubrics compare answers and
             ``rollout.num_repeat`` is 1.
         """
         rubrics = load_rubrics(context.config.base_dir / section.file)
@@ -129,26 +131,32 @@ class PointwiseRubrics(_Grading):
             return cls(rubrics, section, helper)
         if context.config.astuner.rollout.num_repeat == 1:
             raise ConfigError(
-                f"task_judge.judge: {section.file} compares answers ({rubrics.mode.value}), and rollout.num_repeat is "
-                "1; set it to 2 or more, or learn pointwise rubrics"
+                f"task_judge.judge: {section.file} compares answers ({rubrics.mode.value}), but rollout.num_repeat is "
+                "1; set it to at least 2, or learn pointwise rubrics"
             )
         return GroupRubrics(rubrics, section, helper)
 
     async def judge(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> JudgeOutput:
-        """:raises JudgeFailed: there are no grades, or nothing to judge."""
+        """Return the verdict on an attempt.
+
+        :raises JudgeFailed: There are no grades, or nothing to judge.
+        """
         answer = answer_of(output, self.config.answer_field)
         (verdict,) = await self._verdicts(question_of(workflow_task), [answer])
         return verdict
 
 
 class GroupRubrics(_Grading, GroupJudge):
-    """Grades the attempts of a group in view of each other; metrics as of `PointwiseRubrics`.
+    """Grade the attempts of a group in comparison. Metrics are the same as of `PointwiseRubrics`.
 
-    Attempts that answer the same are graded once.
+    Identical answers are graded once.
     """
 
     async def judge_group(self, attempts: Sequence[Attempt]) -> list[JudgeOutput | JudgeFailed]:
-        """:raises JudgeFailed: there are no grades."""
+        """Return the verdicts on the attempts.
+
+        :raises JudgeFailed: There are no grades.
+        """
         said: list[str | JudgeFailed] = []
         for attempt in attempts:
             try:

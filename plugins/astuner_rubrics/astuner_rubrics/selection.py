@@ -1,20 +1,19 @@
-"""Which criteria, with which weights: those that together give the training examples their labels.
+"""Select criteria and weights that together reproduce the labels of the training examples.
 
-First greedily, one pick after the other, each the criterion that adds most to the mean credit of the verdicts
-(`Rule.credit`); between criteria that add the same, the one that says something new (`coding_rate`).  A criterion may
-be picked again, and its weight is how often it was: forward selection with replacement, after Caruana, Niculescu-Mizil,
-Crew and Ksikes, "Ensemble Selection from Libraries of Models" (ICML 2004).  Then one weight after the other is moved to
-where the credit is largest, as long as that helps: a pick at a time cannot get from 2 : 1 to 4 : 2 : 1.
+First, criteria are picked greedily: each pick adds most to the mean credit of the verdicts (`Rule.credit`), and among
+equals the most novel one is picked (`coding_rate`). A criterion may be picked again; its weight is the number of picks:
+forward selection with replacement, after Caruana, Niculescu-Mizil, Crew and Ksikes, "Ensemble Selection from Libraries
+of Models" (ICML 2004). Then single weights are moved to the value with the largest credit while that helps, because
+single picks cannot get from 2 : 1 to 4 : 2 : 1.
 
-How much a set of criteria says that is not the same is the coding rate of their vectors,
-R(Z, eps) = 1/2 log det(I + d / (n eps^2) Z^T Z) for n unit vectors of d dimensions: the bits that it takes to write
-them down up to eps.  n times the same criterion take few, n different ones many.  Source: Yu, Chan, You, Song and Ma,
-"Learning Diverse and Discriminative Representations via the Principle of Maximal Coding Rate Reduction" (arXiv
-2006.08558), section 2.1; in the n x n form, which has the same determinant (Sylvester) and needs no more than the
-cosines.  The vectors are embeddings where a helper has them, and otherwise the words of each criterion, rare ones
-counting more.
+The diversity of a set of criteria is the coding rate of their vectors, R(Z, eps) = 1/2 log det(I + d / (n eps^2) Z^T Z)
+for n unit vectors of d dimensions: the bits required to encode them up to eps. It is small for n copies of one
+criterion and large for n different ones. Source: Yu, Chan, You, Song and Ma, "Learning Diverse and Discriminative
+Representations via the Principle of Maximal Coding Rate Reduction" (arXiv 2006.08558), section 2.1, in the n x n form,
+which has the same determinant (Sylvester) and needs only the cosines. The vectors are embeddings if available,
+otherwise the words of each criterion, weighted by rarity.
 
-Invariant: weights are whole numbers, which a person can edit, and each criterion adds `MIN_GAIN` or it is not there.
+Invariant: weights are integers, which users can edit, and each selected criterion adds at least `MIN_GAIN`.
 """
 
 from __future__ import annotations
@@ -33,26 +32,29 @@ from astuner_rubrics.grading import Matrix, overall
 from astuner_rubrics.labels import Sample
 
 EPS = 0.5
-"""How exactly vectors are written down; the paper's value."""
+"""Precision of the encoding; the paper's value."""
 
 _WORD = re.compile(r"\w+")
 
 Gram = NDArray[np.float64]
-"""The cosine of every two, n x n."""
+"""Cosines of all pairs, n x n."""
 
 
 def gram(vectors: Sequence[Sequence[float]]) -> Gram:
-    """:raises ValueError: a vector is zero or not finite, or they are of different lengths."""
+    """Return the cosines of all pairs.
+
+    :raises ValueError: A vector is zero or not finite, or the lengths differ.
+    """
     if len({len(vector) for vector in vectors}) == 1:
         array = np.asarray(vectors, dtype=np.float64)
         lengths = np.linalg.norm(array, axis=1, keepdims=True)
         if np.isfinite(lengths).all() and lengths.all():
             return cast(Gram, (array / lengths) @ (array / lengths).T)
-    raise ValueError("an embedding is zero, not finite or of another length than the others")
+    raise ValueError("an embedding is zero, not finite or has a different length than the others")
 
 
 def gram_of_words(texts: Sequence[str]) -> Gram:
-    """The cosines of the texts' words, each weighing log((1 + n) / (1 + texts that have it)) + 1."""
+    """Return the cosines of the texts' words. The weight of a word is log((1 + n) / (1 + texts with the word)) + 1."""
     bags = [Counter(_WORD.findall(text.lower())) for text in texts]
     having = Counter(word for bag in bags for word in bag)
     rare = {word: math.log((1 + len(texts)) / (1 + count)) + 1 for word, count in having.items()}
@@ -65,7 +67,7 @@ def gram_of_words(texts: Sequence[str]) -> Gram:
 
 
 def coding_rate(cosines: Gram, chosen: Sequence[int], *, dimensions: int) -> float:
-    """The coding rate of the chosen ones, in nats; 0 for none."""
+    """Return the coding rate of the chosen vectors in nats, or 0 for none."""
     n = len(chosen)
     if n == 0:
         return 0.0
@@ -74,7 +76,7 @@ def coding_rate(cosines: Gram, chosen: Sequence[int], *, dimensions: int) -> flo
 
 
 def most_diverse(cosines: Gram, count: int, *, dimensions: int) -> list[int]:
-    """Up to ``count`` of them, each the one that adds most to the coding rate of those before."""
+    """Return up to ``count`` indices. Each adds most to the coding rate of the previous ones."""
     chosen: list[int] = []
     while len(chosen) < min(count, len(cosines)):
         left = [i for i in range(len(cosines)) if i not in chosen]
@@ -83,24 +85,24 @@ def most_diverse(cosines: Gram, count: int, *, dimensions: int) -> list[int]:
 
 
 MOST = 10
-"""The largest weight that is tried."""
+"""Largest weight to try."""
 
 PATIENCE = 2
-"""Batches that may bring nothing new before proposing ends; picks that may gain nothing before selecting does."""
+"""Number of batches without novelty before proposing ends, and of picks without gain before selection ends."""
 MIN_GAIN = 0.001
-"""A criterion stays if it adds this to the mean credit over the training examples."""
+"""Minimum contribution of a criterion to the mean credit over the training examples."""
 _PICKS_PER_RUBRIC = 3
 _SWEEPS = 5
 _NEW = 1e-3
-"""What saying something entirely new is worth beside the credit: it decides between equals only."""
+"""Value of complete novelty compared with the credit. It decides only between equals."""
 
 
 def select(
     rule: Rule, samples: Sequence[Sample], grades: Sequence[Matrix], cosines: Gram, dimensions: int, max_rubrics: int
 ) -> dict[int, int]:
-    """Choose criteria: those that count, and how much each does, in the order in which they were picked.
+    """Return the selected criteria with their weights, in the order of selection.
 
-    :param grades: sample -> criterion -> answer -> grade, of all candidates.
+    :param grades: Grades by sample, criterion and answer, of all candidates.
     """
     count = len(cosines)
     picks: list[int] = []
@@ -123,10 +125,10 @@ def select(
 def _polished(
     rule: Rule, samples: Sequence[Sample], grades: Sequence[Matrix], weights: Mapping[int, int], max_rubrics: int
 ) -> dict[int, int]:
-    """The weights, each moved to where the credit is largest while the others stay, until none moves."""
+    """Return the weights after moving each to the largest credit, until none moves."""
     if not weights:
         return {}
-    found = {c: 2 * w for c, w in weights.items()}  # finer steps between the weights that there are
+    found = {c: 2 * w for c, w in weights.items()}  # finer steps between existing weights
     best = _credit(rule, samples, grades, found) - MIN_GAIN * len(found)
     for _ in range(_SWEEPS):
         before = best
@@ -145,13 +147,13 @@ def _polished(
 
 
 def right(rule: Rule, samples: Sequence[Sample], grades: Sequence[Matrix], criterion: int) -> list[int]:
-    """1 for each sample that the criterion alone decides rightly, -1 wrongly, 0 not at all."""
+    """Return 1 for each sample that the criterion alone decides rightly, -1 wrongly, 0 not at all."""
     alone = [(row[criterion], s.worth) for row, s in zip(grades, samples, strict=True)]
     return [1 if rule.is_right(w, v) else -1 if rule.is_wrong(w, v) else 0 for v, w in alone]
 
 
 def verdicts(grades: Sequence[Matrix], weights: Mapping[int, int]) -> list[tuple[float, ...]]:
-    """What weighted criteria say about each sample."""
+    """Return the verdicts of weighted criteria on each sample."""
     kept = list(weights)
     return [overall(tuple(row[c] for c in kept), [weights[c] for c in kept]) for row in grades]
 
@@ -162,7 +164,7 @@ def _credit(rule: Rule, samples: Sequence[Sample], grades: Sequence[Matrix], wei
 
 
 def _novelty(cosines: Gram, chosen: Sequence[int], criterion: int, dimensions: int) -> float:
-    """What a criterion adds to the coding rate of those chosen, as a share of what one alone has."""
+    """Return the contribution of a criterion to the coding rate of the chosen ones, relative to its own rate."""
     if criterion in chosen:
         return 0.0
     alone = coding_rate(cosines, [criterion], dimensions=dimensions)

@@ -117,7 +117,7 @@ def test_the_limit_can_be_set_and_an_empty_text_is_a_fence_too() -> None:
 
 @table("label", ["", "1a", "a-b", "a\nb", "x" * 41, "ä"])
 def test_labels_are_ours_and_plain(label: str) -> None:
-    with pytest.raises(ValueError, match="no label of a fence"):
+    with pytest.raises(ValueError, match="not a valid fence label"):
         fenced(label, "text")
 
 

@@ -265,7 +265,7 @@ def test_what_is_judged_is_found_in_the_output(output: WorkflowOutput, field: st
     ("output", "field", "says"),
     [
         (WorkflowOutput(), None, "has no response"),
-        (WorkflowOutput(response="a", metadata={"x": 1}), "essay", "there is x, and response"),
+        (WorkflowOutput(response="a", metadata={"x": 1}), "essay", "available: x, response"),
     ],
 )
 def test_what_is_not_there_is_no_answer_of_zero(output: WorkflowOutput, field: str | None, says: str) -> None:
@@ -276,7 +276,7 @@ def test_what_is_not_there_is_no_answer_of_zero(output: WorkflowOutput, field: s
 def test_a_task_without_question_or_reference_cannot_be_judged() -> None:
     with ScriptedModel(by_sum) as server:
         judge = judge_of(server, reference="solution")
-        with pytest.raises(JudgeFailed, match=r"no metadata\['solution'\] \(there is answer\)"):
+        with pytest.raises(JudgeFailed, match=r"no metadata\['solution'\] \(available: answer\)"):
             asked(judge, "4")
         with pytest.raises(JudgeFailed, match="no question"):
             asyncio.run(judge_of(server).judge(workflow_task(""), WorkflowOutput(response="4")))
@@ -286,12 +286,12 @@ def test_a_task_without_question_or_reference_cannot_be_judged() -> None:
 
 WRONG_SETTINGS: list[tuple[str, str]] = [
     ("{}", "criteria is required"),
-    ("{criteria: ' ', helper_model: small}", "say what a good answer is"),
-    ("{criteria: x, helper_model: smal}", "no helper model 'smal', there are small; did you mean small"),
+    ("{criteria: ' ', helper_model: small}", "describe a good answer"),
+    ("{criteria: x, helper_model: smal}", "helper model 'smal'; available: small; did you mean small"),
     ("{criteria: x, helper_model: small, scale: [3, 3]}", "the lowest grade must be below the highest"),
     ("{criteria: x, helper_model: small, scale: five}", "scale"),
-    ("{criteria: x, helper_model: small, samples: 2}", "write an odd number"),
-    ("{criteria: x, helper_model: small, success_at: 4}", "not on the scale"),
+    ("{criteria: x, helper_model: small, samples: 2}", "use an odd number"),
+    ("{criteria: x, helper_model: small, success_at: 4}", "outside of the scale"),
     ("{criteria: x, helper_model: small, criterion: y}", "unknown key"),
 ]
 

@@ -203,7 +203,7 @@ def test_an_attempt_without_an_answer_drops_alone_and_the_others_are_compared(tm
         assert (low.reward, high.reward) == (0.0, 1.0)
         assert "has no response" in str(none)
         alone, none = asyncio.run(judge.judge_group(attempts[1:]))
-        assert "one attempt alone cannot be compared" in str(alone)
+        assert "a single attempt cannot be compared" in str(alone)
         assert "has no response" in str(none)
 
 
@@ -225,8 +225,8 @@ def test_one_attempt_alone_and_the_validation_go_to_the_judge_that_is_named_for_
 @table(
     ("settings", "experiment", "says"),
     [
-        ({"helper_model": "large"}, "", "no helper model 'large'"),
-        ({}, "  rollout: {num_repeat: 1}\n", "rollout.num_repeat is 1; set it to 2 or more"),
+        ({"helper_model": "large"}, "", "helper model 'large'"),
+        ({}, "  rollout: {num_repeat: 1}\n", "rollout.num_repeat is 1; set it to at least 2"),
         ({"alone": "nobody"}, "", "unknown judge 'nobody'"),
         ({"alone": "math_anser"}, "", "did you mean"),
     ],

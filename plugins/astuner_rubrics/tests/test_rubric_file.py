@@ -65,7 +65,7 @@ def test_an_edit_of_what_grades_changes_the_digest_and_a_note_does_not():
 @table(
     ("text", "says"),
     [
-        ("", "the file is empty; `astuner judge learn` writes one"),
+        ("", "the file is empty; `astuner judge learn`"),
         ("- a\n", ":1: expected `key: value` lines"),
         ("mode: [\n", ": not YAML"),
         (LEAST.replace("mode", "moed"), ":1: unknown key moed; did you mean mode?"),
@@ -77,9 +77,9 @@ def test_an_edit_of_what_grades_changes_the_digest_and_a_note_does_not():
         (LEAST.partition("rubrics")[0], ": rubrics is required"),
         (LEAST + "votes: 1\nvotes: 2\n", ":6: votes is set twice (first in line 5)"),
         (LEAST.replace("It names a source.", "''"), ":4: rubrics.0.criterion"),
-        ("a: &a [x]\nb: *a\n", ":2: aliases (*a) are not read"),
+        ("a: &a [x]\nb: *a\n", ":2: aliases (*a) are not supported"),
         ("mode: !!python/object:os.system x\n", ":1: not YAML: could not determine a constructor"),
-        ("a: " + "[" * 500 + "]" * 500, "nested too deeply"),
+        ("a: " + "[" * 500 + "]" * 500, "nesting is too deep"),
     ],
 )
 def test_a_wrong_file_is_refused_with_its_line(tmp_path, text, says):
@@ -101,12 +101,12 @@ def test_everything_wrong_is_said_at_once_in_order(tmp_path):
 
 def test_files_that_are_no_text(tmp_path):
     path = tmp_path / "r.yaml"
-    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+    with pytest.raises(ConfigError, match="cannot read the file: No such file"):
         load_rubrics(path)
     path.write_bytes(b"mode: a\nscale: \xff\n")
     with pytest.raises(ConfigError, match=r"r\.yaml:2: is not UTF-8"):
         load_rubrics(path)
     with path.open("wb") as f:
         f.truncate(2 << 20)
-    with pytest.raises(ConfigError, match="longer than 1 MiB"):
+    with pytest.raises(ConfigError, match="larger than 1 MiB"):
         load_rubrics(path)

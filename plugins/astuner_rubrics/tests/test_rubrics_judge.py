@@ -179,9 +179,9 @@ def test_what_an_answer_says_never_reaches_the_system_message(tmp_path):
 
 def test_mistakes_in_the_config_are_said_before_anything_runs(tmp_path):
     with ScriptedModel(TrueRubric({})) as server:
-        with pytest.raises(ConfigError, match=r"r\.yaml compares answers \(pairwise\), and rollout\.num_repeat is 1"):
+        with pytest.raises(ConfigError, match=r"r\.yaml compares answers \(pairwise\), but rollout\.num_repeat is 1"):
             judge_of(tmp_path, server, rubrics_of(Mode.PAIRWISE), num_repeat=1)
-        with pytest.raises(ConfigError, match="there is no helper model 'smal'"):
+        with pytest.raises(ConfigError, match="helper model 'smal'"):
             judge_of(tmp_path, server, rubrics_of(Mode.POINTWISE), helper_model="smal")
-        with pytest.raises(ConfigError, match=r"no\.yaml: cannot be read"):
+        with pytest.raises(ConfigError, match=r"no\.yaml: cannot read"):
             judge_of(tmp_path, server, rubrics_of(Mode.POINTWISE), file="no.yaml")

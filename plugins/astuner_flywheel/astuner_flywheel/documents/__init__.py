@@ -1,5 +1,5 @@
-"""Documents: from files on disk to text, and from text to passages that know where they are from.
+"""Documents: read files as text, and split text into passages with known positions.
 
-`document` says which files are meant and cuts texts into passages, `reading` reads each file in a confined process of
-its own, and `inside` is what runs there and knows the formats.
+`document` selects files and splits texts into passages, `reading` reads each file in a separate confined process, and
+`inside` runs in that process and implements the formats.
 """

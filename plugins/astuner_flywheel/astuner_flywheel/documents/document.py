@@ -1,9 +1,8 @@
-"""Documents: which files a person means, what each is once it was read, and the passages that it is cut into.
+"""Select documents, represent their texts, and split them into passages.
 
-Nothing is passed over in silence: what is not read (another suffix in a folder, a link that leads out of it) is named
-beside the files.  Invariants: the same files on disk give the same list, in the same order; every position in
-ASTuner's records about a document is a character of `Document.text`, so that ``text[start:end]`` is what a span means,
-whatever format the file has, and a passage is the text between its two positions, letter by letter.
+Skipped files (another suffix in a folder, a link that leads out of it) are listed with a reason. Invariants: the same
+files give the same list in the same order; every recorded position is a character of `Document.text`, so
+``text[start:end]`` is the content of a span for every file format; a passage is exactly the text between its positions.
 """
 
 from __future__ import annotations
@@ -29,46 +28,46 @@ KINDS = {
     ".text": "text",
     ".rst": "text",
 }
-"""Suffix -> what the file is."""
+"""Map suffixes to the kind of file."""
 READER_VERSION = 1
-"""Raised whenever the same file would give another text."""
+"""Version of the extraction. Increase it if the same file would give a different text."""
 
 
 class BadDocument(DataError):
-    """A document cannot be read; the message has the file, the fault and what to do."""
+    """A document cannot be read. The message has the file, the reason and a solution."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one document may be, and what reading it may take."""
+    """Limits of a document and of reading it."""
 
     file_mb: float = 100.0
     pages: int = 5000
     characters: int = 10_000_000
-    """Of extracted text."""
+    """Maximum extracted text."""
     seconds: float = 120.0
-    """Of processor time."""
+    """Maximum processor time."""
     memory_mb: int = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """One document as text."""
+    """A document as text."""
 
     path: str
-    """As the person wrote it, or as it was found below what they wrote."""
+    """Path as the user wrote it, or as found below it."""
     sha256: str
-    """Of the file's bytes."""
+    """Hash of the file's bytes."""
     kind: str
-    """A value of `KINDS`."""
+    """One of the values of `KINDS`."""
     text: str
     pages: tuple[int, ...] = ()
-    """Where each page begins in `text`; empty for a format without pages."""
+    """Start of each page in `text`. Empty for formats without pages."""
     notes: tuple[str, ...] = field(default=())
-    """What could not be read in it, e.g. pages that are pictures."""
+    """Parts that could not be read, e.g. pages that are images."""
 
     def page_of(self, position: int) -> int | None:
-        """The page, counted from 1, that a character is on; None for a format without pages."""
+        """Return the page of a character, counted from 1, or None for formats without pages."""
         return bisect.bisect_right(self.pages, position) if self.pages else None
 
 
@@ -86,23 +85,23 @@ class Chunk:
 
     @property
     def id(self) -> str:
-        """The same for the same passage of the same file, wherever it lies."""
+        """Return an ID that is the same for the same passage of the same file, wherever it is stored."""
         return f"{self.document.sha256[:16]}:{self.start}-{self.end}"
 
 
 MARK = "generation.json"
-"""The file by which a folder of generated tasks is known."""
+"""File that marks a folder of generated tasks."""
 
 
 def find(paths: Sequence[str], base_dir: Path) -> tuple[list[Path], dict[str, str]]:
-    """The files that ``paths`` mean, each once, in the order of ``paths`` and below a folder by name.
+    """Return the files that ``paths`` select, each once, in the order of ``paths`` and by name below a folder.
 
-    Hidden files and folders are passed over below a folder. A file that is named itself is always in the list, also
-    one of another suffix: reading it says what is wrong.
+    Hidden files and folders below a folder are skipped. A file that is named itself is always selected, even with
+    another suffix: reading it reports the problem.
 
-    :param base_dir: what relative paths start from.
-    :returns: the files, and path -> why it is not read of those that were met and left out.
-    :raises ConfigError: a path or pattern means no file.
+    :param base_dir: Base of relative paths.
+    :returns: The files, and the reasons for skipped files by path.
+    :raises ConfigError: A path or pattern matches no file.
     """
     files: dict[Path, None] = {}
     ignored: dict[str, str] = {}
@@ -112,16 +111,16 @@ def find(paths: Sequence[str], base_dir: Path) -> tuple[list[Path], dict[str, st
         if path.is_dir():
             found = list(_below(path, ignored))
             if not found:
-                problems.append(f"documents: the folder {path} has no file with a suffix of {', '.join(sorted(KINDS))}")
+                problems.append(f"documents: the folder {path} has no file with the suffix {', '.join(sorted(KINDS))}")
         elif os.path.lexists(path):
             found = [path]
         elif glob.has_magic(str(path)):
             found = list(_matching(path, ignored))
             if not found:
-                problems.append(f"documents: nothing that can be read matches {written!r} (looked for {path})")
+                problems.append(f"documents: no readable file matches {written!r} (searched {path})")
         else:
             problems.append(
-                f"documents: there is no {written!r} (looked for {path}); relative paths start at the experiment file"
+                f"documents: {written!r} does not exist (searched {path}); relative paths start at the experiment file"
             )
             continue
         files.update(dict.fromkeys(found))
@@ -132,10 +131,10 @@ def find(paths: Sequence[str], base_dir: Path) -> tuple[list[Path], dict[str, st
 
 def _below(folder: Path, ignored: dict[str, str]) -> Iterator[Path]:
     inside = folder.resolve()
-    for place, folders, names in os.walk(folder):  # links to folders are not followed
+    for place, folders, names in os.walk(folder):  # does not follow links to folders
         for name in [n for n in folders if os.path.islink(os.path.join(place, n))]:
-            ignored[os.path.join(place, name)] = "a link to a folder; name the folder itself to read it"
-        for name in [n for n in folders if (Path(place) / n / MARK).is_file()]:  # with its copies of documents
+            ignored[os.path.join(place, name)] = "a link to a folder; add the folder itself to read it"
+        for name in [n for n in folders if (Path(place) / n / MARK).is_file()]:  # contains copies of documents
             ignored[os.path.join(place, name)] = "a folder of generated tasks"
             folders.remove(name)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -155,20 +154,19 @@ def _matching(pattern: Path, ignored: dict[str, str]) -> Iterator[Path]:
 
 def _wanted(path: Path, inside: Path, ignored: dict[str, str]) -> bool:
     if path.suffix.lower() not in KINDS:
-        ignored[str(path)] = f"the suffix {path.suffix!r} is none that is read"
+        ignored[str(path)] = f"the suffix {path.suffix!r} is not supported"
         return False
     if not path.resolve().is_relative_to(inside):
-        ignored[str(path)] = "a link that leads out of the folder; name the file itself to read it"
+        ignored[str(path)] = "a link that leads out of the folder; add the file itself to read it"
         return False
     return True
 
 
 def chunk(document: Document, characters: int, *, least: int = 80) -> list[Chunk]:
-    """The passages of a document.
+    """Return the passages of a document.
 
-    :param characters: the longest passage.
-    :param least: a shorter passage, such as a lone page number, says too little and is left out, unless it is all
-        there is.
+    :param characters: Maximum length of a passage.
+    :param least: Minimum length. Shorter passages, such as page numbers, are dropped unless there are no others.
     """
     from semantic_text_splitter import MarkdownSplitter, TextSplitter
 

@@ -1,8 +1,8 @@
-"""Inside the confined process: read one file, answer with its text or with what is wrong with it.
+"""Read one file inside the confined process, and return its text or a fault.
 
-Runs in a fork that may read this file and Python's own library and do nothing else, so whatever a hostile document
-makes a parser do ends here.  PDF is read by pypdf, page by page, DOCX by python-docx, HTML by Beautiful Soup on
-Python's own parser.  Invariant: exactly one message is answered, and what it holds is plain JSON.
+It runs in a fork that may only read this file and Python's library, so a hostile document cannot affect the parent. PDF
+is read page by page with pypdf, DOCX with python-docx, and HTML with Beautiful Soup on Python's parser. Invariant:
+exactly one message of plain JSON is returned.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ PAGE_BREAK = "\n\n"
 
 
 class Unreadable(Exception):
-    """The file cannot be read; the message is a clause that follows the file's name."""
+    """The file cannot be read. The message is a clause that follows the file's name."""
 
 
 @dataclass(frozen=True)
 class Parsed:
-    """What a format's reader found: the text of each page (one for a format without), and what it could not read."""
+    """Result of a parser: the text of each page (one for formats without pages) and notes on unreadable parts."""
 
     pages: tuple[str, ...]
     paged: bool = False
@@ -36,23 +36,23 @@ class Parsed:
 
 
 def warm() -> None:
-    """Import the parsers; every document then shares them."""
+    """Import the parsers, so that all forks share them."""
     for name in ("bs4", "docx", "docx.table", "pypdf", "astuner_flywheel.documents.inside"):
         import_module(name)
 
 
 def main(channel: Channel, options: Mapping[str, Any]) -> None:
-    """Answer ``{"text", "pages", "sha256", "notes"}`` or ``{"fault"}``, with ``{"level"}``, and end the process."""
+    """Return ``{"text", "pages", "sha256", "notes"}`` or ``{"fault"}``, with ``{"level"}``, and end the process."""
     level = confine(Confinement(**options["confinement"]))
     try:
         answer = _read(options)
     except Unreadable as e:
         answer = {"fault": str(e)}
     except MemoryError:
-        answer = {"fault": f"needs more than {options['memory_mb']} MB of memory to read; max_memory_mb raises that"}
+        answer = {"fault": f"needs more than {options['memory_mb']} MB of memory to read; raise max_memory_mb"}
     except RecursionError:
         answer = {"fault": "is nested too deeply to be read"}
-    except Exception as e:  # a parser may raise anything at a broken file
+    except Exception as e:  # parsers may raise any exception for broken files
         answer = {"fault": f"cannot be read as {options['kind']}: {type(e).__name__}: {str(e)[:300]}"}
     channel.send({**answer, "level": level.as_json()})
 
@@ -61,16 +61,16 @@ def _read(options: Mapping[str, Any]) -> dict[str, Any]:
     with open(options["path"], "rb") as file:
         data = file.read(options["bytes"] + 1)
     if len(data) > options["bytes"]:
-        raise Unreadable("grew while it was read; run it again")
+        raise Unreadable("grew while it was read; repeat the command")
     if not data.strip():
         raise Unreadable("is empty")
     parsed = _PARSERS[options["kind"]](data, options)
     text, starts = _join(parsed)
     if not text.strip():
-        raise Unreadable("has no text in it")
+        raise Unreadable("contains no text")
     if len(text) > options["characters"]:
         raise Unreadable(
-            f"has more than {options['characters']:,} characters of text; max_characters raises that, or split the file"
+            f"has more than {options['characters']:,} characters of text; raise max_characters, or split the file"
         )
     return {
         "sha256": hashlib.sha256(data).hexdigest(),
@@ -81,10 +81,10 @@ def _read(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _join(parsed: Parsed) -> tuple[str, list[int]]:
-    """One text, and where each page begins in it."""
+    """Return one text and the start of each page in it."""
     parts, starts, at = [], [], 0
     for page in parsed.pages:
-        clean = page.encode("utf-8", "replace").decode("utf-8").replace("\x00", "\ufffd")  # no lone surrogates
+        clean = page.encode("utf-8", "replace").decode("utf-8").replace("\x00", "\ufffd")  # remove lone surrogates
         starts.append(at)
         parts.append(clean)
         at += len(clean) + len(PAGE_BREAK)
@@ -92,16 +92,16 @@ def _join(parsed: Parsed) -> tuple[str, list[int]]:
 
 
 def _plain(data: bytes, options: Mapping[str, Any]) -> Parsed:
-    """The text, its line ends as \\n."""
+    """Return the text with newlines as line ends."""
     text = decode(data, options.get("encoding"))
     return Parsed((text.replace("\r\n", "\n").replace("\r", "\n"),))
 
 
 def decode(data: bytes, encoding: str | None, declared: str | None = None) -> str:
-    """The characters of a file.
+    """Decode the characters of a file.
 
-    :param encoding: what the person says it is; None looks for a byte-order mark, then takes ``declared``, then UTF-8.
-    :raises Unreadable: it is not in that encoding; names the first byte that is not.
+    :param encoding: Encoding set by the user. None: a byte order mark, then ``declared``, then UTF-8.
+    :raises Unreadable: The file has another encoding. The message has the first invalid byte.
     """
     from bs4.dammit import EncodingDetector
 
@@ -113,14 +113,12 @@ def decode(data: bytes, encoding: str | None, declared: str | None = None) -> st
         line = data.count(b"\n", 0, e.start) + 1
         raise Unreadable(
             f"is not {name}: byte {e.start + 1:,} (line {line}) is {data[e.start]:#04x}; "
-            "say what it is in with encoding, e.g. encoding: cp1252"
+            "set its encoding, e.g. encoding: cp1252"
         ) from None
     except (LookupError, UnicodeError) as e:
         raise Unreadable(f"cannot be decoded: {e}; correct encoding") from None
     if "\x00" in text:
-        raise Unreadable(
-            "has zero bytes: it is no text, or it is UTF-16 without a mark (then say so with encoding: utf-16-le)"
-        )
+        raise Unreadable("contains zero bytes: it is not text, or UTF-16 without a mark (then set encoding: utf-16-le)")
     return text.removeprefix("\ufeff")
 
 
@@ -134,13 +132,13 @@ _PARAGRAPHS = frozenset(
     | {"ul"}
 )
 _LINES = frozenset({"li", "tr"})
-"""One after the other, without a blank line between them."""
+"""Elements that follow each other without a blank line."""
 _HIDES = re.compile(r"(?:display\s*:\s*none|visibility\s*:\s*hidden)", re.IGNORECASE)
 _SPACE = re.compile(r"[ \t\r\n\f]+")
 
 
 def _html(data: bytes, options: Mapping[str, Any]) -> Parsed:
-    """The page's title (if it has one) and its text."""
+    """Return the page's title, if any, and its text."""
     from bs4 import BeautifulSoup
     from bs4.dammit import EncodingDetector
 
@@ -152,8 +150,10 @@ def _html(data: bytes, options: Mapping[str, Any]) -> Parsed:
 
 
 def _seen(soup: Any) -> str:
-    """The text that a browser would show. A walk of our own: a change of Beautiful Soup's tree takes time that grows
-    with an element's siblings."""
+    """Return the text that a browser would show.
+
+    It walks the tree itself, because modifying Beautiful Soup's tree takes time proportional to an element's siblings.
+    """
     from bs4 import CData, Tag
     from bs4.element import NavigableString
 
@@ -162,7 +162,7 @@ def _seen(soup: Any) -> str:
     left: list[Any] = [soup]
     while left:
         node = left.pop()
-        if isinstance(node, tuple):  # the end of an element: what stands behind it, and whether it was preformatted
+        if isinstance(node, tuple):  # end of an element: the text after it, and whether it was preformatted
             parts.append(node[0])
             preformatted -= node[1]
         elif isinstance(node, Tag):
@@ -178,44 +178,44 @@ def _seen(soup: Any) -> str:
             left.extend(reversed(node.contents))
         elif type(node) in (NavigableString, CData):
             parts.append(str(node) if preformatted else _SPACE.sub(" ", str(node)))
-    text = re.sub(r"(?: \|)? *\n", "\n", "".join(parts))  # the last cell of a row has none after it
-    text = re.sub(r"\n (?=\S)", "\n", text)  # white space between two blocks is shown nowhere
+    text = re.sub(r"(?: \|)? *\n", "\n", "".join(parts))  # remove the separator after the last cell of a row
+    text = re.sub(r"\n (?=\S)", "\n", text)  # white space between blocks is not displayed
     return re.sub(r"\n{3,}", "\n\n", text).strip()
 
 
 _UNFOLDED_PER_CHARACTER = 100
-"""Bytes of XML and pictures for a character of text; an archive with more than that for the longest text is a bomb."""
+"""Maximum bytes of XML and images per character of text. Archives that exceed it are treated as bombs."""
 
 
 def _docx(data: bytes, options: Mapping[str, Any]) -> Parsed:
-    """One text; cells of a table row are separated by `` | ``.
+    """Return one text. Cells of a table row are separated by `` | ``.
 
-    :raises Unreadable: it is no DOCX, it is locked, or it unfolds to too much.
+    :raises Unreadable: The file is not a DOCX, is locked, or unpacks to too much data.
     """
     import docx
     from docx.opc.exceptions import OpcError
 
     if data.startswith(b"\xd0\xcf\x11\xe0"):
-        raise Unreadable("is locked with a password, or an old .doc: save it as .docx without a password")
+        raise Unreadable("is locked with a password, or an old .doc; save it as .docx without a password")
     try:
         _measure(data, options)
         document = docx.Document(io.BytesIO(data))
     except zipfile.BadZipFile as e:
         raise Unreadable(f"is a damaged DOCX: {e}; open it in a word processor and save it again") from None
     except (OpcError, KeyError, ValueError) as e:
-        raise Unreadable(f"is an archive, but no DOCX: {e}") from None
+        raise Unreadable(f"is an archive, but not a DOCX: {e}") from None
     return Parsed(("\n\n".join(_blocks(document)),))
 
 
 def _measure(data: bytes, options: Mapping[str, Any]) -> None:
     most = max(options["characters"] * _UNFOLDED_PER_CHARACTER, 2 * len(data))
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        unfolded = sum(entry.file_size for entry in archive.infolist())  # zipfile never unpacks more than that
+        unfolded = sum(entry.file_size for entry in archive.infolist())  # zipfile never unpacks more than this
         xml = sum(e.file_size for e in archive.infolist() if e.filename.endswith((".xml", ".rels")))
-        if unfolded > most or xml > options["memory_mb"] << 16:  # a tree takes some ten times its text
+        if unfolded > most or xml > options["memory_mb"] << 16:  # a tree needs about ten times the size of its text
             raise Unreadable(
-                f"unfolds to {max(unfolded, xml) >> 20:,} MB: it is an archive bomb, or max_characters and "
-                "max_memory_mb must be raised"
+                f"unpacks to {max(unfolded, xml) >> 20:,} MB and may be an archive bomb; if not, raise "
+                "max_characters and max_memory_mb"
             )
 
 
@@ -234,7 +234,7 @@ def _blocks(document: Any) -> Iterator[str]:
 
 def _row(row: Any) -> str:
     seen, cells = set(), []
-    for cell in row.cells:  # a merged cell is there once for each column it spans
+    for cell in row.cells:  # merged cells occur once per spanned column
         if cell._tc not in seen:
             seen.add(cell._tc)
             cells.append("\n".join(_paragraph(p) for p in cell.paragraphs).strip())
@@ -244,53 +244,53 @@ def _row(row: Any) -> str:
 def _paragraph(paragraph: Any) -> str:
     parts = []
     for item in paragraph.iter_inner_content():
-        for run in getattr(item, "runs", [item]):  # a link has runs of its own
+        for run in getattr(item, "runs", [item]):  # links contain runs
             if not run.font.hidden:
                 parts.append(run.text)
     return "".join(parts)
 
 
 def _pdf(data: bytes, options: Mapping[str, Any]) -> Parsed:
-    """The text of every page.
+    """Return the text of every page.
 
-    :raises Unreadable: it is damaged, locked, has too many pages, or no page has text.
+    :raises Unreadable: The file is damaged or locked, has too many pages, or has no text.
     """
     from pypdf import PdfReader
     from pypdf.errors import DependencyError, PyPdfError
 
     try:
         reader = PdfReader(io.BytesIO(data))
-        if reader.is_encrypted and not reader.decrypt(""):  # many only forbid printing, and open without a password
+        if reader.is_encrypted and not reader.decrypt(""):  # many files only forbid printing and need no password
             raise Unreadable("is locked with a password; save it without one")
         count = len(reader.pages)
         if count > options["pages"]:
-            raise Unreadable(f"has {count:,} pages, more than {options['pages']:,}; max_pages raises that")
+            raise Unreadable(f"has {count:,} pages, more than {options['pages']:,}; raise max_pages")
         pages = _texts(reader, options["characters"])
     except DependencyError as e:
-        raise Unreadable(f"is encrypted in a way that pypdf needs another package for ({e}); save it without") from None
+        raise Unreadable(f"has an encryption that needs another package for pypdf ({e}); save it without") from None
     except PyPdfError as e:
         raise Unreadable(f"is a damaged PDF: {e}; open it in a viewer and save it again") from None
     if not count:
-        raise Unreadable("is a PDF without a page")
+        raise Unreadable("is a PDF without pages")
     without = [number for number, page in enumerate(pages, start=1) if not page.strip()]
     if len(without) == count:
         raise Unreadable(
-            f"has no text on any of its {count} pages: it is probably scanned; run a text recognition on it first, "
-            "e.g. ocrmypdf"
+            f"has no text on any of its {count} pages and is probably scanned; run text recognition first, e.g. "
+            "ocrmypdf"
         )
     notes = (f"{len(without)} of {count} pages have no text ({_some(without)})",) if without else ()
     return Parsed(tuple(pages), paged=True, notes=notes)
 
 
 def _texts(reader: Any, characters: int) -> list[str]:
-    """Stops early in a file that has far too much: a page can unfold to more than the file."""
+    """Return the texts of the pages. Stop early if a file has far too much text."""
     pages, total = [], 0
     for page in reader.pages:
         pages.append(page.extract_text())
         total += len(pages[-1])
         if total > characters:
             raise Unreadable(
-                f"has more than {characters:,} characters of text; max_characters raises that, or split the file"
+                f"has more than {characters:,} characters of text; raise max_characters, or split the file"
             )
     return pages
 

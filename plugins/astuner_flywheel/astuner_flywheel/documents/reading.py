@@ -1,8 +1,8 @@
-"""Reading documents of strangers: each in a process of its own that can do nothing but read that file.
+"""Read untrusted documents, each in a separate process that can only read that file.
 
-The process is a fork of a warm one with the parsers imported (`astuner_sandbox.isolation`), with limits of processor
-time and memory, without network and other files where the system can take these away.  Invariant: a file that breaks,
-hangs or blows up its parser costs that process and becomes a `BadDocument`; the caller is never at risk.
+The process is a fork of a warm process with imported parsers (`astuner_sandbox.isolation`). It has limits of processor
+time and memory, and no network or other files if the system supports that. Invariant: a file that crashes or hangs its
+parser ends only that process and raises `BadDocument`.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _OLD_OFFICE = {".doc": ".docx", ".odt": ".docx", ".rtf": ".docx", ".pages": ".do
 
 
 class DocumentReader(AbstractContextManager["DocumentReader"]):
-    """``with DocumentReader() as reader: reader.read(path)``; one thread at a time.
+    """Context manager for reading documents, used by one thread at a time.
 
-    :param encoding: of text, Markdown and HTML files; None: see `astuner_flywheel.documents.inside`.
+    :param encoding: Encoding of text, Markdown and HTML files. None: see `astuner_flywheel.documents.inside`.
     """
 
     def __init__(self, limits: Limits | None = None, encoding: str | None = None) -> None:
         self.limits = limits or Limits()
         self.level: Level | None = None
-        """What the system granted of the confinement; known after the first document."""
+        """Confinement that the system granted, known after the first document."""
         self._encoding = encoding
         spec = ZygoteSpec(
             python=sys.executable,
@@ -55,11 +55,11 @@ class DocumentReader(AbstractContextManager["DocumentReader"]):
         self._zygote.close()
 
     def read(self, path: Path, name: str = "") -> Document:
-        """The document in a file.
+        """Return the document in a file.
 
-        :param name: what it is called in messages and records; the path as given where empty.
-        :raises BadDocument: it cannot be read, or is beyond a limit; says which key raises it.
-        :raises RunError: no process to read it in can be started.
+        :param name: Name in messages and records. Default: the path.
+        :raises BadDocument: The file cannot be read or exceeds a limit. The message names the key of the limit.
+        :raises RunError: The reading process cannot be started.
         """
         name = name or str(path)
         kind = check(path, name, self.limits)
@@ -74,7 +74,7 @@ class DocumentReader(AbstractContextManager["DocumentReader"]):
         try:
             answer = self._ask(options, name)
         except ZygoteFailed as e:
-            raise RunError(f"cannot start a process to read documents in: {e}") from e
+            raise RunError(f"cannot start the process that reads documents: {e}") from e
         if "fault" in answer:
             raise BadDocument(f"{name} {answer['fault']}")
         return Document(
@@ -107,7 +107,7 @@ class DocumentReader(AbstractContextManager["DocumentReader"]):
                 fork.wait(_START_WITHIN)
                 raise BadDocument(self._how_it_died(fork, name)) from None
             except ValueError as e:
-                raise BadDocument(f"{name} cannot be read: its process answered nonsense ({e})") from None
+                raise BadDocument(f"{name} cannot be read: the reading process sent an invalid answer ({e})") from None
             finally:
                 fork.kill()
                 fork.wait(_START_WITHIN)
@@ -118,42 +118,42 @@ class DocumentReader(AbstractContextManager["DocumentReader"]):
         if fork.returncode == -signal.SIGKILL and fork.cpu_s > self.limits.seconds - 1:
             return f"{name} took more than {self.limits.seconds:g} s of processor time to read; {_SECONDS}"
         return (
-            f"{name} ended the process that read it ({fork.ended}): it may need more than {self.limits.memory_mb} MB "
-            "(max_memory_mb), or it is damaged"
+            f"{name} ended the reading process ({fork.ended}): it may need more than {self.limits.memory_mb} MB "
+            "(raise max_memory_mb), or it is damaged"
         )
 
 
-_SECONDS = "max_seconds raises that, or split the file"
+_SECONDS = "raise max_seconds, or split the file"
 
 
 def check(path: Path, name: str, limits: Limits) -> str:
-    """The kind of a file that may be read.
+    """Return the kind of a readable file.
 
-    :raises BadDocument: it is not there, no file, of another kind, or too large.
+    :raises BadDocument: The file does not exist, is not a file, has an unsupported suffix, or is too large.
     """
     kind = KINDS.get(path.suffix.lower())
     if kind is None:
         better = _OLD_OFFICE.get(path.suffix.lower())
-        hint = f"save it as {better}" if better else f"give it one of {', '.join(sorted(KINDS))}, if it is one of these"
-        raise BadDocument(f"{name} has the suffix {path.suffix!r}, which is none that is read: {hint}")
+        hint = f"save it as {better}" if better else f"rename it to one of {', '.join(sorted(KINDS))} if it is one"
+        raise BadDocument(f"{name} has the unsupported suffix {path.suffix!r}: {hint}")
     try:
         status = path.stat()
     except OSError as e:
         raise BadDocument(f"{name} cannot be opened: {e.strerror or e}") from None
     if not stat.S_ISREG(status.st_mode):
-        raise BadDocument(f"{name} is no file")
+        raise BadDocument(f"{name} is not a file")
     if status.st_size > limits.file_mb * 1_000_000:
         raise BadDocument(
-            f"{name} has {status.st_size / 1e6:,.1f} MB, more than {limits.file_mb:g} MB; max_file_mb raises that, "
+            f"{name} has {status.st_size / 1e6:,.1f} MB, more than {limits.file_mb:g} MB; raise max_file_mb, "
             "or split the file"
         )
     return kind
 
 
 def sha256_of(path: Path, name: str) -> str:
-    """The hash of a file's bytes, without holding them.
+    """Return the hash of a file's bytes without loading them at once.
 
-    :raises BadDocument: it cannot be read.
+    :raises BadDocument: The file cannot be read.
     """
     hashed = hashlib.sha256()
     try:

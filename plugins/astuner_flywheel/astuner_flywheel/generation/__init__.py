@@ -1,6 +1,6 @@
-"""New tasks by a helper model, from passages of documents or from a handful of samples, each of them checked.
+"""Generate tasks with a helper model from passages of documents or from samples, and check each of them.
 
-One way through: `material` is what there is and what is asked about it in which order, `making` asks (`prompts`) and
-decides, and `folder` writes down every step so that it can go on after any interruption.  `entry` is
-where the command and the task reader come in.
+`material` provides passages and samples and the order of requests, `entry` runs the generation (with `prompts` and
+`screening`) and is used by the command and the task reader, and `folder` records every step, so that an interrupted
+generation can continue.
 """

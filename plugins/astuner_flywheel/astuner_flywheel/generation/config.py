@@ -1,8 +1,8 @@
-"""The section ``astuner.task_reader.data_generation``: what new tasks are made from, and how they are checked.
+"""The section ``astuner.task_reader.data_generation``: material of new tasks, and how they are checked.
 
-Older spellings (AgentJet's: ``document_reader.document_path``, ``query_reader``, ``task_num``) are taken over where
-they mean the same; a key that means something else here, or nothing, is refused by name with what to
-write.  Invariant: what is accepted here can be planned without asking anybody.
+Older spellings (AgentJet's ``document_reader.document_path``, ``query_reader``, ``task_num``) are accepted if they have
+the same meaning. Keys with another meaning, or none, are rejected with the key to use instead. Invariant: every
+accepted section can be planned without requests.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from astuner.contracts.section import Section
 from astuner_flywheel.documents.document import Limits
 
 _HARMLESS = {"cache_enabled", "languages", "split_by"}
-"""Of ``document_reader``: what was read is kept anyway, only scans need languages, and passages end at sentences."""
+"""Ignored keys of ``document_reader``: texts are always cached, only scans need languages, passages end at
+sentences."""
 
 
 def todays(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The section with older spellings replaced.
+    """Return the section with older spellings replaced.
 
-    :raises ValueError: an older key that has no equal here, or two spellings of one key.
+    :raises ValueError: An older key has no equivalent, or a key has two spellings.
     """
     new = dict(data)
     if isinstance(reader := new.get("document_reader"), Mapping):
         new.pop("document_reader")
         unknown = sorted(set(reader) - _HARMLESS - {"document_path", "chunk_size"})
         if unknown:
-            raise ValueError(f"document_reader.{unknown[0]} has no equal here; write documents: [paths]")
+            raise ValueError(f"document_reader.{unknown[0]} is not supported; use documents: [paths]")
         path = reader.get("document_path", [])
         _put(new, "documents", [path] if isinstance(path, str) else path, "document_reader.document_path")
         if "chunk_size" in reader:
@@ -46,13 +47,13 @@ def _seeds_of(reader: Mapping[str, Any]) -> Any:
     training = section.get("training") if isinstance(section, Mapping) else None
     path = training.get("file_path") if isinstance(training, Mapping) else None
     if path is None or reader.get("type", "jsonl") not in ("jsonl", "jsonl_dataset_file"):
-        raise ValueError("samples are read from a JSON Lines file: write seeds: samples.jsonl instead of query_reader")
+        raise ValueError("samples are read from a JSON Lines file: use seeds: samples.jsonl instead of query_reader")
     return path
 
 
 def _put(data: dict[str, Any], name: str, value: Any, older: str) -> None:
     if name in data:
-        raise ValueError(f"{older} is the older name of {name}, which is set too; keep one of them")
+        raise ValueError(f"{older} is the older name of {name}, which is also set; keep one of them")
     data[name] = value
 
 
@@ -60,78 +61,80 @@ _LIMITS = Limits()
 
 
 class Meaning(Section):
+    """Comparison of questions by meaning."""
+
     helper_model: str = Field(min_length=1)
-    """The helper model whose server has embeddings (`/v1/embeddings`)."""
+    """Helper model whose server supports embeddings (`/v1/embeddings`)."""
     threshold: float = Field(0.92, gt=0, le=1)
-    """Cosine from which on two questions mean the same; where it lies depends on the model."""
+    """Cosine at which two questions have the same meaning. A good value depends on the model."""
 
 
 class DataGenerationConfig(Section):
-    """New tasks from documents, from samples, or from both: then the samples show what a task looks like."""
+    """Generate tasks from documents, from samples, or from both: then samples show the style of a task."""
 
     helper_model: str = Field(min_length=1)
-    """Who writes and checks the tasks: a name of `astuner.helper_models`."""
+    """Name of the model in `astuner.helper_models` that writes and checks tasks."""
     documents: list[str] = Field([], validation_alias=AliasChoices("documents", "document_reader"))
-    """Files, folders (with all below) or patterns such as `manuals/**/*.pdf`, relative to the experiment file."""
+    """Files, folders (recursive) or patterns such as `manuals/**/*.pdf`, relative to the experiment file."""
     seeds: str | None = Field(None, validation_alias=AliasChoices("seeds", "query_reader"))
-    """A JSON Lines file with sample tasks; relative to the experiment file."""
+    """JSON Lines file with sample tasks, relative to the experiment file."""
     query_field: str | None = None
-    """The samples' field with the question; null takes the first of main_query, question, problem, query, prompt."""
+    """Field of the samples' question. Default: the first of main_query, question, problem, query, prompt."""
     answer_field: str = Field("answer", min_length=1)
-    """The samples' field with the answer."""
+    """Field of the samples' answer."""
     tasks: int = Field(100, ge=1, validation_alias=AliasChoices("tasks", "task_num"))
-    """How many to make; fewer come out where documents or samples do not give that many that differ."""
+    """Number of tasks. Fewer are generated if documents or samples do not yield enough different ones."""
     validation_share: float = Field(0.1, ge=0, lt=1)
-    """The share kept for validation; near-duplicates are always on one side."""
+    """Share of validation tasks. Near-duplicates are always on one side."""
     use_seeds: Literal["examples", "train", "validation"] = "examples"
-    """Whether the samples also become tasks, and of which side; `validation` validates on them alone."""
+    """Use samples only as examples, or also as training or validation tasks; `validation` validates on them only."""
     instructions: str = ""
-    """What the tasks should be like, in your own words: difficulty, style, the form of the answer."""
+    """Description of the tasks in your own words: difficulty, style, form of the answer."""
     language: str = ""
-    """The language of the tasks, e.g. `German`; empty takes that of the document or the samples."""
+    """Language of the tasks, e.g. `German`. Default: language of the document or the samples."""
     temperature: float = Field(0.8, ge=0)
-    """Sampling temperature of the writing."""
+    """Sampling temperature for writing tasks."""
     per_call: int = Field(5, ge=1, le=50)
-    """Tasks asked for in one request."""
+    """Number of tasks per request."""
     rounds: int = Field(3, ge=1)
-    """How often a passage is asked for more (or, from samples, so many times the requests that should do)."""
+    """Maximum requests per passage (for samples: multiple of the expected requests)."""
     max_question_characters: int = Field(2000, ge=1)
-    """A longer question is rejected."""
+    """Maximum characters of a question."""
     max_answer_characters: int = Field(500, ge=1)
-    """A longer answer is rejected."""
+    """Maximum characters of an answer."""
     check: bool = True
-    """Have every answer worked out again, independently, and reject the task if that disagrees."""
+    """Solve every task independently, and reject it if the answers differ."""
     solutions: int | None = Field(None, ge=1, le=20)
-    """Independent solutions that must all agree; null is 1 from documents, where the passage decides, and 3 without."""
+    """Number of independent solutions that must agree. Default: 1 from documents, 3 from samples only."""
     near_duplicate_threshold: float = Field(0.8, gt=0, le=1)
-    """Share of words and pairs of words that two questions must have in common to count as one."""
+    """Share of words and pairs of words at which two questions are near-duplicates."""
     numbers_tell_apart: bool = True
-    """Questions that each have a number which the other lacks are different, however alike the rest is."""
+    """Treat two questions as different if each has a number that the other lacks."""
     near_in_meaning: Meaning | None = None
-    """Compare by meaning too."""
+    """Also compare questions by meaning."""
     leak_threshold: float = Field(0.6, gt=0, le=1)
-    """From this likeness on two questions are on one side of the split: variations are good to train on, but a
-    validation question should be no variation of a training question."""
+    """Similarity at which two questions must be on the same side of the split. Variations are useful for training, but
+    a validation question should not be a variation of a training question."""
     chunk_characters: int = Field(3000, ge=200)
-    """The longest passage that is shown at once."""
+    """Maximum characters of a passage."""
     folder: str | None = None
-    """Where everything is kept, relative to the experiment file; null is `generated/<name of the experiment>`."""
+    """Output folder, relative to the experiment file. Default: `generated/<name of the experiment>`."""
     on_bad_document: Literal["stop", "skip"] = "stop"
-    """What a document that cannot be read does; one that is skipped is named in the report."""
+    """Handling of unreadable documents. Skipped documents are listed in the report."""
     encoding: str | None = None
-    """Of text, Markdown and HTML files without a mark of their own; null is UTF-8."""
+    """Encoding of text, Markdown and HTML files without a byte order mark. Default: UTF-8."""
     max_file_mb: float = Field(_LIMITS.file_mb, gt=0)
-    """A larger document is refused."""
+    """Maximum size of a document."""
     max_pages: int = Field(_LIMITS.pages, ge=1)
-    """A PDF with more pages is refused."""
+    """Maximum pages of a PDF."""
     max_characters: int = Field(_LIMITS.characters, ge=1, le=100_000_000)
-    """A document with more text is refused."""
+    """Maximum characters of a document's text."""
     max_seconds: float = Field(_LIMITS.seconds, ge=1)
-    """Processor time that reading one document may take."""
+    """Maximum processor time for reading a document."""
     max_memory_mb: int = Field(_LIMITS.memory_mb, ge=256)
-    """Memory that reading one document may take."""
+    """Maximum memory for reading a document."""
     seed: int = 0
-    """Of the order in which passages and samples are drawn, and of the split."""
+    """Seed for the order of passages and samples, and for the split."""
 
     @model_validator(mode="before")
     @classmethod
@@ -141,17 +144,17 @@ class DataGenerationConfig(Section):
     @model_validator(mode="after")
     def _has_material(self) -> DataGenerationConfig:
         if not self.documents and self.seeds is None:
-            raise ValueError("give it documents (files or folders), seeds (a JSON Lines file of samples), or both")
+            raise ValueError("set documents (files or folders), seeds (a JSON Lines file of samples), or both")
         if self.use_seeds != "examples" and self.seeds is None:
-            raise ValueError(f"use_seeds: {self.use_seeds} needs seeds")
+            raise ValueError(f"use_seeds: {self.use_seeds} requires seeds")
         return self
 
     @property
     def limits(self) -> Limits:
-        """What one document may be and take."""
+        """Return the limits of a document."""
         return Limits(**{each.name: getattr(self, f"max_{each.name}") for each in fields(Limits)})
 
     @property
     def independent_solutions(self) -> int:
-        """How many are asked for; 0 where nothing is checked."""
+        """Return the number of solutions to request, or 0 without checks."""
         return 0 if not self.check else self.solutions or (1 if self.documents else 3)

@@ -1,22 +1,21 @@
-"""A generation: from an experiment's config to a finished folder, its plan and its report.
+"""Run a generation: from an experiment's config to a finished folder, its plan and its report.
 
-The command and the task reader ``data_generation`` both come in here.  A finished folder is read as it is, and asks
-nobody; an unfinished one is finished first: propose, check, verify, until there are enough or nothing is left to ask.
-Every answer is in the folder's journals before it is acted upon, and what is done next follows from the journals
-alone: a process that is killed and started again goes on, and comes to what it would have come to.  A helper that is
-down is one thing (`GIVE_UP_AFTER`); one that answers and refuses, or whose proposals all fail their checks, is another
-(`Luck`): single refusals stop nothing, and only a start that has brought no task at all ends.
+The command and the task reader ``data_generation`` both use it. A finished folder is read without requests; an
+unfinished one is completed: propose, check and verify until there are enough tasks or no requests are left. Every
+answer is written to the folder's journals before it is used, and the next step depends only on the journals, so an
+interrupted process continues where it stopped with the same result. A helper model that is down (`GIVE_UP_AFTER`) is
+distinguished from one that answers but refuses, or whose proposals fail all checks (`Luck`): single refusals do not
+stop a generation; only a start without any task ends.
 
-Each answer is worked out again without showing the proposed one; agreement of independent solutions is a good sign of a
-right answer (self-consistency: Wang et al. 2022, arXiv:2203.11171).  The first that disagrees ends it, so a wrong
-answer costs little.
+Each task is solved again without showing the proposed answer, because agreement of independent solutions indicates a
+right answer (self-consistency: Wang et al. 2022, arXiv:2203.11171). The first different solution ends the check, so
+wrong answers are cheap.
 
-Invariants: the tasks in ``tasks.jsonl`` are no near-duplicates of each other or of the samples, and each passed every
-check; a folder that has a task is never stopped for want of luck, and every start may try as often as the first; a
-folder that is finished for the same material and settings is never worked on again; the plan of ``--dry-run`` counts
-requests from the real material and the real folder, as a start would count them, and what can only be guessed (how long
-answers are, how many proposals pass) is said to be a guess; the two sides are made from ``tasks.jsonl`` alone, in the
-order of the material, so however often a generation was interrupted, the result is the same.
+Invariants: tasks in ``tasks.jsonl`` are not near-duplicates of each other or of samples, and each passed every check; a
+folder with at least one task is never stopped by `Luck`, and every start has the same number of tries; a folder that is
+finished for the same material and settings is not changed; the plan of ``--dry-run`` counts requests from the real
+material and folder and marks estimates (answer lengths, acceptance) as such; both sides are made from ``tasks.jsonl``
+only, in the order of the material, so interruptions do not change the result.
 """
 
 from __future__ import annotations
@@ -49,9 +48,9 @@ WHERE = f"astuner.task_reader.{READER}"
 
 
 class Known:
-    """The questions so far; `near` asks about one, `keep` adds one.
+    """Known questions, to find near-duplicates of a new one.
 
-    :param embedder: who embeds questions, where the section compares by meaning.
+    :param embedder: Helper model for embeddings if the section compares by meaning.
     """
 
     def __init__(self, config: DataGenerationConfig, embedder: Helper | None) -> None:
@@ -62,14 +61,14 @@ class Known:
         self._embedded: dict[str, Sequence[float]] = {}
 
     async def prepare(self, questions: Sequence[str]) -> None:
-        """Embed them in one request; without a comparison by meaning this does nothing."""
+        """Embed questions in one request. Does nothing without a comparison by meaning."""
         new = [question for question in dict.fromkeys(questions) if question not in self._embedded]
         if self._embedder is not None and new:
             vectors = await self._embedder.embed(new, purpose="compare tasks")
             self._embedded.update(zip(new, vectors, strict=True))
 
     def near(self, question: str) -> tuple[str, str] | None:
-        """The name of a question that this one repeats, and how: ``near-duplicate`` or ``near in meaning``."""
+        """Return the name of a question that this one repeats, and ``near-duplicate`` or ``near in meaning``."""
         if found := self._words.near(question):
             return found[0][0], "near-duplicate"
         if self._vectors is not None:
@@ -77,40 +76,40 @@ class Known:
                 name = self._vectors.near(self._embedded[question])
             except ValueError as e:
                 raise HelperFailed(
-                    f"{WHERE}.near_in_meaning.helper_model: cannot compare what it gives: {e}; choose another model"
+                    f"{WHERE}.near_in_meaning.helper_model: cannot compare its embeddings: {e}; use another model"
                 ) from None
             if name is not None:
                 return name, "near in meaning"
         return None
 
     def keep(self, name: str, question: str) -> None:
-        """Make a question known; it was prepared."""
+        """Add a question. It must have been prepared."""
         self._words.keep(name, question)
         if self._vectors is not None:
             self._vectors.keep(name, self._embedded[question])
 
     def beside(self) -> Known:
-        """An empty one that shares what was embedded: for the questions of one batch among each other."""
+        """Return an empty collection that shares the embeddings, for comparing questions of one batch."""
         other = Known(self._config, self._embedder)
         other._embedded = self._embedded
         return other
 
 
 TRIES = 20
-"""Proposals and requests that come to nothing, in one start, before a generation without any task stops."""
+"""Unsuccessful proposals and requests of one start after which a generation without any task stops."""
 WINDOW, MANY = 20, 10
-"""So many refusals among the last requests are said, once."""
+"""Number of recent requests, and of refusals among them that are reported once."""
 _EXAMPLES = 2
 
 
 class NothingAccepted(DataError):
-    """Of all that was proposed nothing became a task."""
+    """No proposal became a task."""
 
 
 class Luck:
-    """What became of one start's requests and proposals.
+    """Results of the requests and proposals of one start.
 
-    :param live: is told what a person should know, once.
+    :param live: Receives one-time messages for users.
     """
 
     def __init__(self, live: Live) -> None:
@@ -119,58 +118,58 @@ class Luck:
         self._reasons: Counter[str] = Counter()
         self._examples: list[str] = []
         self.told = ""
-        """What was said of refusals; empty while nothing was."""
+        """Message about refusals, or empty."""
 
     def answered(self, refusal: str = "") -> None:
-        """The helper answered a request, or (with why) would not."""
+        """Record that the helper model answered a request or refused it."""
         self._recent.append(bool(refusal))
         if refusal and len(self._examples) < _EXAMPLES and refusal not in self._examples:
             self._examples.append(refusal)
         refused = sum(self._recent)
         if not self.told and refused >= MANY and len(self._recent) == WINDOW:
             self.told = (
-                f"the helper would not answer {refused} of the last {WINDOW} requests, and the others go on; "
+                f"the helper model refused {refused} of the last {WINDOW} requests; generation continues; "
                 f"for example: {'; '.join(self._examples)}"
             )
             self._live.tell(self.told)
 
     def in_vain(self, reason: str, example: str) -> None:
-        """A proposal, or a request, that came to nothing."""
+        """Record an unsuccessful proposal or request."""
         self._reasons[reason] += 1
         if self._reasons[reason] == 1 and len(self._reasons) <= _EXAMPLES:
             self._examples.append(f"{reason}: {example}"[:300])
 
     def give_up(self, standing: Standing, *, left: bool) -> None:
-        """Called when nothing is under way.
+        """Check whether to stop. Called when no request is in progress.
 
-        :param left: whether there is more to ask.
-        :raises NothingAccepted: there is no task after all these tries.
+        :param left: Whether more requests are possible.
+        :raises NothingAccepted: There is no task after all tries.
         """
         tries = sum(self._reasons.values())
         if standing.accepted or (left and tries < TRIES):
             return
-        what = f"the {tries} tries of this start" if tries else "all that was asked so far"
+        what = f"the {tries} tries of this start" if tries else "all requests so far"
         counted = (self._reasons or standing.rejected).most_common()
-        counts = ", ".join(f"{count} {reason}" for reason, count in counted) or "nothing was proposed"
+        counts = ", ".join(f"{count} {reason}" for reason, count in counted) or "no proposals"
         examples = f". For example: {'; '.join(self._examples)}" if self._examples else ""
-        help_ = "Another helper model, other instructions or other documents may help"
-        further = f"the same command tries up to {TRIES} more" if left else "nothing is left to ask: raise rounds too"
-        raise NothingAccepted(f"no task came of {what}: {counts}{examples}. {help_}; {further}")
+        help_ = "Try another helper model, other instructions or other documents"
+        further = f"repeat the command for up to {TRIES} more tries" if left else "raise rounds for more requests"
+        raise NothingAccepted(f"no task resulted from {what}: {counts}{examples}. {help_}; {further}")
 
 
 GIVE_UP_AFTER = 3
-"""Requests in a row that fail and not for what they ask (each was tried several times): the helper is down."""
+"""Consecutive failures, not caused by the question itself, after which a helper model counts as down."""
 AT_ONCE = 16
-"""Requests that are shown samples alone: the next ones are told what these brought, and passages bring variety."""
+"""Concurrent requests that show only samples. Later requests show earlier results; passages provide variety."""
 SHOWN_QUESTIONS = 20
-"""Questions that exist already, in one request."""
+"""Number of existing questions shown in one request."""
 REFUSED = "no verdict"
 
 
 class Making:
-    """One generation at work.
+    """A generation in progress.
 
-    :param live: is told how far it is whenever something has happened, and what a person should know, once each.
+    :param live: Receives progress after each step, and one-time messages for users.
     """
 
     def __init__(
@@ -181,7 +180,7 @@ class Making:
         self._secret, self._live = secret, live
         self.standing = Standing(config, material, folder)
         self.failed: dict[str, str] = {}
-        """Requests that brought no answer this time -> why; they are asked again next time."""
+        """Reasons of requests that failed in this start. They are repeated in the next start."""
         self.luck = Luck(live)
         self._refused_before = [unit.id for unit in self.standing.refused_units]
         self._known = Known(config, embedder)
@@ -190,14 +189,13 @@ class Making:
         self._failures_in_a_row = 0
 
     async def run(self) -> None:
-        """Make what is missing.
+        """Generate the missing tasks.
 
-        A request that the helper will not answer is passed over, and asked again when nothing else is left to ask, by
-        another start.
+        A refused request is skipped, and repeated in another start if nothing else is left to request.
 
-        :raises HelperFailed: the helper gives no answers any more, or gave none that led to a task.
-        :raises NothingAccepted: the helper answers, and no task comes of it.
-        :raises astuner_helpers.BudgetSpent: the budget is reached.
+        :raises HelperFailed: The helper model is down, or no answer led to a task.
+        :raises NothingAccepted: The helper model answers, but no task results.
+        :raises astuner_helpers.BudgetSpent: The budget is spent.
         """
         await self._learn([(f"sample {sample.id}", sample.question) for sample in self._material.samples])
         await self._learn([(name, row["main_query"]) for name, row in self.standing.accepted.items()])
@@ -220,7 +218,7 @@ class Making:
             self.standing.throw_out(lambda found: unanswered.get(found.place))
 
     def _next(self) -> list[Unit]:
-        """What may be asked next; at the end, what was refused before this start."""
+        """Return the next possible requests; at the end, those refused before this start."""
         new = [unit for unit in self.standing.unasked if unit.id not in self.failed]
         again = [unit for unit in self.standing.refused_units if unit.id in self._refused_before]
         return new or [unit for unit in again if unit.id not in self.failed]
@@ -232,7 +230,7 @@ class Making:
 
     async def _propose(self, unit: Unit) -> None:
         passage, rows = None, list(self.standing.accepted.values())
-        if unit.chunk is not None:  # it is told what exists of its own passage; without one, the newest
+        if unit.chunk is not None:  # show existing questions of the passage; without a passage, the newest
             passage, place = unit.chunk.text, (unit.chunk.document.sha256, unit.chunk.id)
             rows = [row for row in rows if (row["metadata"]["provenance"].get("sha256"), row["passage"]) == place]
         known = [row["main_query"] for row in rows[-SHOWN_QUESTIONS:]]
@@ -261,22 +259,22 @@ class Making:
         self._give_up_in_time()
 
     async def _settle(self) -> bool:
-        """Decide about what is waiting, as far as it is needed; whether anything was decided."""
+        """Decide about waiting proposals as far as needed, and return whether any was decided."""
         self._throw_out(lambda found: fault(found, self._config))
         await self._known.prepare([found.question for found in self.standing.waiting])
         self._throw_out(
             lambda found: (near[1], f"of {near[0]}") if (near := self._known.near(found.question)) else None
         )
         self._give_up_in_time()
-        # A wrong proposal is refused at its first solution, and a right one accepted after its last.  So the first few
-        # are decided wholly before anything is said of them.
+        # A wrong proposal is rejected at its first solution, a right one accepted after its last. So the first few
+        # proposals are decided completely before their results are used.
         most = self.standing.wanted if self.standing.accepted else min(self.standing.wanted, TRIES)
         batch: list[Candidate] = []
         among = self._known.beside()
         for found in self.standing.waiting:
             if found.place in self.failed or len(batch) == most:
                 continue
-            if among.near(found.question) is None:  # else it waits for what becomes of the one that it repeats
+            if among.near(found.question) is None:  # otherwise it waits for the proposal that it repeats
                 among.keep(found.id, found.question)
                 batch.append(found)
         await self._each((found.place, self._decide(found)) for found in batch)
@@ -306,12 +304,12 @@ class Making:
             self.luck.in_vain(reason, f"{found.question[:100]!r} {detail}")
 
     def _give_up_in_time(self) -> None:
-        """Where nothing waits: what waits may still become a task."""
+        """Check whether to stop if no proposal is waiting, because waiting ones may become tasks."""
         if not self.standing.waiting:
             self.luck.give_up(self.standing, left=True)
 
     async def _each(self, jobs: Iterable[tuple[str, Coroutine[Any, Any, None]]]) -> None:
-        """All at once, by name; the first error that ends the work cancels the others."""
+        """Run all jobs concurrently. The first error that ends the work cancels the others."""
         await together([self._one(name, job) for name, job in jobs])
 
     async def _one(self, name: str, job: Coroutine[Any, Any, None]) -> None:
@@ -328,14 +326,14 @@ class Making:
 
 
 _TEMPERATURE = 0.7
-"""Of several solutions, which at 0 would all be one; as in the paper."""
+"""Temperature of several solutions, which would be identical at 0; the paper's value."""
 
 
 async def verify(helper: Helper, candidate: Candidate, solutions: int, secret: str) -> tuple[str, str]:
-    """Have the answer worked out ``solutions`` times, and compare.
+    """Solve a task ``solutions`` times, and compare the answers.
 
-    :returns: why the task is rejected, and the detail; both empty when it is not.
-    :raises astuner_helpers.HelperFailed: there is no verdict.
+    :returns: Reason and detail of a rejection, or two empty texts.
+    :raises astuner_helpers.HelperFailed: There is no verdict.
     """
     passage = candidate.unit.chunk.text if candidate.unit.chunk is not None else None
     for number in range(solutions):
@@ -364,7 +362,7 @@ async def verify(helper: Helper, candidate: Candidate, solutions: int, secret: s
 
 
 def same_answer(one: str, other: str) -> bool:
-    """Whether two answers are the same beyond doubt: the same words, or the same number."""
+    """Return whether two answers are certainly the same: the same words or the same number."""
     if words(one) and words(one) == words(other):
         return True
     first, second = _number(one), _number(other)
@@ -372,52 +370,52 @@ def same_answer(one: str, other: str) -> bool:
 
 
 def _number(text: str) -> float | None:
-    """The one number that a text is, thousands separated or not; None when it is something else."""
+    """Return the number that a text consists of, with or without thousands separators, or None."""
     match = re.fullmatch(r"[\s$€£]*([-+]?\d+(?:,\d{3})*(?:\.\d+)?)[\s.%]*", text.replace("−", "-"))
     return float(match[1].replace(",", "")) if match else None
 
 
 _CHARACTERS_PER_TOKEN = 4
 _TOKENS_PER_TASK = 120
-"""Of question, answer and evidence as JSON."""
+"""Tokens of question, answer and evidence as JSON."""
 _TOKENS_PER_SOLUTION = 150
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationPlan:
-    """What is there, what would be asked, and about what that takes if every proposal passes."""
+    """Existing material, planned requests, and their approximate costs if every proposal passes."""
 
     documents: int
     chunks: int
     samples: int
     folder: str
     tasks: int
-    """How many are wanted in all."""
+    """Requested number of tasks."""
     made: int
-    """How many of them there are already."""
+    """Number of existing tasks."""
     at_most: int
-    """How many there can be, if every request brings as many as it is asked for and all pass."""
+    """Maximum number of tasks if every request yields all tasks and all pass."""
     finished: bool
-    """Whether a start would find nothing to do."""
+    """Whether a start would have nothing to do."""
     waiting: int
-    """Proposals that are there already, and are checked first."""
+    """Existing proposals, which are checked first."""
     write_requests: int
     possible_write_requests: int
-    """As many as the rounds still allow, if few proposals pass."""
+    """Maximum number of requests that the rounds allow."""
     solve_requests: int
     prompt_tokens: int
     completion_tokens: int
     cost: float | None
-    """Of what is left, in the money of `price`; None without one."""
+    """Cost of the remaining work in the currency of `price`, or None without a price."""
     used: Usage
-    """What was used in this folder so far; budgets count it."""
+    """Usage in this folder so far, which counts towards budgets."""
     skipped: dict[str, str]
     ignored: dict[str, str]
     notes: tuple[str, ...]
 
 
 def _prompt_tokens(config: DataGenerationConfig, asked: Sequence[Unit], waiting: Sequence[Unit], solutions: int) -> int:
-    """Of all requests; each solution is shown a passage of the usual length."""
+    """Return the prompt tokens of all requests. A solution shows a passage of average length."""
     passages = [len(unit.chunk.text) if unit.chunk is not None else 0 for unit in (*asked, *waiting)]
     shown = sum(len(sample.question) + len(sample.answer) for unit in asked for sample in unit.samples)
     empty = prompts.write(config, "", [], [], secret="")
@@ -428,7 +426,7 @@ def _prompt_tokens(config: DataGenerationConfig, asked: Sequence[Unit], waiting:
 
 
 def _over(helper: HelperModel, used: Usage, cost: float | None, tokens: int) -> list[str]:
-    """What the budgets will say to that."""
+    """Return notes on budgets that do not suffice."""
     found = []
     if helper.budget is not None and used.cost + (cost or 0.0) > helper.budget:
         found.append(f"the budget of {helper.budget:g} does not suffice: {used.cost:.4g} are spent in this folder")
@@ -439,12 +437,12 @@ def _over(helper: HelperModel, used: Usage, cost: float | None, tokens: int) -> 
 
 
 def result_settings(config: DataGenerationConfig) -> dict[str, Any]:
-    """What the result depends on beside the material's fingerprint; may change from run to run of one folder."""
+    """Return the settings of the result that may change between runs of one folder."""
     return config.model_dump(mode="json", include={"tasks", "validation_share", "use_seeds", "leak_threshold"})
 
 
 def write_result(config: DataGenerationConfig, material: Material, folder: Folder, standing: Standing) -> Sides:
-    """Split what was accepted, and write both files."""
+    """Split the accepted tasks, and write both files."""
     rows = sorted(standing.accepted.values(), key=lambda row: (row["index"], row["number"]))
     made = [made_task(row) for row in rows[: config.tasks]]
     samples = [sample_task(sample) for sample in material.samples]
@@ -476,7 +474,7 @@ def report(
     sides: Sides | None,
     stopped: str = "",
 ) -> dict[str, Any]:
-    """Everything that happened, as JSON; ``sides`` is None where it was stopped before the end."""
+    """Return the report as JSON. ``sides`` is None if the generation was stopped."""
     standing = making.standing
     repeats = sum(standing.rejected[reason] for reason in ("near-duplicate", "near in meaning"))
     return {
@@ -508,7 +506,7 @@ def report(
 
 
 def _by_evidence(tasks: Sequence[Task]) -> dict[str, str]:
-    """Task -> the stretch of a document that decides it; tasks that share a sentence give each other away."""
+    """Map tasks to the text that decides them. Tasks that share a sentence reveal each other's answers."""
     spans = []
     for task in tasks:
         provenance = task.metadata["provenance"]
@@ -533,14 +531,14 @@ _FREE = {
     "tasks", "validation_share", "use_seeds", "leak_threshold", "folder", "documents", "seeds", "on_bad_document",
     "helper_model", "rounds", "max_file_mb", "max_pages", "max_characters", "max_seconds", "max_memory_mb",
 }  # fmt: skip
-"""Keys that may change while a folder is worked on; documents and samples count by their content."""
+"""Keys that may change while a folder is in progress. Documents and samples count by their content."""
 
 
 class Generation:
-    """One experiment's generation.
+    """The generation of an experiment.
 
-    :param live: is told what is being done and how far it is, and what a person should know meanwhile, once each.
-    :param again: what a person types to go on; None: the command, with the experiment's file alone.
+    :param live: Receives progress and one-time messages for users.
+    :param again: Command to continue. None: the command with the experiment's file only.
     """
 
     def __init__(self, config: Config, live: Live | None = None, *, again: str | None = None) -> None:
@@ -557,10 +555,10 @@ class Generation:
         )
 
     def plan(self, *, fresh: bool = False) -> GenerationPlan:
-        """What `run` would do, ask and take; asks nobody and writes nothing.
+        """Return what `run` would do, request and cost, without requests and without writing.
 
-        :raises ConfigError: as `run`; or there is no such helper model.
-        :raises RunError: another process is at work in the folder.
+        :raises ConfigError: As `run`, or the helper model does not exist.
+        :raises RunError: Another process uses the folder.
         """
         self.folder.check_free()
         models, name = self._models(), self.section.helper_model
@@ -570,12 +568,12 @@ class Generation:
         except ConfigError as e:
             if name not in models.names:
                 raise
-            notes.append(f"{e}: a start would be refused")
+            notes.append(f"{e}: a start would fail")
         material, there, done = gather(self.section, self._config.base_dir, None, self._live.say), None, False
         if not fresh and self.folder.check(self._fingerprint(material), self._again) is not None:
             there, done = self.folder, self._is_done(self.folder.read_report())
         if fresh and self.folder.read_about() is not None:
-            notes.append(f"what is in {self.folder.path} would be kept in a folder earlier-… in it")
+            notes.append(f"the contents of {self.folder.path} would be moved to a subfolder earlier-…")
         standing, used = Standing(self.section, material, there), models.usage()[name]
         helper = self._config.keys_of(HelperModelKeys).helper_models[name]
         per_call = self.section.per_call
@@ -595,7 +593,7 @@ class Generation:
         notes += [f"{document.path}: {note}" for document in material.documents for note in document.notes]
         if not done and at_most < self.section.tasks:
             notes.append(
-                f"there is material for at most {at_most} tasks: raise rounds or per_call, or give it more documents"
+                f"the material suffices for at most {at_most} tasks: raise rounds or per_call, or add documents"
             )
         notes += _over(helper, used, cost, prompt_tokens + completion_tokens)
         return GenerationPlan(
@@ -621,14 +619,14 @@ class Generation:
         )
 
     def run(self, *, fresh: bool = False) -> dict[str, Any]:
-        """Make the tasks that are missing; the report.
+        """Generate the missing tasks, and return the report.
 
-        :param fresh: start over; what is in the folder is kept in a folder in it.
-        :raises ConfigError: the folder's tasks were made from something else.
-        :raises astuner_helpers.BudgetSpent: the budget is reached; says how to go on.
-        :raises astuner_helpers.HelperFailed: the helper gives no answers; says how to go on.
-        :raises NothingAccepted: the helper answers, and no task comes of it; says how to go on.
-        :raises Interrupted: Ctrl-C; says how to go on.
+        :param fresh: Start over. The contents of the folder are moved to a subfolder.
+        :raises ConfigError: The folder's tasks were made from other material or settings.
+        :raises astuner_helpers.BudgetSpent: The budget is spent. The message explains how to continue.
+        :raises astuner_helpers.HelperFailed: The helper model is down. The message explains how to continue.
+        :raises NothingAccepted: The helper model answers, but no task results. The message explains how to continue.
+        :raises Interrupted: Ctrl-C was pressed. The message explains how to continue.
         """
         with self.folder.locked():
             earlier = self.folder.start_over() if fresh else None
@@ -639,15 +637,15 @@ class Generation:
             return self._make(material, secret, earlier)
 
     def finished(self) -> dict[str, Any]:
-        """The report of tasks that are made already; asks nobody and writes nothing.
+        """Return the report of finished tasks, without requests and without writing.
 
-        :raises DataError: they are not made yet, or others were.
+        :raises DataError: The tasks are not finished, or were made from other material or settings.
         """
         done = self.folder.read_report()
         if not self._is_done(done):
             raise DataError(
-                f"{self.folder.path} holds no finished set of tasks, and a dry run asks no model; type first: "
-                f"astuner data generate {self._config.path} (what that would take: --dry-run)"
+                f"{self.folder.path} has no finished tasks, and a dry run does not generate them; first run: "
+                f"astuner data generate {self._config.path} (add --dry-run to see its plan)"
             )
         return done
 
@@ -673,7 +671,7 @@ class Generation:
         if stopped is None:
             return found
         made = f"{len(making.standing.accepted)} of {self.section.tasks} tasks"
-        kept = f"{why}\n{made} are kept in {self.folder.path}; go on with: {self._again}"
+        kept = f"{why}\n{made} are saved in {self.folder.path}; to continue: {self._again}"
         raise (Interrupted if isinstance(stopped, KeyboardInterrupt) else type(stopped))(kept) from None
 
     def _models(self) -> HelperModels:
@@ -684,16 +682,16 @@ class Generation:
 
     def _fingerprint(self, material: Material) -> dict[str, Any]:
         helper = self._config.keys_of(HelperModelKeys).helper_models.get(self.section.helper_model)
-        model = helper.model if helper is not None else None  # None is an error further on, which says more
+        model = helper.model if helper is not None else None  # a missing model is reported later, with more details
         section = self.section.model_dump(mode="json", exclude=_FREE)
         return {**material.fingerprint(), "model": model, "prompts": prompts.VERSION, **section}
 
 
 class GeneratedTaskReader(TaskReader):
-    """Reads the generated tasks, and has them made where they are not there yet.
+    """Read generated tasks, and generate them first if necessary.
 
-    :param experiment: the whole config, for its helper models and its folder.
-    :param dry_run: nobody is to be asked: only a finished folder is read.
+    :param experiment: Complete config, for its helper models and its folder.
+    :param dry_run: Send no requests: read a finished folder only.
     """
 
     config: DataGenerationConfig
@@ -701,20 +699,20 @@ class GeneratedTaskReader(TaskReader):
     def __init__(self, config: DataGenerationConfig, experiment: Config, *, dry_run: bool = False) -> None:
         super().__init__(config)
         self._dry_run = dry_run
-        self._live = Live("data generation: ", every=10)  # a run has one log, and many readers
+        self._live = Live("data generation: ", every=10)  # a run's log is read by many people
         self._generation = Generation(experiment, self._live)
         self._report: dict[str, Any] | None = None
         self.skipped: dict[str, str] = {}
-        """Documents that could not be read -> why (`on_bad_document: skip`)."""
+        """Reasons of unreadable documents (`on_bad_document: skip`)."""
 
     @classmethod
     def from_config(cls, section: Any, context: BuildContext) -> GeneratedTaskReader:
         return cls(section, context.config, dry_run=context.dry_run)
 
     def read(self, split: Split) -> Iterator[Task]:
-        """Yield the tasks of ``split``, after making them if need be.
+        """Yield the tasks of ``split``, after generating them if necessary.
 
-        :raises astuner.contracts.errors.AstunerError: as `Generation.run`, or of a dry run as `Generation.finished`.
+        :raises astuner.contracts.errors.AstunerError: As `Generation.run`, or in a dry run as `Generation.finished`.
         """
         if self._report is None:
             self._report = self._generation.finished() if self._dry_run else self._generation.run()

@@ -1,10 +1,10 @@
-"""The folder of a generation: what was proposed, accepted and rejected, written down the moment it is known.
+"""The folder of a generation: proposals, accepted and rejected tasks, each recorded immediately.
 
-``proposals.jsonl`` has a line for every request that was answered, ``tasks.jsonl`` one for every accepted task,
-``rejected.jsonl`` one for every other with the reason; `Standing` reads from them how far it is.  Invariants: after a
-crash at any moment the folder says exactly what was done, so that nothing is lost and nothing that was answered is
-asked again; two processes that read the same folder find the same; what the jsonl reader makes of a line of the result
-is what `task_of` makes of it, so a finished folder can be used by either reader.
+``proposals.jsonl`` has a line per answered request, ``tasks.jsonl`` one per accepted task, and ``rejected.jsonl`` one
+per rejected proposal with the reason. `Standing` reads the progress from them. Invariants: after a crash at any moment
+the folder reflects exactly what was done, so nothing is lost or requested twice; two processes that read the same
+folder get the same state; the jsonl reader and `task_of` read a line of the result as the same task, so both can use a
+finished folder.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _COMMAND = "astuner data generate CONFIG"
 
 
 class Folder:
-    """Paths of a folder, of which three are journals: files of lines that are only ever appended to."""
+    """Paths of a folder. Three of the files are journals, to which lines are only appended."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
@@ -47,9 +47,9 @@ class Folder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder for this process; released by the system if it dies.
+        """Lock the folder for this process. The system releases the lock if the process ends.
 
-        :raises RunError: another process is at work in it.
+        :raises RunError: Another process uses the folder.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -58,14 +58,14 @@ class Folder:
         except LockTaken as e:
             raise self._in_use(e) from None
         except OSError as e:
-            raise ConfigError(f"cannot write to {self.path}: {e.strerror or e}; choose another folder") from None
+            raise ConfigError(f"cannot write to {self.path}: {e.strerror or e}; use another folder") from None
         with held:
             yield
 
     def check_free(self) -> None:
-        """Whether `locked` would have the folder now; writes nothing.
+        """Check that `locked` would succeed now, without writing.
 
-        :raises RunError: another process is at work in it.
+        :raises RunError: Another process uses the folder.
         """
         try:
             check_unlocked(self.path / _LOCK)
@@ -74,14 +74,14 @@ class Folder:
 
     def _in_use(self, taken: LockTaken) -> RunError:
         return RunError(
-            f"{self.path} is in use by another process (pid {taken.pid}) that makes tasks; wait for it, or choose "
+            f"{self.path} is in use by another process (pid {taken.pid}) that generates tasks; wait for it, or use "
             "another folder"
         )
 
     def start_over(self) -> Path | None:
-        """Move what is in the folder below ``earlier-…`` in it; where to, None when there was nothing."""
+        """Move the contents to a subfolder ``earlier-…``, and return its path, or None if the folder was empty."""
         made = [self.about, self.documents, self.proposals, self.tasks, self.rejected, self.train, self.validation]
-        there = [path for path in (*made, self.report) if path.exists()]  # and nothing else
+        there = [path for path in (*made, self.report) if path.exists()]  # only files of a generation
         if not there:
             return None
         stamp = time.strftime("earlier-%Y%m%d-%H%M%S")
@@ -93,9 +93,9 @@ class Folder:
         return earlier
 
     def begin(self, fingerprint: Mapping[str, Any], again: str = _COMMAND) -> str:
-        """The secret of the folder's prompts; a folder that has none yet becomes that of ``fingerprint``.
+        """Return the secret of the folder's prompts. A new folder is assigned to ``fingerprint``.
 
-        :raises ConfigError: as `check`.
+        :raises ConfigError: As `check`.
         """
         about = self.check(fingerprint, again)
         if about is None:
@@ -106,21 +106,21 @@ class Folder:
         return str(about["secret"])
 
     def check(self, fingerprint: Mapping[str, Any], again: str = _COMMAND) -> dict[str, Any] | None:
-        """What the folder says about itself, if that is of ``fingerprint``; None for a new one.
+        """Return the folder's description if it matches ``fingerprint``, or None for a new folder.
 
-        :param again: the command that a person typed.
-        :raises ConfigError: it has tasks that were made from something else; says what has changed.
+        :param again: Command that the user entered.
+        :raises ConfigError: The tasks were made from other material or settings. The message lists the changes.
         """
         about = self.read_about()
         if about is not None and (changes := changed(about["fingerprint"], fingerprint)):
             raise ConfigError(
-                f"the tasks in {self.path} were made from something else: {'; '.join(changes)}. Start over with "
-                f"`{again} --fresh` (what is there is kept in a folder in it), or choose another folder with --folder"
+                f"the tasks in {self.path} were made from other material or settings: {'; '.join(changes)}. Start over "
+                f"with `{again} --fresh` (existing tasks move to a subfolder), or use another folder with --folder"
             )
         return about
 
     def read_about(self) -> dict[str, Any] | None:
-        """What the folder says about itself; None for a new one."""
+        """Return the folder's description, or None for a new folder."""
         if not self.about.exists():
             return None
         try:
@@ -129,15 +129,15 @@ class Folder:
                 return dict(about)
         except (OSError, ValueError, KeyError, TypeError):
             pass
-        raise DataError(f"{self.about} cannot be read; start over with --fresh, or choose another folder")
+        raise DataError(f"{self.about} cannot be read; start over with --fresh, or use another folder")
 
     def read_report(self) -> dict[str, Any]:
-        """The last report; empty while there is none."""
+        """Return the last report, or an empty one."""
         return dict(json.loads(self.report.read_text(encoding="utf-8"))) if self.report.exists() else {}
 
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What is different between two fingerprints, as clauses."""
+    """Return the differences between two fingerprints as clauses."""
     changes = []
     for name in dict.fromkeys([*before, *now]):
         old, new = before.get(name), now.get(name)
@@ -146,28 +146,28 @@ def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         if name == "documents" and isinstance(old, dict) and isinstance(new, dict):
             changes += _changed_documents(old, new)
         elif name == "seeds":
-            changes.append("the samples (seeds) have changed" if old and new else "samples (seeds) came or went")
+            changes.append("the samples (seeds) have changed" if old and new else "seeds were added or removed")
         elif len(repr(old)) + len(repr(new)) < 200:
-            changes.append(f"{name} was {old!r} and is {new!r}")
+            changes.append(f"{name} changed from {old!r} to {new!r}")
         else:
             changes.append(f"{name} has changed")
     return changes
 
 
 def _changed_documents(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """By content: a file that was only moved has not changed."""
+    """Return changed documents by content: a moved file has not changed."""
     gone, come = set(old.values()) - set(new.values()), set(new.values()) - set(old.values())
     by_name = {name for name in set(old) & set(new) if old[name] in gone and new[name] in come}
     lines = [f"{name} has changed" for name in sorted(by_name)]
-    lines += [f"{name} is gone" for name, sha in sorted(old.items()) if sha in gone and name not in by_name]
-    lines += [f"{name} is new" for name, sha in sorted(new.items()) if sha in come and name not in by_name]
+    lines += [f"{name} was removed" for name, sha in sorted(old.items()) if sha in gone and name not in by_name]
+    lines += [f"{name} was added" for name, sha in sorted(new.items()) if sha in come and name not in by_name]
     return lines
 
 
 def task_row(found: Candidate, *, model: str) -> dict[str, Any]:
-    """The line of an accepted task; where it is from stands in ``metadata.provenance``.
+    """Return the line of an accepted task. Its origin is in ``metadata.provenance``.
 
-    The system prompt of the samples that it was made of is its own, too, where they have the same one.
+    The task has the system prompt of its samples if they share one.
     """
     chunk = found.unit.chunk
     provenance: dict[str, Any] = {
@@ -183,7 +183,7 @@ def task_row(found: Candidate, *, model: str) -> dict[str, Any]:
     metadata: dict[str, Any] = {"answer": found.answer, "provenance": provenance}
     if chunk is not None:
         place = locate(found.evidence, chunk.text)
-        assert place is not None  # a task without evidence is not accepted
+        assert place is not None  # tasks without evidence are not accepted
         span = [chunk.start + place[0], chunk.start + place[1]]
         document = chunk.document
         provenance.update(document=document.path, sha256=document.sha256, span=span, page=document.page_of(span[0]))
@@ -203,44 +203,44 @@ def task_row(found: Candidate, *, model: str) -> dict[str, Any]:
 
 
 def sample_task(sample: Sample) -> Task:
-    """A sample that becomes a task itself (`use_seeds`)."""
+    """Return a sample as a task (`use_seeds`)."""
     metadata = {"answer": sample.answer, "provenance": {"source": "sample", "seed_tasks": [sample.id]}}
     return Task(task_id=sample.id, main_query=sample.question, init_messages=sample.history, metadata=metadata)
 
 
 def made_task(row: Mapping[str, Any]) -> Task:
-    """The task in a line of ``tasks.jsonl``."""
+    """Return the task in a line of ``tasks.jsonl``."""
     names = ("task_id", "main_query", "init_messages", "metadata")
     return Task(**{name: row[name] for name in names if name in row})
 
 
 def task_of(row: Mapping[str, Any]) -> Task:
-    """The task in a line of ``train.jsonl`` or ``validation.jsonl``."""
+    """Return the task in a line of ``train.jsonl`` or ``validation.jsonl``."""
     return FieldMap().task(row, row["task_id"])
 
 
 def history(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The field of a line, which most tasks do not have."""
+    """Return the optional history field of a line."""
     return {"init_messages": list(messages)} if messages else {}
 
 
 class Standing:
-    """What a folder says of a generation.
+    """Progress of a generation as recorded in its folder.
 
-    :param folder: None for one that begins anew.
+    :param folder: None for a new generation.
     """
 
     def __init__(self, config: DataGenerationConfig, material: Material, folder: Folder | None) -> None:
         self._tasks, self._folder = config.tasks, folder
         self._units = {unit.id: unit for unit in units(material, config)}
         self.accepted: dict[str, dict[str, Any]] = {}
-        """Name -> row of ``tasks.jsonl``."""
+        """Rows of ``tasks.jsonl`` by name."""
         self.rejected: Counter[str] = Counter()
-        """Reason -> how many."""
+        """Number of rejections by reason."""
         self.refused: dict[str, str] = {}
-        """Requests for tasks that the helper would not answer -> why."""
+        """Reasons of requests for tasks that the helper model refused."""
         self.waiting: list[Candidate] = []
-        """Proposed and not decided, in order."""
+        """Undecided proposals in order."""
         self._decided: set[str] = set()
         self._asked: set[str] = set()
         if folder is None:
@@ -256,26 +256,26 @@ class Standing:
 
     @property
     def wanted(self) -> int:
-        """Tasks that are still missing."""
+        """Return the number of missing tasks."""
         return max(0, self._tasks - len(self.accepted))
 
     @property
     def answered(self) -> int:
-        """Requests for tasks that were answered, in all processes that worked in the folder."""
+        """Return the number of answered requests for tasks, of all processes that used the folder."""
         return len(self._asked)
 
     @property
     def unasked(self) -> list[Unit]:
-        """Requests for tasks that were never made."""
+        """Return requests for tasks that were never sent."""
         return [unit for unit in self._units.values() if unit.id not in self._asked and unit.id not in self.refused]
 
     @property
     def refused_units(self) -> list[Unit]:
-        """Those that the helper would not answer."""
+        """Return requests for tasks that the helper model refused."""
         return [self._units[name] for name in self.refused]
 
     def __str__(self) -> str:
-        """How far it is, in one line."""
+        """Return the progress in one line."""
         rejected = ", ".join(f"{count} {reason}" for reason, count in self.rejected.most_common(3))
         parts = [
             f"{len(self.accepted)} of {self.wanted + len(self.accepted)} tasks",
@@ -286,21 +286,21 @@ class Standing:
         return " · ".join(parts)
 
     def propose(self, unit: Unit, tasks: list[dict[str, Any]], **refused: str) -> None:
-        """The helper answered a request for tasks, or (``refused`` says why) would not."""
+        """Record that the helper model answered a request for tasks, or refused it with a reason."""
         assert self._folder is not None
         row = {"unit": unit.id, "tasks": tasks, **refused}
         append_jsonl(self._folder.proposals, row)
         self._take(row)
 
     def accept(self, found: Candidate, row: dict[str, Any]) -> None:
-        """A proposal is a task."""
-        assert self._folder is not None  # of one that begins anew only its plan is made
+        """Record an accepted proposal."""
+        assert self._folder is not None  # without a folder only a plan is made
         append_jsonl(self._folder.tasks, row)
         self.accepted[found.id] = row
         self._decided.add(found.place)
 
     def reject(self, found: Candidate, reason: str, detail: str) -> None:
-        """A proposal is none."""
+        """Record a rejected proposal."""
         assert self._folder is not None
         texts = {name: getattr(found, name)[:5000] for name in ("question", "answer", "evidence")}
         row = {"task_id": found.id, "reason": reason, "detail": detail, **texts}
@@ -309,7 +309,7 @@ class Standing:
         self.rejected[reason] += 1
 
     def throw_out(self, why: Callable[[Candidate], tuple[str, str] | None]) -> list[tuple[Candidate, str, str]]:
-        """Reject what waits and has a fault; those, each with the reason and the detail."""
+        """Reject faulty waiting proposals, and return them with reason and detail."""
         kept, gone = [], []
         for found in self.waiting:
             if (fault := why(found)) is not None:
@@ -321,10 +321,10 @@ class Standing:
         return gone
 
     def _take(self, row: Mapping[str, Any]) -> None:
-        """What became of one request for tasks."""
+        """Read the result of one request for tasks."""
         unit = self._units.get(row["unit"])
         if unit is None:
-            return  # of a round that is not wanted any more
+            return  # belongs to a round that is no longer requested
         if "refused" in row:
             self.refused[unit.id] = row["refused"]
             return

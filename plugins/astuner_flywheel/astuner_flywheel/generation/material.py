@@ -1,13 +1,13 @@
-"""What new tasks are made from: passages of documents, samples, or both; and what is asked about them, in which order.
+"""Material of new tasks (passages of documents, samples or both), the order of requests, and checks of proposals.
 
-Everything is read before anything is asked.  Every line of the samples' file is a sample, with the fields that the
-jsonl reader knows, or the file is refused with the line's number.  Invariants: two runs over the same files have the
-same passages with the same names, and a file that changed changes the fingerprint; the same material and settings give
-the same units with the same names in the same order, and asking for more tasks only appends to them.
+All material is read before the first request. Every line of the samples' file must be a sample with fields of the jsonl
+reader; otherwise the file is rejected with the line number. Invariants: two runs over the same files have the same
+passages with the same names, and a changed file changes the fingerprint; the same material and settings give the same
+units with the same names in the same order, and requesting more tasks only appends units.
 
-What can be said against a proposed task without asking anybody is here, too.  Its evidence is looked for in the passage
-without regard to white space, typography and line-end hyphens, which models do not copy, and as a fence showed it; what
-is found is its exact place in the original text.
+Checks of a proposal without requests are here, too. Evidence is searched in the passage regardless of white space,
+typography and line-end hyphens, which models do not copy exactly, and in the form that a fence showed. The result is
+its exact place in the original text.
 """
 
 from __future__ import annotations
@@ -42,30 +42,30 @@ _LONGEST_FILE = 100_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One sample task."""
+    """A sample task."""
 
     id: str
-    """Its own, or the file's name and the line's number."""
+    """Its ID, or the file's name and the line number."""
     question: str
     answer: str
     history: tuple[Mapping[str, Any], ...]
-    """Messages before the question (``init_messages``): a system prompt, or a conversation that it goes on."""
+    """Messages before the question (``init_messages``): a system prompt, or an earlier conversation."""
 
     @property
     def stands_alone(self) -> bool:
-        """Whether it can be understood without what was said before."""
+        """Return whether it can be understood without earlier messages."""
         return all(message["role"] in ("system", "developer") for message in self.history)
 
 
 def read_samples(config: DataGenerationConfig, path: Path) -> tuple[tuple[Sample, ...], str]:
-    """The samples of ``path``, and the hash of the file.
+    """Return the samples of ``path`` and the hash of the file.
 
-    :raises DataError: the file or a line of it cannot be read.
+    :raises DataError: The file or a line of it cannot be read.
     """
     path = path.expanduser()
     try:
         if path.stat().st_size > _LONGEST_FILE:
-            raise DataError(f"{path} has more than {_LONGEST_FILE / 1e6:g} MB; take a handful of them")
+            raise DataError(f"{path} has more than {_LONGEST_FILE / 1e6:g} MB; use a few of the samples")
         data = path.read_bytes()
     except OSError as e:
         raise DataError(
@@ -80,14 +80,14 @@ def read_samples(config: DataGenerationConfig, path: Path) -> tuple[tuple[Sample
         try:
             row = parse_json(line)
         except ValueError as e:
-            raise DataError(f"{place}: no sample: {e}. Correct the line") from None
+            raise DataError(f"{place}: not a sample: {e}. Correct the line") from None
         samples.append(_sample(row, place, f"{path.name}:{number}", config))
     if not samples:
-        raise DataError(f"{path} has no sample: it is empty")
+        raise DataError(f"{path} is empty; add samples")
     if not config.documents and not any(sample.stands_alone for sample in samples):
         raise DataError(
-            f"every sample in {path} goes on a conversation (init_messages), and new tasks are made like first "
-            "questions only; add samples that can be understood alone"
+            f"every sample in {path} continues a conversation (init_messages), but new tasks are modeled on first "
+            "questions; add samples that can be understood alone"
         )
     return tuple(samples), hashlib.sha256(data).hexdigest()
 
@@ -99,13 +99,13 @@ def _sample(row: Mapping[str, Any], place: str, default_id: str, config: DataGen
     except BadRow as e:
         raise DataError(f"{place}: {e}") from None
     if not (question := task.main_query.strip()):
-        raise DataError(f"{place}: no question; its fields: {', '.join(row)}. Set query_field")
+        raise DataError(f"{place}: the question is missing (fields: {', '.join(row)}); set query_field")
     answer = task.metadata.get(config.answer_field)
     if isinstance(answer, (int, float)) and not isinstance(answer, bool):
         answer = str(answer)
     if not isinstance(answer, str) or not answer.strip():
         there = ", ".join(task.metadata)
-        raise DataError(f"{place}: no answer in {config.answer_field!r}; its fields: {there}. Set answer_field")
+        raise DataError(f"{place}: {config.answer_field!r} is missing (fields: {there}); set answer_field")
     return Sample(id=task.task_id, question=question, answer=answer.strip(), history=tuple(task.init_messages))
 
 
@@ -114,29 +114,29 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Material:
-    """Passages and samples, and what was left out on the way to them."""
+    """Passages and samples, and skipped files."""
 
     documents: tuple[Document, ...]
     chunks: tuple[Chunk, ...]
     samples: tuple[Sample, ...]
     samples_sha256: str | None = None
     skipped: dict[str, str] = field(default_factory=dict)
-    """Documents that could not be read (`on_bad_document: skip`) -> why."""
+    """Reasons of unreadable documents (`on_bad_document: skip`)."""
     ignored: dict[str, str] = field(default_factory=dict)
-    """Files in the folders that are no documents, and documents that are there twice -> why they are not used."""
+    """Reasons of unused files: other files in folders, and duplicate documents."""
 
     def fingerprint(self) -> dict[str, Any]:
-        """What it is made of, as JSON."""
+        """Return the identity of the material as JSON."""
         documents = {document.path: document.sha256 for document in self.documents}
         return {"documents": documents, "seeds": self.samples_sha256, "reader": READER_VERSION}
 
 
 def gather(config: DataGenerationConfig, base_dir: Path, kept: Path | None, say: Say = lambda _: None) -> Material:
-    """Read the documents and samples that a section names.
+    """Read the documents and samples of a section.
 
-    :param kept: the folder that texts are kept in, so that going on parses nothing again; None keeps none.
-    :raises BadDocument: a document cannot be read, and on_bad_document is ``stop``.
-    :raises astuner.contracts.errors.DataError: there is nothing to make tasks from.
+    :param kept: Folder for extracted texts, so that continuing does not parse them again. None: keep none.
+    :raises BadDocument: A document cannot be read, and on_bad_document is ``stop``.
+    :raises astuner.contracts.errors.DataError: There is no material.
     """
     documents: dict[str, Document] = {}
     skipped: dict[str, str] = {}
@@ -151,7 +151,7 @@ def gather(config: DataGenerationConfig, base_dir: Path, kept: Path | None, say:
                     document = _read(reader, path, name, config, kept, begins)
                 except BadDocument as e:
                     if config.on_bad_document == "stop":
-                        raise BadDocument(f"{e}. Or leave such documents out with on_bad_document: skip") from None
+                        raise BadDocument(f"{e}. Set on_bad_document: skip to skip such documents") from None
                     skipped[name] = str(e)
                     continue
                 if document.sha256 in documents:
@@ -160,7 +160,7 @@ def gather(config: DataGenerationConfig, base_dir: Path, kept: Path | None, say:
                     documents[document.sha256] = document
         if not documents:
             first = next(iter(skipped.values()), "")
-            raise DataError(f"none of the {len(files)} documents can be read, the first because {first}")
+            raise DataError(f"none of the {len(files)} documents can be read; the first one: {first}")
     samples, samples_sha256 = ((), None) if config.seeds is None else read_samples(config, base_dir / config.seeds)
     return Material(
         documents=tuple(documents.values()),
@@ -180,13 +180,13 @@ def _read(
     kept: Path | None,
     begins: Callable[[], None],
 ) -> Document:
-    """The document in a file; ``begins`` is called where it is not known yet, before it is read."""
+    """Return the document in a file. ``begins`` is called before a document is read for the first time."""
     kind = check(path, name, config.limits)
     if kept is None:
         begins()
         return reader.read(path, name)
     sha256 = sha256_of(path, name)
-    # A name that starts with the file's hash, as spans name it, and changes with how it was read.
+    # The name starts with the file's hash, as in spans, and changes with the reader's settings.
     how = hashlib.sha256(repr((kind, config.encoding, READER_VERSION, config.limits)).encode()).hexdigest()
     index = kept / f"{sha256[:16]}-{how[:8]}.json"
     text = index.with_suffix(".txt")
@@ -206,43 +206,43 @@ def _read(
 
 
 SHOWN = 4
-"""Samples in one request: enough to show what they have in common, and different ones in the next."""
+"""Number of samples in one request: enough to show their common form, with different ones in the next request."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """One request for tasks."""
+    """A request for tasks."""
 
     id: str
     index: int
-    """Its place in the order."""
+    """Position in the order."""
     chunk: Chunk | None
-    """The passage; None where there are only samples."""
+    """The passage, or None if there are only samples."""
     samples: tuple[Sample, ...]
-    """Those that are shown: of samples that stand alone, since nothing else of a conversation is shown."""
+    """Samples to show. They stand alone, because no earlier messages are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One proposed task."""
+    """A proposed task."""
 
     id: str
-    """The name of the task that it becomes; who proposes the same twice gives both the same name."""
+    """Name of the resulting task. Identical proposals have the same name."""
     unit: Unit
     number: int
-    """Its place in the answer."""
+    """Position in the answer."""
     question: str
     answer: str
     evidence: str
 
     @property
     def place(self) -> str:
-        """Which proposal it is: its request, and its number in the answer."""
+        """Return the identity of the proposal: its request and its number in the answer."""
         return f"{self.unit.id}#{self.number}"
 
 
 def units(material: Material, config: DataGenerationConfig) -> list[Unit]:
-    """All that may be asked: every passage once, then every passage again, …; or as many draws of samples."""
+    """Return all possible requests: every passage once, then every passage again, …, or draws of samples."""
     if not material.chunks and config.documents:
         return []
     passages: list[tuple[str, Chunk | None]] = []
@@ -262,7 +262,7 @@ def units(material: Material, config: DataGenerationConfig) -> list[Unit]:
 
 
 def candidate(unit: Unit, number: int, question: str, answer: str, evidence: str) -> Candidate:
-    """A proposed task with its name, which is a hash of what it says and of what it was made from."""
+    """Return a proposed task with its name, a hash of its content and its material."""
     question, answer = question.strip(), answer.strip()
     source = unit.chunk.document.sha256 if unit.chunk else ""
     hashed = hashlib.sha256("\n".join([source, question, answer]).encode("utf-8", "backslashreplace")).hexdigest()
@@ -279,15 +279,15 @@ _TABLE = yaml.safe_load(Path(__file__).with_name("refers.yaml").read_text(encodi
 _REFERS = re.compile("|".join(_TABLE["refers"]).replace("{TEXT}", _TABLE["text"]), re.IGNORECASE)
 _QUOTES = str.maketrans({"’": "'", "‘": "'", "‚": "'", "“": '"', "”": '"', "„": '"', "«": '"', "»": '"'})
 _CUT = re.compile(r"-[ \t]*\n\s*(?=[a-zà-ÿ])")
-"""A word cut in two at the end of a line."""
+"""A hyphenated word at the end of a line."""
 _DASHES = re.compile("[\u2010-\u2015\u2212]")
 
 SHORTEST_QUOTE = 6
-"""Characters of evidence; fewer are found everywhere."""
+"""Minimum characters of evidence. Shorter texts occur everywhere."""
 
 
 def fault(found: Candidate, config: DataGenerationConfig) -> tuple[str, str] | None:
-    """Why a question and its answer are no task, and what shows it."""
+    """Return why a question and its answer are not a valid task, with details, or None."""
     if (reason := _unfit(found, config)) is not None:
         return reason, ""
     chunk = found.unit.chunk
@@ -319,14 +319,14 @@ def _unfit(found: Candidate, config: DataGenerationConfig) -> str | None:
 
 
 def refers_to_text(question: str) -> bool:
-    """Whether it asks about "the text above", which nobody will see."""
+    """Return whether a question refers to "the text above", which users of the task do not see."""
     return _REFERS.search(question) is not None
 
 
 def locate(quote: str, text: str) -> tuple[int, int] | None:
-    """Where ``quote`` is in ``text``: ``text[start:end]`` says the same; None when it is not, or is too short."""
+    """Return the position of ``quote`` in ``text``, or None if it is missing or too short."""
     found = _find(_plain(quote), _plain(text))
-    if found is None and neutralise(text) != text:  # then the quote may be of what was shown instead
+    if found is None and neutralise(text) != text:  # the quote may match the text in the prompt
         found = _find(_tight(quote), _tight(text))
     return found
 
@@ -334,7 +334,7 @@ def locate(quote: str, text: str) -> tuple[int, int] | None:
 def _find(quote: tuple[str, list[int]], text: tuple[str, list[int]]) -> tuple[int, int] | None:
     whole = quote[0].strip()
     plain, places = text
-    for wanted in (whole, whole.strip(" .\"'")):  # a model may end a quote with a full stop of its own
+    for wanted in (whole, whole.strip(" .\"'")):  # a model may end a quote with its own full stop
         if len(wanted) < min(SHORTEST_QUOTE, len(plain.strip())):
             continue
         if (at := plain.find(wanted)) >= 0:
@@ -343,7 +343,7 @@ def _find(quote: tuple[str, list[int]], text: tuple[str, list[int]]) -> tuple[in
 
 
 def _plain(text: str) -> tuple[str, list[int]]:
-    """The text as it is compared, and for each of its characters the place in the original."""
+    """Return the normalized text and the original position of each of its characters."""
     letters: list[str] = []
     places: list[int] = []
     i = 0
@@ -367,7 +367,7 @@ def _plain(text: str) -> tuple[str, list[int]]:
 
 
 def _tight(text: str) -> tuple[str, list[int]]:
-    """As `_plain`, without the spaces that break a control token, or any, and without what cannot be seen."""
+    """Return `_plain` without invisible characters and without the spaces that break control tokens."""
     plain, places = _plain(text)
     kept = [i for i, char in enumerate(plain) if char != " " and neutralise(char)]
     return "".join(plain[i] for i in kept), [places[i] for i in kept]

@@ -1,11 +1,10 @@
-"""What the helper model is asked, word by word, and the forms that it answers in.
+"""Prompts for the helper model, and the forms of its answers.
 
-The system message is always one of ``prompts.yaml`` as it stands; everything that a person, a document or a model wrote
-is in the user's message, strangers' texts in a fence: between two markers that nobody can guess, and said to be data.
-The marker is drawn from the text itself and a secret of this machine's, so it cannot be written into a document, and
-the same text gives the same prompt again, which a cache of answers lives on.  `VERSION` is raised with every change of
-a word, and stands in the provenance of every task.  Invariant: neither the marker nor a control token of a chat
-template occurs in what a fence encloses.
+The system message is one of ``prompts.yaml``. Everything written by users, documents or models is in the user message;
+untrusted text is in a fence, between two unpredictable markers, and is described as data. The marker depends on the
+text and a secret of this machine, so it cannot occur in a document, and the same text gives the same prompt, which can
+be cached. `VERSION` is increased with every change of a prompt and recorded in every task. Invariant: neither the
+marker nor a control token of a chat template occurs inside a fence.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from astuner_flywheel.generation.config import DataGenerationConfig
 from astuner_helpers.untrusted import neutralise
@@ -27,11 +26,13 @@ if TYPE_CHECKING:
 
 
 def fenced(name: str, text: str, secret: str) -> str:
-    """``text`` between two markers, without invisible characters, which hide text from people and not from models, and
-    with control tokens broken, which a server may take for the end of the message.
+    """Enclose ``text`` in two markers, without invisible characters and with control tokens broken.
 
-    :param name: one word for what it is.
-    :param secret: what makes the marker unguessable; kept in the folder that the tasks are made in.
+    Invisible characters hide text from people but not from models. A server may treat a control token as the end of the
+    message.
+
+    :param name: One word that describes the text.
+    :param secret: Secret that makes the marker unpredictable, stored in the folder of the tasks.
     """
     clean = neutralise(text)
     number = 0
@@ -41,7 +42,7 @@ def fenced(name: str, text: str, secret: str) -> str:
 
 
 def has_marker(text: str) -> bool:
-    """Whether a text repeats a marker, as a model does that copies its prompt."""
+    """Return whether a text contains a marker, which happens if a model copies its prompt."""
     return re.search(r"<<<[\w-]+ [0-9a-f]{16}|[0-9a-f]{16}>>>", text) is not None
 
 
@@ -51,28 +52,46 @@ def _marker(text: str, secret: str, number: int) -> str:
 
 VERSION = "2"
 
+_NO_DESCRIPTION = ConfigDict(json_schema_extra=lambda schema: schema.pop("description", None))
+"""Keep docstrings out of schemas that are sent to models, because they are part of the prompt."""
 Messages = list[dict[str, str]]
 
 _SYSTEM: dict[str, str] = yaml.safe_load(Path(__file__).with_name("prompts.yaml").read_text(encoding="utf-8"))
 
 
 class ProposedTask(BaseModel):
+    """A task proposed by the helper model."""
+
+    model_config = _NO_DESCRIPTION
+
     question: str
     answer: str
     evidence: str = ""
 
 
 class Proposal(BaseModel):
+    """The tasks of one answer."""
+
+    model_config = _NO_DESCRIPTION
+
     tasks: list[ProposedTask] = Field(max_length=200)
 
 
 class Solution(BaseModel):
+    """An independent solution of a task."""
+
+    model_config = _NO_DESCRIPTION
+
     reasoning: str = ""
     found: bool = True
     answer: str
 
 
 class Comparison(BaseModel):
+    """Whether two answers have the same meaning."""
+
+    model_config = _NO_DESCRIPTION
+
     reason: str = ""
     same: bool
 
@@ -80,9 +99,9 @@ class Comparison(BaseModel):
 def write(
     config: DataGenerationConfig, passage: str | None, samples: Sequence[Sample], known: Sequence[str], *, secret: str
 ) -> Messages:
-    """Ask for new tasks: from a passage (then samples show the style), or else from samples alone.
+    """Return messages that request new tasks: from a passage (with samples as style), or from samples only.
 
-    :param known: questions that there are already.
+    :param known: Existing questions.
     """
     parts = [] if passage is None else [fenced("TEXT", passage, secret)]
     if samples:
@@ -101,7 +120,7 @@ def write(
 
 
 def solve(question: str, passage: str | None, *, secret: str) -> Messages:
-    """Ask for the answer alone: by the passage where there is one."""
+    """Return messages that request the answer to a question, based on the passage if there is one."""
     asked = fenced("QUESTION", question, secret)
     if passage is None:
         return _messages("solve", [asked, "Answer the question."])
@@ -109,7 +128,7 @@ def solve(question: str, passage: str | None, *, secret: str) -> Messages:
 
 
 def compare(question: str, one: str, other: str, *, secret: str) -> Messages:
-    """Ask whether two answers mean the same."""
+    """Return messages that ask whether two answers have the same meaning."""
     parts = [
         fenced("QUESTION", question, secret),
         fenced("ANSWER-1", one, secret),

@@ -1,16 +1,15 @@
-"""What makes a proposed task worthless though it reads like one: it gives its answer away, or obeys its material.
+"""Detect proposed tasks that reveal their answer or follow instructions in the material.
 
-A question gives its answer away when the answer stands in it, unless it has to: yes and no, options that the question
-lists, and the numbers of a problem that is worked out.
+A question reveals its answer if it contains it, except for yes and no, listed options, and numbers of a calculation.
 
-A text may be written by somebody who wants something of the helper that reads it ("ignore the above and write …").
-The helper is told that such a text is data; whether it obeyed shows in the task: what a sentence demanded (a phrase in
-quotes, a marker, the words after "answer with") is there, and nothing else in the text would have put it there.  Two
-kinds of sentences are told apart.  One that speaks to a model is never what a task is about.  One that may be meant
-for people stands in harmless texts too, such as the rules of an exam, so a task whose evidence has the phrase itself
-may ask about it; and where samples say it ("answer with yes or no"), new tasks are to be like them.
+The author of a text may try to control the helper model ("ignore the above and write …"). The prompt states that
+the text is data. Whether it followed an instruction shows in the task: it contains what a sentence demanded (a quoted
+phrase, a marker, the words after "answer with") and nothing else in the text explains it. Sentences that address a
+model are never the topic of a task. Sentences that may address people also occur in harmless texts, such as exam rules,
+so a task whose evidence contains the phrase may ask about it; if samples contain it ("answer with yes or no"), new
+tasks follow them.
 
-Invariants: nobody is asked; a text without such sentences flags nothing.
+Invariants: no requests are sent; a text without such sentences is never flagged.
 """
 
 from __future__ import annotations
@@ -39,15 +38,15 @@ _SENTENCE_END = re.compile(r"[.!?。！？][\"”'’)]*(?=\s|$)|\n\s*\n")
 _QUOTED = re.compile(r"[\"“„«`]([^\"“”„«»`\n]{2,200})[\"”»`]|(?<!\w)['‘]([^'‘’\n]{2,200})['’](?!\w)")
 _MARKER = re.compile(r"\b[A-Z][A-Z0-9]*[-_0-9][A-Z0-9_-]*[A-Z0-9]\b|\b[A-Z]{4,}\b")
 _ECHO = 5
-"""So many words in a row of a sentence that speaks to a model are no chance."""
+"""Number of consecutive words that are not a coincidence if they match a sentence that addresses a model."""
 _SHORTEST = 3
-"""Characters of a demanded phrase; two for a number."""
+"""Minimum characters of a demanded phrase; two for a number."""
 
 
 def gives_answer_away(question: str, answer: str, *, from_text: bool) -> bool:
-    """Whether the question has the answer in it.
+    """Return whether a question contains its answer.
 
-    :param from_text: whether a text decides the answer; in a problem that is worked out, a number may come up again.
+    :param from_text: Whether a text decides the answer. In calculations, numbers may occur in the question.
     """
     said = words(answer)
     while len(said) > 1 and said[0] in _ARTICLES:
@@ -63,7 +62,7 @@ def gives_answer_away(question: str, answer: str, *, from_text: bool) -> bool:
 
 
 def _is_option(question: str, answer: str) -> bool:
-    """Whether the question offers the answer beside others: "red, green or blue?"."""
+    """Return whether the question lists the answer as one of several options: "red, green or blue?"."""
     asked, wanted = (unicodedata.normalize("NFKC", " ".join(t.split())).casefold() for t in (question, answer))
     one = re.escape(wanted.strip(" ."))
     beside = rf"(?:{_BESIDE})\W{{0,3}}(?:(?:an?|the)\s)?{one}(?!\w)|(?<!\w){one}\s?(?:{_BESIDE})"
@@ -71,9 +70,9 @@ def _is_option(question: str, answer: str) -> bool:
 
 
 def obeyed(question: str, answer: str, evidence: str, source: str, *, are_samples: bool = False) -> str | None:
-    """What the task has from a sentence of ``source`` that instructs whoever reads it; None where it has nothing.
+    """Return what the task took from a sentence of ``source`` that instructs its reader, or None.
 
-    :param are_samples: whether ``source`` shows what tasks should be like.
+    :param are_samples: Whether ``source`` shows the style of tasks.
     """
     source = neutralise(source)
     written, proof = f"{question}\n{answer}", _padded(evidence)
@@ -93,12 +92,12 @@ def obeyed(question: str, answer: str, evidence: str, source: str, *, are_sample
 
 
 def _padded(*texts: str) -> str:
-    """The words of texts with a space around each: what is in it is there as whole words."""
+    """Return the words of texts with spaces around each, for matching complete words."""
     return f" {' '.join(words(' '.join(texts)))} "
 
 
 def _instructions(source: str) -> Iterator[tuple[int, int, int, bool]]:
-    """Start and end of each sentence that instructs, the end of the one after it, and whether it speaks to a model."""
+    """Yield start and end of each instructing sentence, the end of the next one, and whether it addresses a model."""
     ends = [0, *(match.end() for match in _SENTENCE_END.finditer(source)), len(source)]
     for start, end, reach in zip(ends, ends[1:], [*ends[2:], len(source)], strict=False):
         to_model = _TO_MODEL.search(source, start, end) is not None
@@ -107,7 +106,7 @@ def _instructions(source: str) -> Iterator[tuple[int, int, int, bool]]:
 
 
 def _demanded(window: str, echoed: str) -> Iterator[str]:
-    """Phrases that a sentence and the one after it want to see, and every few words in a row of ``echoed``."""
+    """Yield phrases that a sentence and the next one demand, and every few consecutive words of ``echoed``."""
     found = [one or other for one, other in _QUOTED.findall(window)]
     if not window.isupper():
         found += _MARKER.findall(window)

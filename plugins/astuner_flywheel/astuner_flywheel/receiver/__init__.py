@@ -1,1 +1,1 @@
-"""The collector: takes OTLP spans and users' feedback over HTTP, and keeps both in one SQLite file."""
+"""The collector: receives OTLP spans and user feedback over HTTP, and stores both in a SQLite file."""

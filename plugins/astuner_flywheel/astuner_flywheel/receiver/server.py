@@ -1,12 +1,10 @@
-"""The collector's routes: ``/v1/traces`` and ``/v1/logs`` as OTLP has them, ``/feedback`` for users' opinions, what
-Langfuse's SDK sends to its own server, and what there is so far.
+"""Routes of the collector: ``/v1/traces`` and ``/v1/logs`` (OTLP), ``/feedback``, Langfuse's API and ``/metrics``.
 
-On loopback nobody needs a key unless the person set one, but only programs get in: a web page can neither come under a
-name of its own that it lets point here (DNS rebinding) nor send either content type without asking first, which is not
-answered.  OTLP wants its answers in the encoding that was asked in: success is an ``ExportTraceServiceResponse`` (with
-``partial_success`` where spans were refused), failure a ``google.rpc.Status``.  Source: the OpenTelemetry Protocol
-specification 1.x, "OTLP/HTTP response".  Invariant: a request is answered with success when what it brought is on the
-disk, and not before.
+On loopback no key is required by default, but web pages are kept out: they can use neither a host name that resolves to
+loopback (DNS rebinding) nor the content types without a preflight request, which is not answered. OTLP responses use
+the encoding of the request: success is an ``ExportTraceServiceResponse`` (with ``partial_success`` if spans were
+rejected), failure a ``google.rpc.Status``. Source: the OpenTelemetry Protocol specification 1.x, "OTLP/HTTP response".
+Invariant: a success response is sent only after the data is on disk.
 """
 
 from __future__ import annotations
@@ -36,12 +34,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_UNPACKED = 32 << 20
-"""Bytes of a request when it is unpacked."""
+"""Maximum bytes of an unpacked request."""
 AT_ONCE = 4
-"""Requests that are unpacked and kept at the same time; the others wait."""
+"""Maximum number of requests that are unpacked and stored concurrently."""
 TRACES, LOGS, FEEDBACK, METRICS = "/v1/traces", "/v1/logs", "/feedback", "/metrics"
 LANGFUSE_TRACES, SCORES, INGESTION = "/api/public/otel/v1/traces", "/api/public/scores", "/api/public/ingestion"
-"""Where Langfuse's SDK sends spans and scores; versions before 5 send scores in batches to the last."""
+"""Paths to which Langfuse's SDK sends spans and scores. Versions before 5 send batches of scores to the last one."""
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
 _DECODERS: dict[str, dict[str, Callable[[bytes], Decoded]]] = {
     TRACES: {PROTOBUF: from_protobuf, JSON: from_json},
@@ -49,16 +47,16 @@ _DECODERS: dict[str, dict[str, Callable[[bytes], Decoded]]] = {
     LOGS: {PROTOBUF: partial(from_protobuf, logs=True), JSON: from_json},
 }
 _MOST_SCORES = 1000
-"""Of one request."""
+"""Maximum scores in one request."""
 _CODES = {400: 3, 401: 16, 403: 7, 404: 5, 413: 8, 415: 3, 500: 13, 503: 14}
-"""HTTP status -> the code of gRPC that says the same."""
+"""Map HTTP statuses to gRPC codes."""
 
 
 class Handler(Gate):
-    """Answers all requests of one server.
+    """Answer all requests of a server.
 
-    :param host: where it listens.
-    :param key: what every request must bring; empty: none.
+    :param host: Address of the server.
+    :param key: Key that requests must contain. Empty: none.
     """
 
     what = "collector"
@@ -82,7 +80,7 @@ class Handler(Gate):
             check_key(
                 request,
                 self._key,
-                "the collector's key, which it wants as the header Authorization: Bearer KEY (exporters take it from "
+                "the collector's key in the header Authorization: Bearer KEY (exporters take headers from "
                 "OTEL_EXPORTER_OTLP_HEADERS)",
             )
         asked = (request.method, request.path)
@@ -100,12 +98,12 @@ class Handler(Gate):
 
     def error_of(self, error: Exception) -> ApiError:
         if isinstance(error, (sqlite3.OperationalError, OSError)) and not isinstance(error, ConnectionResetError):
-            # a full disk, a lock: it may be better later
-            return ApiError(503, f"it cannot be kept now ({error}); send it again", code="storage", retry_after=10)
+            # a full disk or a lock, which may be temporary
+            return ApiError(503, f"cannot store the data now ({error}); send it again", code="storage", retry_after=10)
         return super().error_of(error)
 
     def refuse(self, error: ApiError, request: web.BaseRequest, request_id: str) -> web.Response:
-        """In OTLP's way where it was OTLP's route."""
+        """Send an error response, in OTLP's format on OTLP's routes."""
         self.counts["refused"] += 1
         if request.path not in _DECODERS:
             return super().refuse(error, request, request_id)
@@ -116,7 +114,7 @@ class Handler(Gate):
         kind = _content_type(request)
         decoder = _DECODERS[request.path].get(kind)
         if decoder is None:
-            raise ApiError(415, f"the content type is {kind[:80]!r}; send {PROTOBUF} or {JSON}")
+            raise ApiError(415, f"the content type {kind[:80]!r} is not supported; send {PROTOBUF} or {JSON}")
         body = await read_body(request, "gzip")
         async with self._slots:
             try:
@@ -131,7 +129,7 @@ class Handler(Gate):
         return _accepted(decoded, kind, "log_records" if request.path == LOGS else "spans")
 
     async def _scores(self, request: web.BaseRequest, request_id: str) -> web.Response:
-        """Langfuse's scores as feedback; one that is none is refused by itself, as Langfuse does it."""
+        """Store Langfuse's scores as feedback. Invalid ones are rejected individually, as Langfuse does."""
         if _content_type(request) != JSON:
             raise ApiError(415, f"the content type must be {JSON}", code="unsupported_type")
         raw = _unpacked(request, await read_body(request, "gzip"))
@@ -147,7 +145,7 @@ class Handler(Gate):
             body = each.get("body", each) if isinstance(each, dict) else None
             try:
                 if not isinstance(body, dict) or not str(each.get("type", "score-create")).startswith("score"):
-                    raise NoRow("no score; spans are taken as OTLP")
+                    raise NoRow("not a score; send spans as OTLP")
                 await self._write(self._store.add_feedback, opinion(body))
                 self.counts["feedback"] += 1
             except NoRow as e:
@@ -174,7 +172,7 @@ class Handler(Gate):
         return {"stored": number, "seen": seen}
 
     async def _write(self, work: Callable[..., T], *args: Any) -> T:
-        """One after the other, each beside the loop; done even when the client goes away meanwhile."""
+        """Write requests one at a time in a thread. A write completes even if the client disconnects."""
 
         async def alone() -> T:
             async with self._writing:
@@ -183,7 +181,7 @@ class Handler(Gate):
         return await asyncio.shield(asyncio.ensure_future(alone()))
 
     async def finished(self) -> None:
-        """Wait for what is being written."""
+        """Wait for writes in progress."""
         async with self._writing:
             return
 
@@ -193,7 +191,7 @@ def _content_type(request: web.BaseRequest) -> str:
 
 
 def _accepted(decoded: Decoded, kind: str, what: str) -> web.Response:
-    """200: what could be kept is kept; says how many of ``what`` could not, and why."""
+    """Return a success response with the number of rejected ``what`` and the reasons."""
     from aiohttp import web
     from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
@@ -211,7 +209,7 @@ def _accepted(decoded: Decoded, kind: str, what: str) -> web.Response:
 
 
 def _refused(status: int, message: str, kind: str, retry_after: int | None) -> web.Response:
-    """A failure. Exporters send again after 503 only; everything else would be refused again."""
+    """Return an error response. Exporters retry only after 503."""
     from aiohttp import web
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTracePartialSuccess
 
@@ -219,15 +217,16 @@ def _refused(status: int, message: str, kind: str, retry_after: int | None) -> w
     if kind == JSON:
         text = json.dumps({"code": code, "message": message})
         return web.Response(text=text, status=status, content_type=JSON, headers=headers)
-    # google.rpc.Status on the wire: field 1 a number, field 2 a text, as it is with this message of OTLP's own.
+    # google.rpc.Status has the same wire format as this OTLP message: field 1 a number, field 2 a text.
     clean = message.encode("utf-8", "replace").decode()
     body = ExportTracePartialSuccess(rejected_spans=code, error_message=clean).SerializeToString()
     return web.Response(body=body, status=status, content_type=PROTOBUF, headers=headers)
 
 
 def _unpacked(request: web.BaseRequest, raw: bytes) -> bytes:
-    """
-    :raises ApiError: it is too large, or no gzip.
+    """Return the unpacked request body.
+
+    :raises ApiError: The body is too large, or not valid gzip.
     """
     if request.headers.get("Content-Encoding", "").strip().lower() != "gzip":
         return raw
@@ -235,10 +234,10 @@ def _unpacked(request: web.BaseRequest, raw: bytes) -> bytes:
     try:
         found = unpacking.decompress(raw, MAX_UNPACKED + 1)
     except zlib.error as e:
-        raise ApiError(400, f"the body is no gzip: {e}", code="incomplete") from None
+        raise ApiError(400, f"the body is not gzip: {e}", code="incomplete") from None
     if len(found) > MAX_UNPACKED:
-        what = f"the request has more than {MAX_UNPACKED >> 20} MiB when it is unpacked; send less at once"
+        what = f"the unpacked request exceeds {MAX_UNPACKED >> 20} MiB; send smaller batches"
         raise ApiError(413, what, code="request_too_large")
     if not unpacking.eof:
-        raise ApiError(400, "the body's gzip ends too early", code="incomplete")
+        raise ApiError(400, "the gzip body is incomplete", code="incomplete")
     return found

@@ -1,9 +1,8 @@
-"""The collector's file, SQLite with Studio's ``span_table`` and a ``feedback_table``; and OTLP's bytes as rows of it.
+"""Store spans and feedback in SQLite with Studio's ``span_table`` and a ``feedback_table``, and decode OTLP requests.
 
-One process writes (a lock beside the file), any number reads meanwhile (write-ahead log).  One decoder: what comes as
-JSON is turned into OTLP's own messages first, span by span, so that types are checked by protobuf.  Invariants: what
-`add_spans` and `add_feedback` have returned for is on the disk; a span that comes twice is kept once, and one that
-cannot be kept is counted with the reason and costs no other one its place.
+One process writes (a lock file), any number of processes read (write-ahead log). JSON is converted to OTLP messages
+span by span, so that protobuf checks the types. Invariants: data is on disk when `add_spans` and `add_feedback` return;
+a duplicate span is stored once, and a span that cannot be stored is counted with a reason and does not affect others.
 """
 
 from __future__ import annotations
@@ -30,25 +29,25 @@ from astuner_http.strict_json import parse_json
 Row = dict[str, Any]
 
 LONGEST_ATTRIBUTES = 8 << 20
-"""Characters of one span's attributes as JSON."""
+"""Maximum characters of a span's attributes as JSON."""
 TOO_LONG = f"attributes with more than {LONGEST_ATTRIBUTES:,} characters"
 _TEXT_KEYS = {"gen_ai.conversation.id"}
-"""AgentScope sends this one as JSON text."""
+"""Attributes that AgentScope sends as JSON text."""
 
 
 class NotOtlp(ValueError):
-    """The body is no ExportTraceServiceRequest."""
+    """The body is not an ExportTraceServiceRequest."""
 
 
 @dataclass
 class Decoded:
-    """What one request holds."""
+    """Contents of a request."""
 
     rows: list[Row] = field(default_factory=list)
     events: list[Row] = field(default_factory=list)
-    """Rows of ``event_table``: logs that tell what was said in a span."""
+    """Rows of ``event_table``: logs with messages of a span."""
     rejected: Counter[str] = field(default_factory=Counter)
-    """Reason -> spans, or logs."""
+    """Number of rejected spans or logs by reason."""
 
     @property
     def message(self) -> str:
@@ -56,9 +55,10 @@ class Decoded:
 
 
 def from_protobuf(raw: bytes, *, logs: bool = False) -> Decoded:
-    """
-    :param logs: it is an ExportLogsServiceRequest.
-    :raises NotOtlp: it is none.
+    """Decode a protobuf request.
+
+    :param logs: Whether it is an ExportLogsServiceRequest.
+    :raises NotOtlp: The body is not such a request.
     """
     from google.protobuf.message import DecodeError
     from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
@@ -68,7 +68,7 @@ def from_protobuf(raw: bytes, *, logs: bool = False) -> Decoded:
     try:
         request = of.FromString(raw)
     except (DecodeError, ValueError) as e:
-        raise NotOtlp(f"the body is no {of.__name__}: {e}") from None
+        raise NotOtlp(f"the body is not {of.__name__}: {e}") from None
     found = Decoded()
     for of_resource in request.resource_logs if logs else request.resource_spans:
         resource = _attributes(of_resource.resource.attributes)
@@ -79,8 +79,9 @@ def from_protobuf(raw: bytes, *, logs: bool = False) -> Decoded:
 
 
 def from_json(raw: bytes) -> Decoded:
-    """
-    :raises NotOtlp: it is none.
+    """Decode a JSON request.
+
+    :raises NotOtlp: The body is not such a request.
     """
     from google.protobuf.json_format import ParseDict, ParseError
     from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
@@ -93,13 +94,13 @@ def from_json(raw: bytes) -> Decoded:
     except ValueError as e:
         raise NotOtlp(f"the body cannot be read as JSON: {e}") from None
     if body and not _either(body, "resourceSpans", "resource_spans", "resourceLogs", "resource_logs"):
-        raise NotOtlp(f"the body has no resourceSpans, but {', '.join(map(str, list(body)[:5]))}")
+        raise NotOtlp(f"the body has no resourceSpans (found: {', '.join(map(str, list(body)[:5]))})")
 
     def read(given: Mapping[str, Any], into: Any) -> Any:
         try:
             return ParseDict(given, into, ignore_unknown_fields=True)
-        except SystemError:  # protobuf's own failure
-            raise ParseError("half a character where a name belongs") from None
+        except SystemError:  # an error in protobuf
+            raise ParseError("a name contains half a character") from None
 
     found = Decoded()
     try:
@@ -114,7 +115,7 @@ def from_json(raw: bytes) -> Decoded:
                         found.rejected["nested too deeply"] += 1
                         continue
                     except (ParseError, ValueError) as e:
-                        found.rejected[f"a span that is none: {str(e)[:120]}"] += 1
+                        found.rejected[f"an invalid span: {str(e)[:120]}"] += 1
                         continue
                     _keep(found, span, _attributes(resource.attributes), scope)
         for resource_logs in _lists(body, "resourceLogs", "resource_logs"):
@@ -123,9 +124,9 @@ def from_json(raw: bytes) -> Decoded:
                     try:
                         _keep_event(found, read(_with_base64_ids(each), LogRecord()))
                     except (ParseError, ValueError, RecursionError) as e:
-                        found.rejected[f"a log that is none: {str(e)[:120]}"] += 1
+                        found.rejected[f"an invalid log: {str(e)[:120]}"] += 1
     except (ParseError, UnicodeError) as e:
-        raise NotOtlp(f"the body is no ExportTraceServiceRequest: {e}") from None
+        raise NotOtlp(f"the body is not ExportTraceServiceRequest: {e}") from None
     return found
 
 
@@ -141,20 +142,20 @@ def _lists(body: Mapping[str, Any], *names: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _object(body: Mapping[str, Any], name: str) -> dict[str, Any]:
-    if not isinstance(found := body.get(name) or {}, dict):  # protobuf fails on a number, and overlooks a text
+    if not isinstance(found := body.get(name) or {}, dict):  # protobuf fails for numbers and ignores texts
         raise NotOtlp(f"{name} is not an object")
     return found
 
 
 def _with_base64_ids(span: Mapping[str, Any]) -> dict[str, Any]:
-    """Ids are hexadecimal in OTLP's JSON, which is the one place where it is not protobuf's own."""
+    """Return a span with base64 IDs. OTLP's JSON uses hexadecimal IDs, unlike protobuf's JSON."""
     found = dict(span)
     if isinstance(found.get("links"), list):
         found["links"] = [_with_base64_ids(link) if isinstance(link, dict) else link for link in found["links"]]
     for name in ("traceId", "trace_id", "spanId", "span_id", "parentSpanId", "parent_span_id"):
         if name in found:
             if not isinstance(found[name], str):
-                raise ValueError(f"{name} is no text")
+                raise ValueError(f"{name} is not a text")
             found[name] = base64.b64encode(bytes.fromhex(found[name])).decode()
     return found
 
@@ -171,11 +172,11 @@ def _keep(found: Decoded, span: Any, resource: dict[str, Any], scope: Any) -> No
 
 
 def _keep_event(found: Decoded, record: Any) -> None:
-    """Keep a log of what was said in a span; other logs are none of ours."""
+    """Store a log with messages of a span, and reject other logs."""
     attributes = _attributes(record.attributes)
     name = str(record.event_name or attributes.get("event.name"))
     if not name.startswith("gen_ai.") or len(record.trace_id) != 16 or len(record.span_id) != 8:
-        found.rejected["a log that is no event of the GenAI conventions in a span"] += 1
+        found.rejected["a log that is not a GenAI event of a span"] += 1
         return
     event = _json({"name": name, "attributes": nested(attributes), "body": _value(record.body)})
     if len(event) > LONGEST_ATTRIBUTES:
@@ -187,7 +188,7 @@ def _keep_event(found: Decoded, record: Any) -> None:
 
 
 def _row(span: Any, resource: dict[str, Any], scope: Any) -> Row | str:
-    """The row of a span, or why it cannot be kept."""
+    """Return the row of a span, or the reason why it cannot be stored."""
     if len(span.trace_id) != 16 or not any(span.trace_id):
         return "a trace id that is not 16 bytes, or all zeros"
     if len(span.span_id) != 8 or not any(span.span_id):
@@ -236,7 +237,7 @@ def _row(span: Any, resource: dict[str, Any], scope: Any) -> Row | str:
 
 
 def exported_row(trace_id: str, span_id: str, attributes: Mapping[str, Any], **known: str) -> Row | str:
-    """The row of a span that is no longer OTLP, or why it cannot be kept; ``known`` goes into the columns so named."""
+    """Return the row of an exported span, or why it cannot be stored. ``known`` contains columns by name."""
     if len(text := _json(nested(attributes))) > LONGEST_ATTRIBUTES:
         return TOO_LONG
     ids = {"id": f"{trace_id}-{span_id}", "traceId": trace_id, "spanId": span_id}
@@ -290,22 +291,22 @@ def _whole(value: Any) -> int | None:
 
 
 APPLICATION = 0x4153544E
-"""SQLite's `application_id` of our files."""
+"""SQLite `application_id` of the collector's files."""
 VERSION = 1
-"""SQLite's `user_version`."""
+"""SQLite `user_version` of the collector's files."""
 _EVENTS = (
     "CREATE TABLE IF NOT EXISTS event_table (traceId varchar NOT NULL, spanId varchar NOT NULL, timeUnixNano varchar "
     "NOT NULL, event json NOT NULL, UNIQUE (traceId, spanId, timeUnixNano, event))"
 )
-"""Logs of what was said in a span; files of before do not have it."""
+"""Table of logs with messages of a span. Older files lack it."""
 
 
 class Store:
-    """Opened by one process at a time, used by one thread at a time.
+    """A collector's file, opened by one process at a time and used by one thread at a time.
 
-    :param path: made if it is not there.
-    :raises RunError: another process writes to it.
-    :raises DataError: it is another program's, or cannot be had.
+    :param path: File, created if it does not exist.
+    :raises RunError: Another process writes to it.
+    :raises DataError: It belongs to another program, or cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -315,20 +316,20 @@ class Store:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 opened.enter_context(lock_file(path.with_name(f"{path.name}.lock")))
                 existed = path.exists() and path.stat().st_size > 0
-                os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # what users said is for this user only
+                os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # users' texts: readable by this user only
                 self._database = opened.enter_context(closing(sqlite3.connect(path, check_same_thread=False)))
                 self._prepare(existed)
                 self.remark = _closed_to_others(path)
-                """What a person should know about the file; mostly nothing."""
+                """Remark about the file for users, usually empty."""
             except LockTaken as e:
-                told = f"another collector (pid {e.pid}) writes to {path}; stop it, or name another file"
+                told = f"another collector (pid {e.pid}) writes to {path}; stop it, or use another file"
                 raise RunError(told) from None
             except (OSError, sqlite3.Error) as e:
-                raise DataError(f"cannot write to {path}: {e}; name another file") from None
+                raise DataError(f"cannot write to {path}: {e}; use another file") from None
             self._opened = opened.pop_all()
 
     def add_spans(self, rows: Sequence[Row], events: Sequence[Row] = ()) -> int:
-        """How many spans were new."""
+        """Store spans and return the number of new ones."""
         with self._database:
             told = "INSERT OR IGNORE INTO event_table VALUES (:traceId, :spanId, :timeUnixNano, :event)"
             self._database.executemany(told, events)
@@ -340,7 +341,7 @@ class Store:
             return self._database.total_changes - before
 
     def add_feedback(self, given: Given) -> tuple[int, bool]:
-        """The feedback's number, and whether what it is about was seen already."""
+        """Store feedback, and return its number and whether its answer is known."""
         of = {"responseId": given.response_id, "traceId": given.trace_id, "conversationId": given.conversation_id}
         said = given.feedback
         values = [given.time or time.time(), *of.values(), said.rating, said.correction, said.comment]
@@ -371,20 +372,20 @@ class Store:
             found = [self._database.execute(f"PRAGMA {name}").fetchone()[0] for name in names]
             if found[0] != APPLICATION:
                 raise DataError(
-                    f"{self.path} is a database of another program, and the collector writes to its own only; name a "
-                    "file that does not exist (AgentScope Studio's database is read where it is, as a source)"
+                    f"{self.path} is a database of another program; use a file that does not exist (add AgentScope "
+                    "Studio's database as a source instead)"
                 )
             if found[1] != VERSION:
-                raise DataError(f"{self.path} is a collector's file of version {found[1]}, this one writes {VERSION}")
+                raise DataError(f"{self.path} has version {found[1]}, but this collector writes version {VERSION}")
         self._database.execute("PRAGMA journal_mode = WAL")
-        self._database.execute("PRAGMA synchronous = FULL")  # answered means kept, also when the power fails
+        self._database.execute("PRAGMA synchronous = FULL")  # confirmed data survives a power failure
         self._database.execute(_EVENTS)
         if not existed:
             self._database.executescript(Path(__file__).with_name("store.sql").read_text(encoding="utf-8"))
 
 
 def _closed_to_others(path: Path) -> str:
-    """What is to be said of who may read what users said: made for this user only where that can be, else a warning."""
+    """Restrict the file to this user, and return a remark or a warning."""
     said = ""
     for each in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
         mode = each.stat().st_mode if each.exists() else 0
@@ -393,7 +394,7 @@ def _closed_to_others(path: Path) -> str:
         try:
             each.chmod(0o600)
         except OSError as e:
-            return f"{each} can be read by others, and stays so, since it is not yours ({e.strerror or e})"
+            return f"warning: {each} is readable by others; its owner must change that ({e.strerror or e})"
         if each == path:
-            said = f"{path} could be read by others (mode {mode & 0o777:04o}); it is for you alone now (0600)"
+            said = f"{path} was readable by others (mode {mode & 0o777:04o}) and is now private (0600)"
     return said

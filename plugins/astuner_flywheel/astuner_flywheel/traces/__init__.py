@@ -1,6 +1,6 @@
-"""What users did, as conversations, and conversations as tasks.
+"""Conversations of users from traces, and tasks from conversations.
 
-One direction: sources (AgentScope Studio's database, OTLP spans, chats) → `Conversation` → threads and turns → feedback
-→ filters → tasks on two sides.  Invariant: what a trace holds is data; nothing in it is run, trained as if the policy
-had said it, or put into a system role.
+Flow: sources (AgentScope Studio's database, OTLP spans, chats) → `Conversation` → threads and turns → feedback →
+filters → tasks of two splits. Invariant: contents of a trace are data: they are never executed, trained as output of
+the policy, or placed in the system role.
 """

@@ -1,11 +1,11 @@
-"""The conventions that tracing SDKs write by, all turned into one: today's GenAI convention of OpenTelemetry.
+"""Convert the conventions of tracing SDKs to the current GenAI convention of OpenTelemetry.
 
-What differs are names, which stand in ``tables.yaml``, and the ways in which messages are written down: as attributes
-with a number in their name (``llm.input_messages.0.message.role``), as the JSON of a request and of its reply, as the
-JSON of a function's arguments, as text, and as events.  A span that has today's attributes keeps them.
+They differ in names, which ``tables.yaml`` lists, and in the form of messages: attributes with a number in the name
+(``llm.input_messages.0.message.role``), JSON of a request and its reply, JSON of a function's arguments, text, and
+events. Spans with current attributes keep them.
 
-Invariants: a number in a name is sorted by and never allocated for; what is found is checked as messages by
-`read_messages` when it is its turn; contents that are not understood are named (`Span.unread`).
+Invariants: a number in a name is used for sorting and never for allocation; messages are validated later by
+`read_messages`; contents that cannot be converted are listed in `Span.unread`.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ _WITHIN = {
     "user": ("messages", "input", "prompt", "contents"),
     "assistant": ("choices", "message", "output", "candidates", "text", "combined_chunk_content"),
 }
-"""Role of a bare text -> where requests and replies have their messages."""
+"""Map the role of a plain text to the locations of messages in requests and replies."""
 _OF_MESSAGES = {"role", "content", "parts", "tool_calls"}
 _WRAPPED = ("message", "message_content", "tool_call")
-"""What OpenInference puts around the items of its lists."""
+"""Keys in which OpenInference wraps the items of its lists."""
 _PARTS = {"text", "input_text", "output_text", "image", "image_url", "reasoning", "thinking", "tool_call", "tool_use"}
 _EVENT = re.compile(r"gen_ai\.(system|user|assistant|tool)\.message|gen_ai\.choice")
 _AT_ONCE = (("gen_ai.prompt", "gen_ai.completion"), (_ASKED, _SAID))
-"""Attributes of events that hold what was asked, and what was said, at once."""
+"""Attributes of events that contain all messages of a request and of a reply."""
 
 
 def understood(span: Span) -> Span:
-    """The span with what it says under today's names, and with its kind."""
+    """Return the span with current attribute names and its kind."""
     beside = decoded(span.get("events"))
     asked, said = of_events([*span.events, *(beside if isinstance(beside, list) else ())])
     if (asked or said) and span.get(_ASKED) is None:
@@ -57,7 +57,7 @@ def understood(span: Span) -> Span:
         named = next(filter(None, map(span.text, convention["kind"])), "")
         if named or any(span.get(mark) is not None for mark in convention["marks"]):
             return _of(span, convention, named)
-    known = f"{span.operation} span" if span.operation else f"span of no known convention (scope {span.scope[:60]!r})"
+    known = f"{span.operation} span" if span.operation else f"span of an unknown convention (scope {span.scope[:60]!r})"
     return replace(span, kind=known)
 
 
@@ -69,7 +69,7 @@ def _of(span: Span, convention: Mapping[str, Any], named: str) -> Span:
         names = [name for name in convention[side] if span.get(today) is None and span.get(name) is not None]
         for name in names:
             if name.endswith("messages") and isinstance(decoded(span.get(name)), str):
-                continue  # a list as Python prints it, which data frames write into CSV
+                continue  # a list in Python syntax, as data frames write it to CSV
             if messages := messages_in(span.get(name), role, loose=operation != CHAT):
                 found[today] = messages
                 break
@@ -83,10 +83,10 @@ def _of(span: Span, convention: Mapping[str, Any], named: str) -> Span:
 
 
 def messages_in(value: Any, role: str, *, loose: bool) -> list[Message]:
-    """What may be messages, of what a call was given or gave; none where nothing has such a form.
+    """Return possible messages in the input or output of a call, or an empty list.
 
-    :param role: whose a bare text is.
-    :param loose: whether the one text among a function's arguments is what was said.
+    :param role: Role of a plain text.
+    :param loose: Accept the only text among a function's arguments as a message.
     """
     value = decoded(value) if isinstance(value, str) else _plain(value)
     if isinstance(value, (str, int, float)):
@@ -110,7 +110,7 @@ def messages_in(value: Any, role: str, *, loose: bool) -> list[Message]:
 
 
 def _argument(value: Mapping[str, Any], role: str) -> list[Message]:
-    """The messages among a function's arguments, or else the only text there."""
+    """Return the messages among a function's arguments, or else the only text."""
     args, kwargs = decoded(value.get("args")), decoded(value.get("kwargs"))
     given = [*(args if isinstance(args, list) else ()), *(kwargs.values() if isinstance(kwargs, Mapping) else ())]
     given = given or list(value.values())
@@ -122,8 +122,8 @@ def _argument(value: Mapping[str, Any], role: str) -> list[Message]:
 
 
 def _message(value: Mapping[str, Any], role: str) -> Message:
-    """As `read_messages` takes it: calls as OpenAI has them, what a tool said with the id of its call."""
-    kind = value.get("type")  # which is LangChain's word for the role
+    """Return a message in the form of `read_messages`: OpenAI tool calls, and tool results with the ID of the call."""
+    kind = value.get("type")  # LangChain's name for the role
     found = {**value, "role": value.get("role") or (kind if kind in ("human", "ai", "system", "tool") else role)}
     if found.get("content") is None and "contents" in found:
         found["content"] = found["contents"]
@@ -138,7 +138,7 @@ def _message(value: Mapping[str, Any], role: str) -> Message:
 
 
 def _are_parts(value: Any) -> bool:
-    """Whether it is a list of contents, and no text that a user wrote as JSON."""
+    """Return whether the value is a list of content parts and not JSON text written by a user."""
     parts = value if isinstance(value, list) else []
     return bool(parts) and all(isinstance(part, Mapping) and str(part.get("type")) in _PARTS for part in parts)
 
@@ -148,14 +148,14 @@ def _as_openai(call: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _called(item: Mapping[str, Any]) -> Message:
-    """A call of a tool, or what the tool said, as OpenAI's Responses have it."""
+    """Return a tool call or tool result in the form of OpenAI's Responses."""
     if "output" in item:
         return {"role": "tool", "tool_call_id": item.get("call_id"), "content": item["output"]}
     return {"role": "assistant", "tool_calls": [{"id": item.get("call_id"), "function": item}]}
 
 
 def of_events(events: Iterable[Any]) -> tuple[list[Message], list[Message]]:
-    """What a model was asked and what it said, of events of the last GenAI convention: a span's, logs, or a list."""
+    """Return input and output messages from events of the last GenAI convention: of a span, of logs, or of a list."""
     asked: list[Message] = []
     said: list[Message] = []
     for event in events:
@@ -175,7 +175,7 @@ def of_events(events: Iterable[Any]) -> tuple[list[Message], list[Message]]:
 
 
 def _plain(value: Any) -> Any:
-    """Attributes as a list where their names are numbers, without what OpenInference wraps them in."""
+    """Return attributes with numeric names as a list, without OpenInference's wrappers."""
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     if not isinstance(value, Mapping):

@@ -1,15 +1,14 @@
-"""A conversation up to one answer: the unit that sources yield and that becomes a task; and what users thought of it.
+"""Conversations up to one answer (the unit of sources and tasks), and users' feedback on them.
 
-An application sends its whole history with every message, so the same conversation comes in again and again, each time
-with one turn more.  One goes on with another when its earlier questions and answers are exactly that one's; the id that
-an application gives only narrows that down.  Feedback names the answer by the id of the reply, the trace, or the
-conversation, or by several of them: then the closest one that was seen counts.  What is known about one answer is
-merged: what names it more closely counts more, then what came later.
+An application sends its complete history with every message, so the same conversation arrives repeatedly, each time
+with one more turn. A conversation continues another if its earlier questions and answers are identical; the
+application's ID only restricts the candidates. Feedback names an answer by the ID of the reply, the trace or the
+conversation, or several of them; the most specific known ID counts. Feedback on one answer is merged: more specific
+feedback takes precedence, then later feedback.
 
-Invariants: a turn is yielded once, with the span that answered it where that is known, and every turn knows its thread
-and the group that must not be split; nothing is left out uncounted (see `Tally`), and with ``on_bad: stop``
-the first unreadable thing raises; feedback that names nothing that was seen is kept and counted, never attached to a
-guess.
+Invariants: a turn is yielded once, with the span that answered it if known, and every turn has its thread and the group
+that must not be split; everything that is dropped is counted (see `Tally`), and with ``on_bad: stop`` the first
+unreadable item raises; feedback on unknown answers is kept and counted, and never attached to a guess.
 """
 
 from __future__ import annotations
@@ -31,20 +30,20 @@ from astuner_flywheel.support import printable
 from astuner_flywheel.traces.messages import text_of
 
 TABLES: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("tables.yaml").read_text(encoding="utf-8"))
-"""What is redacted, what databases call their columns, and what helper models are asked."""
+"""Redaction patterns, names of database columns, and prompts of helper models."""
 LONGEST_TEXT = 100_000
-"""Characters of a correction or a comment."""
+"""Maximum characters of a correction or a comment."""
 LONGEST_ID = 512
 LATEST = 1e18
-"""Seconds since 1970: JSON has whole numbers of thousands of digits, which no float holds."""
+"""Maximum time in seconds since 1970. JSON integers may have thousands of digits, which no float can represent."""
 IDS = ("response_id", "trace_id", "conversation_id")
-"""What names an answer, closest first."""
+"""IDs that name an answer, most specific first."""
 FIELDS = (*IDS, "rating", "thumbs", "correction", "comment", "time")
 THUMBS = {"up": 1.0, "down": -1.0, "👍": 1.0, "👎": -1.0}
 
 
 class BadFeedback(ValueError):
-    """Feedback that cannot be taken; ``param`` names the field."""
+    """Feedback is invalid. ``param`` names the field."""
 
     def __init__(self, param: str, why: str) -> None:
         super().__init__(f"{param} {why}")
@@ -53,15 +52,15 @@ class BadFeedback(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Feedback:
-    """What one person, or several, said about an answer; empty where nobody did."""
+    """Feedback of one or several people on an answer. Empty if there is none."""
 
     rating: float | None = None
-    """From -1 (bad) to 1 (good)."""
+    """Rating from -1 (bad) to 1 (good)."""
     correction: str = ""
-    """What the answer should have been."""
+    """The desired answer."""
     comment: str = ""
     inferred: bool = False
-    """Whether the rating is a model's reading of what the user said next."""
+    """Whether a model inferred the rating from the user's next message."""
 
     @property
     def is_empty(self) -> bool:
@@ -76,7 +75,7 @@ class Feedback:
         return self.rating is not None and self.rating < 0
 
     def merged(self, later: Feedback) -> Feedback:
-        """Both, ``later`` counting more where both say something."""
+        """Return both combined. ``later`` takes precedence."""
         rated = later if later.rating is not None else self
         return Feedback(
             rating=rated.rating,
@@ -88,26 +87,26 @@ class Feedback:
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """Feedback with the answer that it names."""
+    """Feedback with the IDs of the answer."""
 
     feedback: Feedback
     response_id: str = ""
     trace_id: str = ""
     conversation_id: str = ""
     time: float = 0.0
-    """Seconds since 1970; 0 where nobody wrote it down."""
+    """Seconds since 1970, or 0 if unknown."""
 
 
 def read_given(row: Mapping[str, Any]) -> Given:
-    """Feedback from a JSON object with the fields of ``POST /feedback``.
+    """Return feedback from a JSON object with the fields of ``POST /feedback``.
 
-    :raises BadFeedback: a field is unknown or wrong, or it says nothing about anything.
+    :raises BadFeedback: A field is unknown or invalid, or a required field is missing.
     """
     if unknown := [name for name in row if name not in FIELDS]:
-        raise BadFeedback(str(unknown[0])[:80], f"is not known here; there are {', '.join(FIELDS)}")
+        raise BadFeedback(str(unknown[0])[:80], f"is not a known field; available: {', '.join(FIELDS)}")
     ids = {name: _id(row, name) for name in IDS}
     if not any(ids.values()):
-        raise BadFeedback("response_id", "or trace_id or conversation_id must say which answer this is about")
+        raise BadFeedback("response_id", "or trace_id or conversation_id is required to identify the answer")
     feedback = read_feedback({name: row[name] for name in row if name not in IDS and name != "time"})
     time = row.get("time")
     if time is not None and (isinstance(time, bool) or not isinstance(time, (int, float)) or not abs(time) < LATEST):
@@ -116,39 +115,39 @@ def read_given(row: Mapping[str, Any]) -> Given:
 
 
 def read_feedback(row: Mapping[str, Any]) -> Feedback:
-    """``rating`` (or ``thumbs``), ``correction``, ``comment``; one of them at least.
+    """Return ``rating`` (or ``thumbs``), ``correction`` and ``comment``, at least one of which is required.
 
-    :raises BadFeedback: see `read_given`.
+    :raises BadFeedback: See `read_given`.
     """
     if row.get("rating") is not None and row.get("thumbs") is not None:
-        raise BadFeedback("thumbs", "says the same as rating; send one of the two")
+        raise BadFeedback("thumbs", "has the same meaning as rating; send one of them")
     found = Feedback(
         rating=read_rating(row["rating"] if row.get("rating") is not None else row.get("thumbs")),
         correction=_text(row, "correction"),
         comment=_text(row, "comment"),
     )
     if found.is_empty:
-        raise BadFeedback("rating", "or correction or comment must say something")
+        raise BadFeedback("rating", "or correction or comment is required")
     return found
 
 
 def read_rating(value: Any) -> float | None:
-    """A number from -1 to 1, or a thumb; None stays None.
+    """Return a number from -1 to 1 from a number or a thumb. None stays None.
 
-    :raises BadFeedback: it is neither.
+    :raises BadFeedback: The value is neither.
     """
     if value is None:
         return None
     if isinstance(value, str) and value in THUMBS:
         return THUMBS[value]
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1 <= value <= 1:  # NaN is not either
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1 <= value <= 1:  # also rejects NaN
         raise BadFeedback("rating", 'must be a number from -1 (bad) to 1 (good), "up" or "down"')
     return float(value)
 
 
 @dataclass
 class Opinions:
-    """All feedback there is: first added, then filed, then to be asked about one answer after the other."""
+    """All feedback: first added, then filed by ID, then looked up for each answer."""
 
     _given: list[Given] = field(default_factory=list)
     _by: dict[str, dict[str, list[Given]]] = field(default_factory=lambda: {name: {} for name in IDS})
@@ -158,9 +157,9 @@ class Opinions:
         self._given.extend(given)
 
     def file(self, seen: Mapping[str, Container[str]]) -> None:
-        """File everything that was added under the one id that it is joined by.
+        """File all added feedback under the most specific known ID.
 
-        :param seen: for each of `IDS` those of the conversations that were read.
+        :param seen: IDs of the conversations that were read, for each of `IDS`.
         """
         for each in self._given:
             named = [name for name in IDS if getattr(each, name)]
@@ -170,10 +169,10 @@ class Opinions:
     def about(
         self, *, response_ids: Iterable[str] = (), trace_id: str = "", conversation_id: str = "", is_last: bool = True
     ) -> Feedback:
-        """What is known about one answer.
+        """Return the feedback on one answer.
 
-        :param is_last: whether it is the last answer of its conversation: a correction that names only the
-            conversation is of that one.
+        :param is_last: Whether it is the last answer of its conversation. A correction that names only the conversation
+            applies to that answer.
         """
         found = Feedback()
         names = [("conversation_id", [conversation_id]), ("trace_id", [trace_id]), ("response_id", [*response_ids])]
@@ -211,30 +210,31 @@ def _text(row: Mapping[str, Any], name: str) -> str:
 
 
 MOST_REASONS = 200
-"""Reasons that are counted each by itself: what a sender calls its spans is in some."""
+"""Maximum number of separately counted reasons. Some contain names that senders choose."""
 OnBad = Literal["stop", "skip"]
 
 
 @dataclass
 class Tally:
-    """Counts by reason, each with the first place."""
+    """Counts by reason, each with its first place."""
 
     on_bad: OnBad = "skip"
     read: Counter[str] = field(default_factory=Counter)
-    """What was read, by kind: spans, traces, conversations, lines, feedback."""
+    """Items read by kind: spans, traces, conversations, lines, feedback."""
     bad: Counter[str] = field(default_factory=Counter)
-    """What cannot be read, by reason."""
+    """Unreadable items by reason."""
     dropped: Counter[str] = field(default_factory=Counter)
-    """What could be read and was left out, by reason."""
+    """Readable items that were dropped, by reason."""
     first: dict[str, str] = field(default_factory=dict)
-    """Reason -> where it came up first."""
+    """First place of each reason."""
 
     def unreadable(self, reason: str, place: str) -> None:
-        """
-        :raises DataError: with ``on_bad: stop``.
+        """Count an unreadable item.
+
+        :raises DataError: It occurs with ``on_bad: stop``.
         """
         if self.on_bad == "stop":
-            raise DataError(printable(f"{place}: {reason}. Correct it, or leave such out with on_bad_trace: skip"))
+            raise DataError(printable(f"{place}: {reason}. Correct it, or skip such data with on_bad_trace: skip"))
         self._count(self.bad, reason, place)
 
     def drop(self, reason: str, place: str) -> None:
@@ -243,12 +243,12 @@ class Tally:
     def _count(self, counts: Counter[str], reason: str, place: str) -> None:
         reason = printable(reason)
         if reason not in counts and len(counts) >= MOST_REASONS:
-            reason = "something else, of too many kinds to name"
+            reason = "other reasons"
         counts[reason] += 1
         self.first.setdefault(reason, printable(place))
 
     def report(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the counts as JSON."""
 
         def reasons(counts: Counter[str]) -> dict[str, Any]:
             return {reason: {"count": n, "first": self.first.get(reason, "")} for reason, n in counts.most_common()}
@@ -257,33 +257,33 @@ class Tally:
 
 
 Said = tuple[tuple[str, str], ...]
-"""Pairs of a user's message and the answer to it, oldest first."""
+"""Pairs of a user message and its answer, oldest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """Someone asked, and something answered."""
+    """A question, its history and its answer."""
 
     messages: Sequence[Mapping[str, Any]]
-    """OpenAI messages, oldest first; the last one is the user's that was answered."""
+    """OpenAI messages, oldest first. The last one is the answered user message."""
     answer: str
     source: str
-    """The file, and where it has lines, the line."""
+    """The file, with the line if it has lines."""
     trace_id: str = ""
     span_id: str = ""
     conversation_id: str = ""
-    """What the application calls the conversation; empty where it says nothing of use."""
+    """The application's conversation ID, or empty if it is missing or unusable."""
     session: str = ""
-    """What several conversations have in common: AgentScope 1.x names its process, whoever it talks to."""
+    """Common ID of several conversations: AgentScope 1.x sends its process, for all of its users."""
     response_ids: tuple[str, ...] = ()
-    """Of the model's replies on the way to the answer, and of their spans."""
+    """IDs of the model's replies that led to the answer, and of their spans."""
     model: str = ""
     started: float | None = None
     """Seconds since 1970."""
     after: str = ""
-    """What the user said next; empty where nothing is known."""
+    """The user's next message, or empty if unknown."""
     feedback: Feedback = field(default_factory=Feedback)
-    """What is known of how good the answer was."""
+    """Feedback on the answer."""
 
     @property
     def query(self) -> str:
@@ -299,13 +299,13 @@ class Conversation:
 
     @property
     def task_id(self) -> str:
-        """The same for the same question after the same history, wherever it was asked."""
+        """Return an ID that is the same for the same question after the same history."""
         text = json.dumps(list(self.messages), ensure_ascii=False, sort_keys=True)
         return f"trace-{hashlib.sha256(text.encode('utf-8', 'backslashreplace')).hexdigest()[:16]}"
 
 
 def said(messages: Sequence[Mapping[str, Any]], answer: str) -> Said:
-    """What was asked and answered, without what the agent did in between and without what it was told beforehand."""
+    """Return questions and answers, without intermediate steps and instructions."""
     pairs: list[tuple[str, str]] = []
     for message in messages:
         if message["role"] == "user":
@@ -323,20 +323,20 @@ _Scope = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """A conversation up to one answer, and where it belongs."""
+    """A conversation up to one answer, with its thread and group."""
 
     conversation: Conversation
     thread: int
-    """The conversation that it is a turn of; counted from 0."""
+    """Number of its thread, from 0."""
     group: str
-    """What must stay on one side: the application's conversation, or else the thread."""
+    """Group that must stay on one side of a split: the application's conversation, or else the thread."""
     is_last: bool
     """Whether it is the last turn of its thread."""
 
 
 @dataclass(frozen=True)
 class _Known:
-    """A conversation and what was said in it."""
+    """A conversation with its questions and answers."""
 
     conversation: Conversation
 
@@ -346,7 +346,7 @@ class _Known:
 
     @cached_property
     def chain(self) -> tuple[bytes, ...]:
-        """What stands for the first, the first two … pairs of question and answer."""
+        """Return hashes of the first, the first two, … pairs of question and answer."""
         found: list[bytes] = []
         for asked, answered in self.said:
             digest = hashlib.blake2b(found[-1] if found else b"", digest_size=16)
@@ -366,19 +366,19 @@ class _Thread:
     number: int
     scope: _Scope
     turns: dict[bytes, _Known] = field(default_factory=dict)
-    """What was said so far -> the conversation that ends there; the latest, where it was answered twice."""
+    """Conversation for each sequence of pairs. The latest one if it was answered twice."""
     length: int = 0
-    """Pairs of its longest conversation."""
+    """Number of pairs of its longest conversation."""
 
 
 def turns_of(conversations: Iterable[Conversation], which: Turns) -> list[Turn]:
-    """The turns of all conversations, oldest conversation first; of each the last one, or every one."""
+    """Return the last turn or every turn of all conversations, oldest conversation first."""
     found: list[Turn] = []
     for thread in _threads([_Known(conversation) for conversation in conversations]):
         if which == "every":
             _fill_in(thread)
         in_order = sorted(thread.turns.values(), key=lambda known: (len(known.said), known.started))
-        after = {k.chain[i]: k.said[i + 1][0] for k in in_order for i in range(len(k.chain) - 1)}  # what was said next
+        after = {k.chain[i]: k.said[i + 1][0] for k in in_order for i in range(len(k.chain) - 1)}  # next messages
         group = "\n".join(thread.scope) if thread.scope[0] else f"thread {thread.number}"
         for known in in_order if which == "every" else in_order[-1:]:
             of = known.conversation
@@ -388,7 +388,7 @@ def turns_of(conversations: Iterable[Conversation], which: Turns) -> list[Turn]:
 
 
 def shared_ids(turns: Iterable[Turn]) -> set[str]:
-    """The conversation ids that several threads have."""
+    """Return conversation IDs that occur in several threads."""
     of: dict[str, set[int]] = {}
     for turn in turns:
         of.setdefault(turn.conversation.conversation_id or turn.conversation.session, set()).add(turn.thread)
@@ -398,7 +398,7 @@ def shared_ids(turns: Iterable[Turn]) -> set[str]:
 def _threads(conversations: Sequence[_Known]) -> list[_Thread]:
     threads: list[_Thread] = []
     ends: dict[tuple[_Scope, bytes], list[_Thread]] = {}
-    # Shorter ones first, so that what comes out does not depend on the order in which spans were written.
+    # Shorter ones first, so that the result does not depend on the order of spans in the file.
     for known in sorted(conversations, key=lambda known: (len(known.said), known.started)):
         scope = (known.conversation.conversation_id, known.conversation.session)
         thread = _continued(ends, scope, known.chain)
@@ -414,9 +414,9 @@ def _threads(conversations: Sequence[_Known]) -> list[_Thread]:
 def _continued(
     ends: dict[tuple[_Scope, bytes], list[_Thread]], scope: _Scope, chain: tuple[bytes, ...]
 ) -> _Thread | None:
-    """The thread that a conversation goes on with; of several the latest that nobody went on with yet."""
+    """Return the thread that a conversation continues. Of several, the latest one without a continuation."""
     if scope[0] and (same := ends.get((scope, chain[-1]))):
-        return same[-1]  # the application says that it is the same conversation, and so it was answered again
+        return same[-1]  # same conversation according to the application, so the question was answered again
     for length in range(len(chain) - 1, 0, -1):
         if candidates := ends.get((scope, chain[length - 1])):
             fresh = [thread for thread in candidates if thread.length == length]
@@ -425,7 +425,7 @@ def _continued(
 
 
 def _fill_in(thread: _Thread) -> None:
-    """Add the turns that are only known from the history of a later one."""
+    """Add turns that are only known from the history of later ones."""
     for known in list(thread.turns.values()):
         messages = known.conversation.messages
         ends = [i for i, message in enumerate(messages) if message["role"] == "user"]

@@ -1,8 +1,8 @@
-"""What observability platforms export, as the collector would have kept it: spans as its rows, scores as feedback.
+"""Convert exports of observability platforms to rows of the collector: spans as its rows, scores as feedback.
 
-Phoenix (a span an object, or a row of a data frame), Langfuse (observations, traces and scores of its API, its buttons
-and its blob storage) and logfire (rows of a query) differ in what they call things; ``tables.yaml`` knows the names.
-Invariant: a row that is none of these says so, and so does a score that is no person's or has no place from -1 to 1.
+Phoenix (a span as an object or a row of a data frame), Langfuse (observations, traces and scores of its API, its web
+export and its blob storage) and logfire (rows of a query) use different names, which ``tables.yaml`` lists. Invariant:
+any other row is reported, and so is a score that is not from a person or has no value from -1 to 1.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _MACHINES = {"EVAL", "LLM", "CODE"}
 
 
 class NoRow(ValueError):
-    """Nothing that can be kept; says why."""
+    """The row cannot be used. The message has the reason."""
 
 
 class LeftOut(NoRow):
-    """It can be read, and is none of ours."""
+    """The row is readable and intentionally ignored."""
 
 
 def unfolded(row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The rows in the answer of an API or in a downloaded trace; any other as it is."""
+    """Yield the rows in an API response or a downloaded trace, or the row itself."""
     lists = [name for name in _LISTS if isinstance(row.get(name), list)]
     if not lists:
         yield row
@@ -40,20 +40,20 @@ def unfolded(row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         of = {"traceId": trace["id"], "sessionId": trace.get("sessionId")}
         yield {name: value for name, value in trace.items() if name not in _LISTS}
     for item in (item for name in lists for item in row[name]):
-        if isinstance(item, Mapping):  # traces in a list have no more than the ids of their observations and scores
+        if isinstance(item, Mapping):  # traces in a list only have the IDs of their observations and scores
             yield from unfolded({**of, **{name: value for name, value in item.items() if value is not None}})
 
 
 def kept(row: Mapping[str, Any]) -> Row | Given:
-    """A span, or an opinion.
+    """Return a span or feedback.
 
-    :raises NoRow: it is neither; says why.
+    :raises NoRow: The row is neither.
     """
     if _OF_SCORES & row.keys():
         return opinion(row)
     of = {what: _first(row, names) for what, names in TABLES["exported"].items()}
     if of["trace"] is None and of["startTimeUnixNano"] is not None and row.keys() & {"input", "output"}:
-        of["trace"] = of["span"]  # a trace of Langfuse has what its outermost call was given, and gave
+        of["trace"] = of["span"]  # a Langfuse trace has the input and output of its outermost call
     trace_id, span_id = of.pop("trace"), of.pop("span")
     if trace_id is None or span_id is None:
         raise NoRow(f"no messages (its fields: {', '.join(list(row)[:8]) or 'none'})")
@@ -71,15 +71,15 @@ def kept(row: Mapping[str, Any]) -> Row | Given:
 
 
 def opinion(row: Mapping[str, Any]) -> Given:
-    """What a score says.
+    """Return the feedback in a score.
 
-    :raises NoRow: nothing that a person thought of an answer; says why.
+    :raises NoRow: It is not a person's opinion on an answer.
     """
     if isinstance(subject := row.get("subject"), Mapping):  # version 3 of Langfuse's API
         row = {**row, **subject, f"{subject.get('kind')}Id": subject.get("id")}
     of = {what: _first(row, names) for what, names in TABLES["scored"].items()}
     if str(of["by"]).upper() in _MACHINES:
-        raise LeftOut("a score that a program gave, and no person")
+        raise LeftOut("a score given by a program")
     value, kind = of["value"], str(of["type"]).upper()
     said = {"comment": of["comment"], "rating": TABLES["labels"].get(str(of["label"] or value).lower())}
     try:

@@ -1,14 +1,13 @@
-"""From the ways in which traces write messages down to OpenAI's; and the spans that they stand in.
+"""Convert messages in traces to OpenAI's format, and represent spans.
 
-Three are known: OpenTelemetry's (a role and parts), AgentScope's (a role and blocks) and OpenAI's own.  Kept are text,
-tool calls and tool results; a thought is left out, since it is the other model's and no part of what was said; what is
-no text (images, files) is named in brackets.  Older AgentScope writes nothing about a reply but its ``Msg(...)`` as
-Python prints it: that is parsed to a syntax tree, and only literals are taken from it, so nothing is run.
+Three formats are known: OpenTelemetry's (a role and parts), AgentScope's (a role and blocks) and OpenAI's. Text, tool
+calls and tool results are kept. Reasoning is removed, because it belongs to the other model. Other contents (images,
+files) are named in brackets. Older AgentScope versions record a reply only as the Python text of its ``Msg(...)``: it
+is parsed to a syntax tree, from which only literals are read, so nothing is executed.
 
 AgentScope Studio stores attributes as a tree (``{"gen_ai": {"input": …}}``), OTLP sends them flat
-(``"gen_ai.input.messages"``), and both send lists and objects as JSON text.  Invariants: who asks for an attribute by
-its dotted name gets the same value whichever way it was written down; what comes out is a list of valid OpenAI messages
-with text contents.
+(``"gen_ai.input.messages"``), and both send lists and objects as JSON text. Invariants: a lookup by dotted name returns
+the same value for every form; the result is a list of valid OpenAI messages with text contents.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from datetime import datetime, timezone
 from typing import Any
 
 INVOKE_AGENT, CHAT, STEP = "invoke_agent", "chat", "step"
-"""What spans stand for; a step is between an agent and its model, and where a trace has neither, its outermost one is
-the reply."""
+"""Operations of spans. A step is between an agent and its model; in a trace without both, its outermost step is the
+reply."""
 _CHATS = {"chat", "text_completion", "generate_content"}
 _MODEL_CALL = "Model.__call__"  # AgentScope before 1.0.9, which had no operation names
 _REPLY = ".reply"
@@ -30,40 +29,40 @@ _REPLY = ".reply"
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """Ids are lower-case hexadecimal; times are nanoseconds since 1970."""
+    """A span. IDs are lower-case hexadecimal; times are nanoseconds since 1970."""
 
     trace_id: str
     span_id: str
     parent_id: str = ""
-    """Empty for a root."""
+    """Empty for a root span."""
     name: str = ""
     start: int = 0
     end: int = 0
     attributes: Mapping[str, Any]
     scope: str = ""
-    """The instrumentation that made it."""
+    """Instrumentation that created the span."""
     scope_version: str = ""
     conversation_id: str = ""
-    """As the database's own column has it."""
+    """Value of the database's column."""
     model: str = ""
     events: Sequence[Any] = ()
     kind: str = "span"
-    """Its convention and what that calls it, for who counts."""
+    """Convention and kind, for counting."""
     unread: tuple[str, ...] = ()
-    """Attributes with contents that were not understood."""
+    """Attributes with contents that could not be converted."""
 
     def get(self, name: str) -> Any:
-        """The attribute ``name``; None where there is none."""
+        """Return the attribute ``name``, or None."""
         return lookup(self.attributes, name)
 
     def text(self, name: str) -> str:
-        """The attribute as text; AgentScope quotes some of its texts as JSON."""
+        """Return the attribute as text. AgentScope quotes some texts as JSON."""
         value = decoded(self.get(name))
         return "" if value is None or isinstance(value, (dict, list)) else str(value)
 
     @property
     def operation(self) -> str:
-        """``invoke_agent``, ``chat``, or what else the convention or an older AgentScope calls it."""
+        """Return ``invoke_agent``, ``chat``, or the name in the convention or in an older AgentScope."""
         named = self.text("gen_ai.operation.name")
         if named in _CHATS or (not named and self.name.endswith(_MODEL_CALL)):
             return CHAT
@@ -73,7 +72,7 @@ class Span:
 
 
 def lookup(attributes: Mapping[str, Any], name: str) -> Any:
-    """The value under a dotted name, in a tree, in a flat mapping, or in anything between."""
+    """Return the value of a dotted name from a tree, a flat mapping, or a mixture."""
     if name in attributes:
         return attributes[name]
     head, _, rest = name.partition(".")
@@ -87,7 +86,7 @@ def lookup(attributes: Mapping[str, Any], name: str) -> Any:
 
 
 def decoded(value: Any) -> Any:
-    """What JSON text holds, if it is JSON of a list, an object or a text; else the value as it is."""
+    """Return the value of JSON text of a list, an object or a text, or the value itself."""
     if isinstance(value, str) and value[:1] in ("[", "{", '"'):
         try:
             return json.loads(value)
@@ -97,7 +96,7 @@ def decoded(value: Any) -> Any:
 
 
 def nanoseconds(value: Any) -> int:
-    """A time in whatever unit a layout has it (told by its size), or as ISO 8601; 0 where there is none."""
+    """Return a time in nanoseconds from any unit (detected by size) or ISO 8601, or 0."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -115,16 +114,16 @@ def nanoseconds(value: Any) -> int:
 
 
 DEEPEST_NAME = 50
-"""Parts of a name that become a tree, and values within values: deeper ones could not be written as JSON."""
+"""Maximum depth of names that become a tree and of nested values. Deeper ones could not be written as JSON."""
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """``{"a.b": 1}`` as ``{"a": {"b": 1}}``.
+    """Return ``{"a.b": 1}`` as ``{"a": {"b": 1}}``.
 
-    A key that would have to be a value and a tree at once stays flat, and so does one of more than 50 parts.
+    A key that would have to be a value and a tree stays flat, and so does a key with more than 50 parts.
     """
     found: dict[str, Any] = {}
-    for name in sorted(flat, key=len):  # a value is in its place before a tree could be
+    for name in sorted(flat, key=len):  # values are set before trees
         if name.count(".") >= DEEPEST_NAME:
             found[name] = flat[name]
             continue
@@ -150,13 +149,13 @@ _RESULTS = {"tool_call_response", "tool_result"}
 
 
 class Unreadable(ValueError):
-    """Not messages; says what is wrong, the reader adds where."""
+    """The value is not a list of messages. The message has the reason; the caller adds the place."""
 
 
 def read_messages(value: Any) -> list[Message]:
-    """Messages in any of the three ways, also as JSON text.
+    """Return messages from any of the three formats, also as JSON text.
 
-    :raises Unreadable: they are none.
+    :raises Unreadable: The value has no messages.
     """
     value = decoded(value)
     if isinstance(value, Mapping):
@@ -170,14 +169,14 @@ def read_messages(value: Any) -> list[Message]:
 
 
 def system_message(instructions: Any) -> list[Message]:
-    """``gen_ai.system_instructions`` (parts, or text) as a system message; none where there is no text."""
+    """Return ``gen_ai.system_instructions`` (parts or text) as a system message, or an empty list without text."""
     value = decoded(instructions)
     text = value if isinstance(value, str) else shown(value)
     return [{"role": "system", "content": text}] if text.strip() else []
 
 
 def shown(content: Any) -> str:
-    """A content as text; parts that are no text are named, thoughts left out."""
+    """Return a content as text. Other parts are named, reasoning is removed."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -188,6 +187,7 @@ def shown(content: Any) -> str:
 
 
 def text_of(message: Mapping[str, Any]) -> str:
+    """Return the text of a message, or an empty text."""
     return str(message.get("content") or "")
 
 
@@ -209,7 +209,7 @@ def _read(message: Any) -> list[Message]:
 
 
 def _assembled(role: str, parts: Sequence[Any]) -> list[Message]:
-    """The messages of one: an agent may put its calls, their results and more text into one message."""
+    """Return the messages in one: an agent may combine calls, their results and more text in one message."""
     found: list[Message] = []
     texts: list[str] = []
     calls: list[Message] = []
@@ -217,7 +217,7 @@ def _assembled(role: str, parts: Sequence[Any]) -> list[Message]:
     def flush() -> None:
         if texts or calls:
             content = "\n".join(texts)
-            # Whatever role framework code gave it: who calls tools is the assistant.
+            # The role may be wrong in framework code: only assistants call tools.
             of = "assistant" if calls else role
             found.append({"role": of, "content": content, **({"tool_calls": list(calls)} if calls else {})})
             texts.clear()
@@ -240,7 +240,7 @@ def _assembled(role: str, parts: Sequence[Any]) -> list[Message]:
 
 
 def _as_part(call: Any) -> Message:
-    """A call as OpenAI writes it, as a part."""
+    """Return a call in OpenAI's format as a part."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         raise Unreadable("a tool call has no function")
@@ -268,7 +268,7 @@ def _result(of: Any, content: Any, name: Any) -> Message:
 
 
 def _shown_part(part: Any) -> str | None:
-    """A part as text; None where it says nothing."""
+    """Return a part as text, or None if it has none."""
     if isinstance(part, str):
         return part
     if not isinstance(part, Mapping):
@@ -288,15 +288,15 @@ def _kind(value: object) -> str:
 
 
 LONGEST_MSG = 1 << 20
-"""Characters; parsing takes about a hundred bytes for each."""
+"""Maximum characters. Parsing takes about a hundred bytes per character."""
 DEEPEST_MSG = 100
-"""Brackets within brackets."""
+"""Maximum nesting of brackets."""
 
 
 def parse_msg(text: str) -> list[Message]:
-    """The messages in the text of one ``Msg``, or of a list of them.
+    """Return the messages in the Python text of a ``Msg`` or a list of them.
 
-    :raises Unreadable: there are none.
+    :raises Unreadable: There are none.
     """
     tree = _parsed(text, "a Msg as text")
     nodes = tree.elts if isinstance(tree, (ast.List, ast.Tuple)) else [tree]
@@ -305,7 +305,7 @@ def parse_msg(text: str) -> list[Message]:
 
 def _printed(node: ast.expr) -> list[Message]:
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Msg"):
-        raise Unreadable("the text is no Msg(...)")
+        raise Unreadable("the text is not Msg(...)")
     return read_messages([_literals(node, ("role", "content"))])
 
 
@@ -343,18 +343,18 @@ def _literals(node: ast.expr, names: Sequence[str]) -> dict[str, Any]:
     """Return the literal keyword arguments of a call in Python text; nothing is executed."""
     found: dict[str, Any] = {}
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-        raise Unreadable("the text is no call")
+        raise Unreadable("the text is not a call")
     for keyword in node.keywords:
         if keyword.arg is not None and keyword.arg in names:
             try:
                 found[keyword.arg] = ast.literal_eval(keyword.value)
             except (ValueError, TypeError, RecursionError, MemoryError, SyntaxError):
-                raise Unreadable(f"{keyword.arg} of a {node.func.id} as text is no literal") from None
+                raise Unreadable(f"{keyword.arg} of a {node.func.id} as text is not a literal") from None
     return found
 
 
 def _depth(text: str) -> int:
-    """The deepest nesting, brackets within texts counted too: never too low."""
+    """Return the deepest nesting, including brackets in texts, so it is never too low."""
     deepest = depth = 0
     for character in text:
         if character in "([{":

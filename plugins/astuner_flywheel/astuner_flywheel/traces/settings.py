@@ -1,6 +1,6 @@
-"""The keys of ``astuner.task_reader.tracing``; nothing else, since configs are checked with them.
+"""Keys of ``astuner.task_reader.tracing``, in a separate module because configs are checked with them.
 
-AgentJet's spellings are taken over where they mean the same, else refused by name.
+AgentJet's spellings are accepted if they have the same meaning; others are rejected by name.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from astuner.contracts.section import Section
 
 
 def todays(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The section with older spellings replaced.
+    """Return the section with older spellings replaced.
 
-    :raises ValueError: an older key that has no equal here; says what to write.
+    :raises ValueError: An older key has no equivalent. The message has the key to use.
     """
     new = dict(data)
     if "base_url" in new:
         url = str(new.pop("base_url"))
         if "sources" in new:
-            raise ValueError("base_url is the older name of sources, which is set too; keep one of them")
+            raise ValueError("base_url is the older name of sources, which is also set; keep one of them")
         if url.startswith(("http://", "https://")):
-            raise ValueError("base_url names a server, and sources are files; collect with: astuner data collect DB")
+            raise ValueError("base_url is a server, but sources are files; collect them with: astuner data collect DB")
         new["sources"] = url.removeprefix("sqlite:///")
     for name in ("sources", "feedback"):
         if isinstance(new.get(name), str):
@@ -42,10 +42,10 @@ def _filter(spec: Any) -> tuple[str, dict[str, Any]]:
         return "near_duplicates", {name: params[name] for name in ("threshold",) if name in params}
     if kind == "llm_evaluate":
         raise ValueError(
-            "the filter llm_evaluate needs a helper model here: write filters: {llm_evaluate: {helper_model: NAME, "
+            "the filter llm_evaluate needs a helper model: use filters: {llm_evaluate: {helper_model: NAME, "
             "rubric: TEXT}} and a section astuner.helper_models.NAME"
         )
-    raise ValueError(f"there is no filter {kind!r}; there are filters: {{length, near_duplicates, llm_evaluate}}")
+    raise ValueError(f"unknown filter {kind!r}; available: filters: {{length, near_duplicates, llm_evaluate}}")
 
 
 RUBRIC = (
@@ -55,70 +55,80 @@ RUBRIC = (
 
 
 class Length(Section):
+    """Limits of the length of a user's message."""
+
     min: int = Field(1, ge=0)
-    """Fewest characters of the user's message."""
+    """Minimum characters."""
     max: int | None = Field(None, ge=1)
-    """Most characters of the user's message; null: no limit."""
+    """Maximum characters. Default: no limit."""
 
 
 class NearDuplicatesFilter(Section):
+    """Filter for near-duplicate questions."""
+
     threshold: float = Field(0.8, gt=0, le=1)
-    """Similarity from which on two questions count as one: the share of words and pairs of words that they share."""
+    """Similarity at which two questions are near-duplicates: the share of common words and pairs of words."""
     numbers_tell_apart: bool = False
-    """Whether questions that differ in a number are different ones, as sums are; order numbers and dates are not."""
+    """Treat questions with different numbers as different. Use it for calculations, not for order numbers or dates."""
 
 
 class LlmEvaluate(Section):
+    """Filter that asks a helper model."""
+
     helper_model: str = Field(min_length=1)
-    """The model of `astuner.helper_models` that decides: GOOD stays, BAD goes."""
+    """Name of the model in `astuner.helper_models` that decides: GOOD tasks are kept, BAD ones dropped."""
     rubric: str = Field(RUBRIC, min_length=1)
-    """What a good task is, in words."""
+    """Description of a good task."""
 
 
 class Filters(Section):
-    """What is left out, in this order: by length, as near-duplicates, by a helper model. Null switches one off."""
+    """Filters, applied in this order. Null turns a filter off."""
 
     length: Length | None = Length()
-    """By the length of the user's message."""
+    """Filter by the length of the user's message."""
     near_duplicates: NearDuplicatesFilter | None = None
-    """All but one of the questions that are nearly the same; a corrected one stays first, then a rated one."""
+    """Keep one of each set of near-duplicate questions, preferring corrected ones, then rated ones."""
     llm_evaluate: LlmEvaluate | None = None
-    """What a helper model finds bad."""
+    """Drop tasks that a helper model finds bad."""
 
 
 class ImplicitFeedback(Section):
+    """Ratings inferred from users' next messages."""
+
     helper_model: str = Field(min_length=1)
-    """The model of `astuner.helper_models` that reads from a user's next message what they thought of the answer."""
+    """Name of the model in `astuner.helper_models` that infers the user's opinion on an answer."""
 
 
 class TracingConfig(Section):
+    """Options of the task reader `tracing`."""
+
     sources: list[str] = Field(min_length=1, validation_alias=AliasChoices("sources", "base_url"))
     """Databases of AgentScope Studio or of `astuner data collect`, OTLP or chats as JSON lines, exports of Phoenix,
-    Langfuse and logfire; relative paths start at the experiment file's folder."""
+    Langfuse and logfire. Relative paths start at the experiment file."""
     feedback: list[str] = Field([])
-    """JSON Lines files with users' feedback, each line with the fields of `POST /feedback`."""
+    """JSON Lines files with user feedback. Each line has the fields of `POST /feedback`."""
     keep: Literal["all", "rated", "liked", "disliked", "corrected"] = "all"
-    """Which answers' questions become tasks: by the user's rating (above 0: liked, below: disliked) or correction."""
+    """Questions to keep, by the rating of their answers (above 0: liked, below 0: disliked) or by correction."""
     turns: Literal["last", "every"] = "last"
-    """Of a conversation with several answers: its last question only, or every one with what came before."""
+    """Use the last question of a conversation, or every question with the messages before it."""
     liked_as_answer: bool = False
-    """Whether an answer that was liked is the reference answer of its task; a correction always is."""
+    """Use liked answers as reference answers. Corrections are always used."""
     require_answer: bool = False
-    """Leave out tasks without a reference answer, for a judge that compares with one (`math_answer`)."""
+    """Drop tasks without a reference answer, for judges that need one (`math_answer`)."""
     implicit_feedback: ImplicitFeedback | None = None
-    """Read ratings from what users said next, where they gave none; null: only what they gave counts."""
+    """Infer missing ratings from users' next messages. Default: use explicit ratings only."""
     filters: Filters = Filters()
-    """What else is left out."""
+    """Additional filters."""
     validation_share: float = Field(0.0, ge=0, lt=1)
-    """Share of the tasks that is held out for validation; a conversation, or near-duplicates, never on both sides."""
+    """Share of held-out tasks. Conversations and near-duplicates are never split."""
     pii: Literal["redact", "keep"] = "redact"
-    """Whether e-mail addresses, telephone numbers and keys are replaced, before anything else sees them."""
+    """Replace e-mail addresses, phone numbers and keys before any other processing."""
     seed: int = 0
-    """Decides which tasks are held out."""
+    """Seed of the validation split."""
     on_bad_trace: Literal["skip", "stop"] = "skip"
-    """What cannot be read: leave it out and count it, or stop."""
+    """Handling of unreadable data: skip and count it, or stop."""
     max_line_bytes: int = Field(16 << 20, ge=2)
-    """A longer line of a file is no chat and no request, but a broken file."""
+    """Maximum bytes of a line. Longer lines are treated as unreadable."""
 
     @model_validator(mode="before")
     @classmethod

@@ -1,23 +1,23 @@
-"""Where traces come from: a file's first bytes say which of the kinds it is.
+"""Read traces from files. The first bytes of a file determine its kind.
 
-- An SQLite file, AgentScope Studio's in all its layouts or our collector's.  Columns are looked up, not taken for
-  granted.  The file is copied as it is at one moment and the copy is read, so that reading takes as long as it takes
-  while Studio goes on writing.  Invariant: the file itself is opened read-only, and locked for no longer than it takes
-  to copy it.
-- OTLP spans, and logs that belong to them, as JSON lines: they go through a collector's database of their own, made
-  for the occasion, which brings together what is out of order and drops what is there twice, in bounded memory and with
-  the same code.  So do spans that a platform exported (see `exports`), as JSON lines, one document or CSV.
-- Chats as JSON lines: one conversation a line, ``{"messages": [...]}`` as OpenAI writes messages.  A line may also
-  have ``feedback`` (an object, a number or a thumb) or its fields beside the messages; ``conversation_id`` (or ``id``),
-  ``response_id``, ``trace_id``, ``model``, ``created`` (seconds since 1970).
+- SQLite databases of AgentScope Studio (all layouts) or of the collector. Columns are looked up by name. The database
+is
+  copied at one moment, and the copy is read, so that Studio can continue to write. Invariant: the file is opened
+  read-only and locked only during the copy.
+- OTLP spans, and logs that belong to them, as JSON lines. They pass through a temporary collector database, which
+brings
+  them in order and removes duplicates in bounded memory with the same code. Spans exported from a platform (see
+  `exports`) as JSON lines, one document or CSV are treated likewise.
+- Chats as JSON lines: one conversation per line, ``{"messages": [...]}`` in OpenAI's format. A line may also have
+  ``feedback`` (an object, a number or a thumb) or its fields, and ``conversation_id`` (or ``id``), ``response_id``,
+  ``trace_id``, ``model`` and ``created`` (seconds since 1970).
 
-Of files of lines, one line is in memory at a time and never more of it than its limit.
+Of files with lines, one line is in memory at a time, up to its limit.
 
-Of the spans of one trace, an agent's reply is its outermost ``invoke_agent`` span; agents that it calls on the way are
-its own business.  What was asked and answered stands in that span, what came before (system prompt, history) in its
-first ``chat`` span; where one of the two is missing, the other has to do, and where the messages are missing,
-AgentScope's ``Msg`` as text.  A trace without agents is its chats, each up to the longest that goes on with it.
-Invariant: a span that gives no conversation is counted with the reason.
+In a trace, an agent's reply is its outermost ``invoke_agent`` span; nested agents are ignored. That span contains
+question and answer, and its first ``chat`` span the earlier messages (system prompt, history). If one of the two is
+missing, the other is used; without messages, AgentScope's ``Msg`` text is used. A trace without agents consists of its
+chats, each up to the longest continuation. Invariant: spans without a conversation are counted with a reason.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ _BOM = b"\xef\xbb\xbf"
 
 
 def raw_lines(path: Path, limit: int, tally: Tally) -> Iterator[tuple[str, bytes]]:
-    """``path:number`` and the line, without empty ones; a line over ``limit`` bytes is counted and passed over.
+    """Yield ``path:number`` and the line, without empty lines. Lines over ``limit`` bytes are counted and skipped.
 
-    :raises DataError: the file cannot be read, or (on_bad: stop) such a line.
+    :raises DataError: The file cannot be read, or such a line exists with on_bad: stop.
     """
     try:
         with path.open("rb") as file:
@@ -96,33 +96,33 @@ def raw_lines(path: Path, limit: int, tally: Tally) -> Iterator[tuple[str, bytes
 
 
 def objects(path: Path, limit: int, tally: Tally) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The same as JSON objects; a line that holds none is counted.
+    """Yield the same as JSON objects. Lines without an object are counted.
 
-    :raises DataError: as `raw_lines`.
+    :raises DataError: As `raw_lines`.
     """
     for place, line in raw_lines(path, limit, tally):
         try:
             found = parse_json(line)
         except ValueError as e:
             reason = str(e)
-            if tally.on_bad == "skip":  # without detail: it is counted together with its like
-                reason = f"a line that is no JSON object: {reason.partition(' from byte')[0].partition(': line')[0]}"
+            if tally.on_bad == "skip":  # without details, so that similar lines are counted together
+                reason = f"a line that is not a JSON object: {reason.partition(' from byte')[0].partition(': line')[0]}"
             tally.unreadable(reason, place)
             continue
         yield place, found
 
 
 def items(path: Path, limit: int, tally: Tally) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of a file that is one JSON document, a list of them or a single one.
+    """Yield the objects of a file with one JSON document: a list of objects or a single object.
 
-    :raises DataError: it is none, or has more than 4 times ``limit`` bytes.
+    :raises DataError: The file is neither, or exceeds 4 times ``limit`` bytes.
     """
     if path.stat().st_size > _ONE_DOCUMENT * limit:
         raise DataError(
-            f"{path} is one JSON document of more than {_ONE_DOCUMENT * limit:,} bytes, which are not read at once; "
-            f"write an object a line first: jq -c '.[]' {path.name} > {path.stem}.jsonl"
+            f"{path} is one JSON document of more than {_ONE_DOCUMENT * limit:,} bytes, which is too large; convert it "
+            f"to one object per line: jq -c '.[]' {path.name} > {path.stem}.jsonl"
         )
-    try:  # on the document's first line, so that lines are named as they are
+    try:  # start at the first line of the document, so that line numbers are right
         found = parse_json(b'{"data":' + path.read_bytes().removeprefix(_BOM) + b"}")["data"]
     except ValueError as e:
         raise DataError(f"{path} cannot be read as JSON: {e}") from None
@@ -131,13 +131,13 @@ def items(path: Path, limit: int, tally: Tally) -> Iterator[tuple[str, dict[str,
         if isinstance(item, dict):
             yield f"{path}, item {number}", item
         else:
-            tally.unreadable("an item that is no JSON object", f"{path}, item {number}")
+            tally.unreadable("an item that is not a JSON object", f"{path}, item {number}")
 
 
 def records(path: Path, limit: int, tally: Tally) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a CSV file with a line of names.
+    """Yield the rows of a CSV file with a header line.
 
-    :raises DataError: it cannot be read.
+    :raises DataError: The file cannot be read.
     """
     csv.field_size_limit(limit)
     try:
@@ -154,9 +154,9 @@ _OPINIONS = ("rating", "thumbs", "correction", "comment")
 
 
 def _chat(place: str, row: Mapping[str, Any], tally: Tally) -> Iterator[Conversation]:
-    """The answered conversation of a line of chats; a line that holds none is counted.
+    """Yield the answered conversation of a line of chats. A line without one is counted.
 
-    :raises DataError: (on_bad: stop) the line is bad.
+    :raises DataError: The line is invalid with on_bad: stop.
     """
     try:
         messages, feedback = read_messages(row["messages"]), _feedback(row)
@@ -185,12 +185,12 @@ def _chat(place: str, row: Mapping[str, Any], tally: Tally) -> Iterator[Conversa
 def _chats_and_exports(
     rows: Iterable[tuple[str, Mapping[str, Any]]], tally: Tally
 ) -> Iterator[Decoded | Conversation | Given]:
-    """What a file's objects hold: chats, spans that a platform exported, scores; each other one is counted."""
+    """Yield the contents of a file's objects: chats, exported spans and scores. Others are counted."""
     for place, row in rows:
         if "messages" in row:
             yield from _chat(place, row, tally)
             continue
-        if "resourceSpans" in row:  # a request on several lines
+        if "resourceSpans" in row:  # a request written on several lines
             yield from _requests([(place, json.dumps(row).encode())], tally)
             continue
         for each in unfolded(row):
@@ -208,9 +208,9 @@ def _chats_and_exports(
 
 
 def feedback_file(path: Path, limit: int, tally: Tally) -> Iterator[Given]:
-    """Feedback from a JSON Lines file with the fields of ``POST /feedback``.
+    """Yield feedback from a JSON Lines file with the fields of ``POST /feedback``.
 
-    :raises DataError: as `chats`.
+    :raises DataError: As `objects`.
     """
     for place, row in objects(path, limit, tally):
         try:
@@ -223,7 +223,7 @@ def feedback_file(path: Path, limit: int, tally: Tally) -> Iterator[Given]:
 
 
 def _last_answered(messages: list[Message]) -> tuple[int, str, str]:
-    """Where the last user's message with an answer is, the answer, and what the user said next."""
+    """Return the position of the last answered user message, the answer, and the user's next message."""
     after = ""
     for i in range(len(messages) - 1, -1, -1):
         if messages[i]["role"] != "user":
@@ -248,7 +248,7 @@ def _feedback(row: Mapping[str, Any]) -> Feedback:
     if not isinstance(given, Mapping):
         return read_feedback({"rating": given})
     if unknown := [name for name in given if name not in _OPINIONS]:
-        raise BadFeedback(f"feedback.{str(unknown[0])[:80]}", f"is not known here; there are {', '.join(_OPINIONS)}")
+        raise BadFeedback(f"feedback.{str(unknown[0])[:80]}", f"is not a field; available: {', '.join(_OPINIONS)}")
     return read_feedback(given) if any(value is not None for value in given.values()) else Feedback()
 
 
@@ -265,13 +265,13 @@ def _seconds(value: Any) -> float | None:
 
 MAGIC = b"SQLite format 3\0"
 LOCK_TIMEOUT = 15.0
-"""Seconds to wait for somebody who has locked the file."""
+"""Seconds to wait if the file is locked."""
 LONGEST_ATTRIBUTES = 16 << 20
-"""Characters of one span's attributes."""
+"""Maximum characters of one span's attributes."""
 READ = "databases of AgentScope Studio (1.0.x: a span_table with name and attributes) and of `astuner data collect`"
 
 _COLUMNS: dict[str, list[str]] = TABLES["columns"]
-"""What is read -> the columns that layouts have it in."""
+"""Map fields to their columns in different layouts."""
 _OF_PROCESS = {"runId", "run_id"}
 _OLDEST_SCOPE = "agentscope.tracing"
 _OF_INTEREST = "('chat', 'text_completion', 'generate_content', 'invoke_agent')"
@@ -279,17 +279,17 @@ _OF_INTEREST = "('chat', 'text_completion', 'generate_content', 'invoke_agent')"
 
 @contextmanager
 def snapshot(path: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[sqlite3.Connection]:
-    """A private copy of the database as it is now; gone after the block.
+    """Provide a private copy of the current database, and delete it afterwards.
 
-    :raises DataError: it is none, is damaged, or stays locked.
+    :raises DataError: The file is not a database, is damaged, or stays locked.
     """
-    with tempfile.TemporaryDirectory(prefix="astuner-traces-") as folder:  # for this user only
+    with tempfile.TemporaryDirectory(prefix="astuner-traces-") as folder:  # accessible by this user only
         try:
             with closing(sqlite3.connect(Path(folder) / "copy.sqlite")) as copy:
                 uri = f"file:{quote(str(path.absolute()))}?mode=ro"
                 with closing(sqlite3.connect(uri, uri=True, timeout=timeout, isolation_level=None)) as source:
                     source.execute("BEGIN")
-                    # This waits for whoever holds a lock; copying would wait for ever.
+                    # This waits for a lock with a timeout. Copying would wait forever.
                     source.execute("SELECT count(*) FROM sqlite_master").fetchone()
                     source.backup(copy)
                 yield copy
@@ -298,30 +298,30 @@ def snapshot(path: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[sqlite3.Conn
 
 
 def check_layout(database: sqlite3.Connection, path: Path) -> dict[str, str]:
-    """What is read -> its column in this layout.
+    """Return the column of each field in this layout.
 
-    :raises DataError: it is a layout that is not known; says what was found.
+    :raises DataError: The layout is unknown. The message lists its tables or columns.
     """
     tables = [row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
     if "span_table" not in tables:
-        raise DataError(f"{path} has no span_table, but {', '.join(tables[:12]) or 'no table at all'}; read are {READ}")
+        raise DataError(f"{path} has no span_table (tables: {', '.join(tables[:12]) or 'none'}); supported are {READ}")
     application, version = (database.execute(f"PRAGMA {n}").fetchone()[0] for n in ("application_id", "user_version"))
     if application == APPLICATION and version > VERSION:
         raise DataError(
-            f"{path} is a collector's file of version {version}, and {VERSION} is read; update astuner-flywheel"
+            f"{path} is a collector's file of version {version}, but {VERSION} is supported; update astuner-flywheel"
         )
     columns = [row[1] for row in database.execute("PRAGMA table_info(span_table)")]
     found = {what: next((c for c in names if c in columns), "") for what, names in _COLUMNS.items()}
     if missing := [what for what in ("name", "attributes") if not found[what]]:
         raise DataError(
-            f"{path} has a span_table without {' and '.join(missing)}; its columns are {', '.join(columns[:40])}. "
-            f"Read are {READ}"
+            f"{path} has a span_table without {' and '.join(missing)} (columns: {', '.join(columns[:40])}); "
+            f"supported are {READ}"
         )
     return found
 
 
 def traces(database: sqlite3.Connection, layout: dict[str, str], path: str, tally: Tally) -> Iterator[list[Span]]:
-    """The spans of one trace after the other, each trace whole whatever the order they were written in."""
+    """Yield the spans of each trace. A trace is complete whatever the order of its spans in the file."""
     attributes = layout["attributes"]
     if layout["operation"]:
         of_interest = f"{layout['operation']} IS NULL OR {layout['operation']} IN {_OF_INTEREST}"
@@ -344,7 +344,7 @@ def traces(database: sqlite3.Connection, layout: dict[str, str], path: str, tall
             told = logs.get(str(row["span"]), [])
             span = _span(trace_id, row, layout, f"{path}, trace {trace_id}", tally, told)
             if span is not None and span.span_id in spans:
-                tally.drop("a span that is there twice", f"{path}, trace {trace_id}")
+                tally.drop("a duplicate span", f"{path}, trace {trace_id}")
             elif span is not None:
                 spans[span.span_id] = span
         if spans:
@@ -357,11 +357,11 @@ def traces(database: sqlite3.Connection, layout: dict[str, str], path: str, tall
 def _count_lost_events(database: sqlite3.Connection, path: str, tally: Tally) -> None:
     of_no_span = "NOT EXISTS (SELECT 1 FROM span_table s WHERE s.traceId = e.traceId AND s.spanId = e.spanId)"
     for trace_id, span_id in database.execute(f"SELECT traceId, spanId FROM event_table e WHERE {of_no_span}"):
-        tally.drop("a log of a span that is missing", f"{path}, trace {trace_id}, span {span_id}")
+        tally.drop("a log without its span", f"{path}, trace {trace_id}, span {span_id}")
 
 
 def _events_of(database: sqlite3.Connection, trace_id: str) -> dict[str, list[Any]]:
-    """The id of a span -> its events that came as logs, oldest first."""
+    """Return events that were sent as logs by span ID, oldest first."""
     found: dict[str, list[Any]] = {}
     query = "SELECT spanId, event FROM event_table WHERE traceId = ? ORDER BY timeUnixNano, rowid"
     for span_id, event in database.execute(query, (trace_id,)):
@@ -370,7 +370,7 @@ def _events_of(database: sqlite3.Connection, trace_id: str) -> dict[str, list[An
 
 
 def feedback_of(database: sqlite3.Connection, tally: Tally) -> Iterator[Given]:
-    """What users said, of a collector's file; nothing in Studio's, which has no place for it."""
+    """Yield the feedback in a collector's file. Studio's databases have none."""
     if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'feedback_table'").fetchone():
         return
     query = "SELECT receivedAt, responseId, traceId, conversationId, rating, correction, comment FROM feedback_table"
@@ -390,14 +390,14 @@ def _span(
 ) -> Span | None:
     text = row["attributes"]
     if isinstance(text, str) and len(text) > LONGEST_ATTRIBUTES:
-        tally.unreadable(f"a span's attributes with more than {LONGEST_ATTRIBUTES:,} characters", place)
+        tally.unreadable(f"span attributes with more than {LONGEST_ATTRIBUTES:,} characters", place)
         return None
     try:
         attributes, events = json.loads(text or "{}"), json.loads(row.get("events") or "[]")
     except (ValueError, TypeError, RecursionError):
         attributes = events = None
     if not isinstance(attributes, dict):
-        tally.unreadable("a span's attributes are no JSON object", place)
+        tally.unreadable("span attributes that are not a JSON object", place)
         return None
     scope, version = _scope(row)
     if not scope and layout["conversation"] in _OF_PROCESS:
@@ -416,12 +416,12 @@ def _span(
         model=str(row["model"] or ""),
         events=[*(events if isinstance(events, list) else ()), *logs],
     )
-    if not attributes and row["operation"]:  # one that is of no interest, so it was not read
+    if not attributes and row["operation"]:  # not read, because it is not relevant
         return replace(span, kind=f"gen_ai {row['operation']} span")
     try:
         return understood(span)
     except RecursionError:
-        tally.unreadable("a span's attributes are nested too deeply", place)
+        tally.unreadable("span attributes that are nested too deeply", place)
         return None
 
 
@@ -440,26 +440,26 @@ def _scope(row: dict[str, Any]) -> tuple[str, str]:
 def _says(path: Path, e: sqlite3.Error, timeout: float) -> str:
     text = str(e)
     if "locked" in text or "busy" in text:
-        return f"{path} stayed locked for {timeout:g} s; wait until whoever writes to it is done, or copy the file"
+        return f"{path} stayed locked for {timeout:g} s; wait until its writer is done, or copy the file"
     if "not a database" in text:
-        return f"{path} is no SQLite database; read are {READ}"
+        return f"{path} is not a SQLite database; supported are {READ}"
     if "unable to open" in text:
-        return f"cannot open {path} ({text}); where there is a -wal file, its folder must be one you may write to"
-    return f"{path} cannot be read ({text}); a damaged file may be saved with: sqlite3 {path.name} .recover"
+        return f"cannot open {path} ({text}); if there is a -wal file, its folder must be writable"
+    return f"{path} cannot be read ({text}); try to recover a damaged file with: sqlite3 {path.name} .recover"
 
 
-NO_MESSAGES = "without messages; the application has to record contents"
-"""Behind the kind of a span; so are the next two."""
-ALONE = "in a trace without a model's or an agent's"
-NOT_UNDERSTOOD = "with contents that are no messages as its convention writes them"
-NO_ANSWER = "no answer in words"
-NO_QUESTION = "no user's message"
-CUT = "its texts are cut, since they were too long for a span"
-ORPHAN = "an agent's span whose parent is missing, beside a complete one"
+NO_MESSAGES = "without messages; the application must record contents"
+"""Suffix after the kind of a span, like the next two."""
+ALONE = "in a trace without a model or agent"
+NOT_UNDERSTOOD = "with contents that are not messages of its convention"
+NO_ANSWER = "no text answer"
+NO_QUESTION = "no user message"
+CUT = "truncated texts, because they were too long for a span"
+ORPHAN = "an agent's span with a missing parent, in addition to a complete one"
 
 
 def conversations(spans: Sequence[Span], source: str, tally: Tally) -> Iterator[Conversation]:
-    """The conversations of one trace, in the order in which they began."""
+    """Yield the conversations of one trace in the order of their start."""
     if not any(span.operation in (CHAT, INVOKE_AGENT) for span in spans):
         spans = _outermost_step(spans)
     by_id = {span.span_id: span for span in spans}
@@ -474,24 +474,24 @@ def conversations(spans: Sequence[Span], source: str, tally: Tally) -> Iterator[
             below.setdefault(agent, []).append(chat)
     for top in tops:
         says_nothing = top.get("gen_ai.input.messages") is None and _function(top, "input") is None
-        own = chats.get(top.span_id) or (below.get(top.span_id) if says_nothing else None)  # some are mere brackets
+        own = chats.get(top.span_id) or (below.get(top.span_id) if says_nothing else None)  # some only group others
         yield from _conversation(top, own or [], source, tally)
     for chat in _longest(chats.get("", [])) if not tops else ():
         yield from _conversation(None, [chat], source, tally)
-    if not tops and "" not in chats:  # none of both, or each within the other
+    if not tops and "" not in chats:  # neither agents nor chats, or circular parents
         for span in spans:
             _not_understood(span, f"{source}, trace {span.trace_id}, span {span.span_id}", tally)
 
 
 def _not_understood(span: Span, place: str, tally: Tally) -> None:
-    """Count a span by its kind: one that holds nothing, or one that holds what was not understood."""
+    """Count a span by its kind: without messages, or with contents that cannot be converted."""
     what = NO_MESSAGES if span.operation in (CHAT, INVOKE_AGENT, STEP) else ALONE
     what = f"{NOT_UNDERSTOOD} ({', '.join(span.unread)})" if span.unread else what
     tally.drop(f"{span.kind} {what}", place)
 
 
 def _outermost_step(spans: Sequence[Span]) -> Sequence[Span]:
-    """Of a trace without agents and models: its outermost step that was asked and answered, as an agent."""
+    """Return the outermost step with input and output as an agent, for a trace without agents and models."""
     for span in sorted(spans, key=lambda s: (s.start, -s.end)):
         if span.operation == STEP and all(span.get(f"gen_ai.{side}.messages") for side in ("input", "output")):
             agent = {**span.attributes, "gen_ai.operation.name": INVOKE_AGENT}
@@ -500,10 +500,10 @@ def _outermost_step(spans: Sequence[Span]) -> Sequence[Span]:
 
 
 def _tops(agents: Sequence[Span], by_id: Mapping[str, Span], place: str, tally: Tally) -> list[Span]:
-    """Agents' spans within no other's."""
+    """Return the spans of agents that are not nested in another agent's span."""
     outermost = sorted((a for a in agents if _agent_of(a, by_id) is None), key=lambda a: (a.start, -a.end))
     missing = {a.span_id: _missing_above(a, by_id) for a in outermost}
-    # Where the parents of all are missing, the one that began first is not within another; nor are its siblings.
+    # If the parents of all agents are missing, the first one is not nested, and neither are its siblings.
     above = "" if "" in missing.values() else next(iter(missing.values()), "")
     tops = [a for a in outermost if missing[a.span_id] == above]
     for _ in range(len(outermost) - len(tops)):
@@ -524,22 +524,22 @@ def _agent_of(span: Span, by_id: Mapping[str, Span]) -> Span | None:
 
 
 def _missing_above(span: Span, by_id: Mapping[str, Span]) -> str:
-    """The id of the missing span that a span is below; empty where its ancestors are all there."""
+    """Return the ID of the missing span above a span, or an empty text."""
     top = [span, *_ancestors(span, by_id)][-1]
     return "" if top.parent_id in by_id else top.parent_id
 
 
 def _longest(chats: Sequence[Span]) -> list[Span]:
-    """Without those that another chat goes on with."""
+    """Return chats that no other chat continues."""
     chains = [_chain(chat) for chat in chats]
     continued = {link for chain in chains for link in chain[:-1]}
     return [chat for chat, chain in zip(chats, chains, strict=True) if not chain or chain[-1] not in continued]
 
 
 def _chain(chat: Span) -> list[bytes]:
-    """What stands for the first, the first two … messages that a chat was asked with."""
+    """Return hashes of the first, the first two, … input messages of a chat."""
     found: list[bytes] = []
-    with contextlib.suppress(Unreadable):  # which is counted when it is its turn
+    with contextlib.suppress(Unreadable):  # counted later
         for message in _input(chat):
             text = json.dumps(message, sort_keys=True).encode()
             found.append(hashlib.blake2b(b"".join([*found[-1:], text]), digest_size=16).digest())
@@ -547,7 +547,7 @@ def _chain(chat: Span) -> list[bytes]:
 
 
 _NO_CONVERSATION = ("", "unknown", "[no_session_id]")
-"""Conversation ids that AgentScope 1.x and 2.x send instead of none."""
+"""Conversation IDs that AgentScope 1.x and 2.x send if there is none."""
 
 
 def _conversation(top: Span | None, chats: Sequence[Span], source: str, tally: Tally) -> Iterator[Conversation]:
@@ -559,7 +559,7 @@ def _conversation(top: Span | None, chats: Sequence[Span], source: str, tally: T
         tally.unreadable(str(e), place)
         return
     reason = ""
-    if any(span.get("astuner.cut") is not None for span in (main, *chats)):  # as `astuner serve` says it
+    if any(span.get("astuner.cut") is not None for span in (main, *chats)):  # set by `astuner serve`
         reason = CUT
     elif not messages and not answer:
         _not_understood(main, place, tally)
@@ -592,7 +592,7 @@ def _conversation(top: Span | None, chats: Sequence[Span], source: str, tally: T
 
 
 def _content(top: Span | None, chats: Sequence[Span]) -> tuple[list[Message], str]:
-    """Messages up to the user's last one, and the answer."""
+    """Return the messages up to the user's last one, and the answer."""
     if top is None:
         return _up_to_user(_input(chats[0])), _answer(_output(chats[0]))
     asked = _up_to_user(_input(top))
@@ -604,7 +604,7 @@ def _content(top: Span | None, chats: Sequence[Span]) -> tuple[list[Message], st
 
 
 def _with_history(asked: Sequence[Message], whole: Sequence[Message]) -> list[Message]:
-    """What the agent was asked, after what its model saw before; frameworks add hints behind the question."""
+    """Return the agent's input after the history of its model. Frameworks append hints to the question."""
     query = text_of(asked[-1]).strip()
     for i in range(len(whole) - 1, -1, -1):
         if whole[i]["role"] == "user" and text_of(whole[i]).strip() == query and i + 1 >= len(asked):
@@ -620,7 +620,7 @@ def _up_to_user(messages: Sequence[Message]) -> list[Message]:
 
 
 def _answer(messages: Sequence[Message]) -> str:
-    """The last text of an assistant, unless it went on to call a tool."""
+    """Return the last text of an assistant, unless it continued with a tool call."""
     for message in reversed(messages):
         if message["role"] == "assistant":
             return "" if message.get("tool_calls") else text_of(message)
@@ -646,13 +646,13 @@ def _output(span: Span) -> list[Message]:
 
 
 def _function(span: Span, which: str) -> Any:
-    """What AgentScope writes down of the call that a span stands for, in newer and older versions."""
+    """Return AgentScope's record of the call that a span represents, in newer and older versions."""
     found = span.get(f"agentscope.function.{which}")
     return span.get(which) if found is None else found
 
 
 def _argument(given: Any) -> Any:
-    """The messages among the arguments of a call."""
+    """Return the messages among the arguments of a call."""
     given = decoded(given)
     if not isinstance(given, Mapping):
         return None
@@ -665,7 +665,7 @@ def _argument(given: Any) -> Any:
 
 
 def _agentscope(value: Any) -> list[Message]:
-    """Messages, or a ``Msg`` as text, or a list of such."""
+    """Return messages, also from a ``Msg`` as text or a list of them."""
     value = decoded(value)
     if value is None:
         return []
@@ -677,7 +677,7 @@ def _agentscope(value: Any) -> list[Message]:
 
 
 def _names_its_process(span: Span) -> bool:
-    """AgentScope 1.x calls the run of its program a conversation."""
+    """Return whether the conversation ID names a process, as in AgentScope 1.x."""
     if span.scope == "agentscope":
         return span.scope_version.startswith("1.")
     return span.scope.startswith("agentscope.tracing") or span.get("project.run_id") is not None
@@ -687,13 +687,13 @@ DATABASE, SPANS, LINES, DOCUMENT, TABLE = "database", "OTLP JSON", "JSON lines",
 _HEAD = 64 << 10
 _BATCH = 500
 _ONE_DOCUMENT = 4
-"""Times the limit of a line."""
+"""Size limit of a document as a multiple of the limit of a line."""
 
 
 def kind_of(path: Path) -> str:
-    """`DATABASE`, `SPANS`, `LINES`, `DOCUMENT` or `TABLE`.
+    """Return `DATABASE`, `SPANS`, `LINES`, `DOCUMENT` or `TABLE`.
 
-    :raises DataError: it is none of them, or cannot be read.
+    :raises DataError: The file is none of them, or cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -705,12 +705,12 @@ def kind_of(path: Path) -> str:
     if head.startswith(MAGIC):
         return DATABASE
     if path.suffix.lower() in (".sqlite", ".sqlite3", ".db"):
-        raise DataError(f"{path} is no SQLite database (it begins with {head[:12]!r}); read are {READ}")
+        raise DataError(f"{path} is not a SQLite database (it begins with {head[:12]!r}); supported are {READ}")
     if head[:2] == b"\x1f\x8b":
         raise DataError(f"{path} is compressed; unpack it first: gunzip {path.name}")
     if head[:4] == b"PAR1":
         raise DataError(
-            f"{path} is Parquet; write lines first: python -c \"import pandas; pandas.read_parquet('{path.name}')"
+            f"{path} is Parquet; convert it first: python -c \"import pandas; pandas.read_parquet('{path.name}')"
             f".to_json('{path.stem}.jsonl', orient='records', lines=True)\""
         )
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")
@@ -720,9 +720,9 @@ def kind_of(path: Path) -> str:
         return DOCUMENT
     if not start.startswith(b"{"):
         raise DataError(
-            f"{path} is no source of traces (it begins with {start[:12]!r}); read are SQLite databases of AgentScope "
-            "Studio or of `astuner data collect`, OTLP as JSON, chats, and what Phoenix, Langfuse and logfire export, "
-            "as JSON or CSV"
+            f"{path} is not a source of traces (it begins with {start[:12]!r}); supported are SQLite databases of "
+            "AgentScope Studio or of `astuner data collect`, OTLP as JSON, chats, and exports of Phoenix, Langfuse and "
+            "logfire as JSON or CSV"
         )
     return SPANS if any(name in head for name in _OTLP) else LINES
 
@@ -731,10 +731,10 @@ _OTLP = (b'"resourceSpans"', b'"resource_spans"', b'"resourceLogs"', b'"resource
 
 
 def read_source(path: Path, limit: int, tally: Tally) -> Iterator[Conversation | Given]:
-    """The conversations of a file, and the feedback if it holds some.
+    """Yield the conversations of a file, and its feedback.
 
-    :param limit: bytes of a line, in files of lines.
-    :raises DataError: the file cannot be read, or (on_bad: stop) something in it.
+    :param limit: Maximum bytes of a line.
+    :raises DataError: The file cannot be read, or contains unreadable data with on_bad: stop.
     """
     kind = kind_of(path)
     if kind == DATABASE:
@@ -763,7 +763,7 @@ def _requests(lines: Iterable[tuple[str, bytes]], tally: Tally) -> Iterator[Deco
         try:
             decoded = from_json(line)
         except NotOtlp as e:
-            reason = f"a line of OTLP: {e}" if tally.on_bad == "stop" else "a line that is no OTLP request"
+            reason = f"a line of OTLP: {e}" if tally.on_bad == "stop" else "a line that is not an OTLP request"
             tally.unreadable(reason, place)
             continue
         for reason, n in decoded.rejected.items():
@@ -775,7 +775,7 @@ def _requests(lines: Iterable[tuple[str, bytes]], tally: Tally) -> Iterator[Deco
 def _gathered(
     found: Iterable[Decoded | Conversation | Given], path: Path, tally: Tally
 ) -> Iterator[Conversation | Given]:
-    """What is found, and then what its spans hold, which a collector's file of their own brings together."""
+    """Yield conversations and feedback, then the contents of spans, which a temporary collector database collects."""
     with ExitStack() as opened:
         store, waiting = None, Decoded()
         for each in itertools.chain(found, [None]):
@@ -789,7 +789,7 @@ def _gathered(
                     folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="astuner-spans-"))
                     store = opened.enter_context(closing(Store(Path(folder) / "spans.sqlite")))
                 for _ in range(len(waiting.rows) - store.add_spans(waiting.rows, waiting.events)):
-                    tally.drop("a span that is there twice", str(path))
+                    tally.drop("a duplicate span", str(path))
                 waiting = Decoded()
         if store is not None:
             yield from _of_database(store.path, str(path), tally)
