@@ -1,8 +1,8 @@
 """Create the model of this example: ``python examples/werewolves/make_model.py``.
 
 The model is pretrained on games with random messages and choices. It learns the words and boxes of the game; choosing
-well is left to the training. The games come from the example's own table with scripted players, so the prompts match those
-of the training exactly.
+well is left to the training. The games come from the example's own table with scripted players, so the prompts equal
+those of the training.
 
 The result follows from the seed and uses one thread. On another CPU, the weights may differ in their last bits.
 """

@@ -39,7 +39,7 @@ def python_tool(
         Returns:
             `ToolResponse`:
                 The return code, standard output and standard error of the code.
-        """
+        """  # noqa: D205  # the model reads this text as the tool's description
         seconds = _seconds(timeout)
         if seconds is None:
             return _response(f"Error: timeout must be a positive number of seconds, not {timeout!r}")
