@@ -53,7 +53,7 @@ def test_a_run_leaves_everything_a_person_needs(short: Overrides, tmp_path: Path
     checkpoint = folder / "checkpoints" / "step-000003"
     (resume,) = (folder / "resume").iterdir()
     plan = (folder / "run.log").read_text()
-    said = re.search(r"disk +([\d.]+) MiB a checkpoint, .*? and ([\d.]+) MiB to continue from", plan)
+    said = re.search(r"Disk +([\d.]+) MiB per checkpoint .*? and ([\d.]+) MiB to resume", plan)
     assert said, plan
     for planned, there in zip(said.groups(), (checkpoint, resume), strict=True):
         size = sum(f.stat().st_size for f in there.rglob("*") if f.is_file()) / 2**20
