@@ -313,7 +313,7 @@ def test_any_manifest_is_answered_with_what_is_the_matter(tmp_path: Path) -> Non
         (folder / "manifest.json").write_text(text)
         assert "its manifest cannot be read" in problem(folder)
     (folder / "manifest.json").write_text('{"format": 1, "files": {"model.safetensors": 5}}')
-    assert "says nothing of model.safetensors" in problem(folder)
+    assert "no valid entry for model.safetensors" in problem(folder)
 
 
 def test_steps_are_numbers_and_other_folders_are_not_checkpoints(tmp_path: Path) -> None:

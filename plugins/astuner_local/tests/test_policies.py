@@ -484,7 +484,7 @@ def test_the_plan_names_agents_and_policies_and_counts_their_memory(game: Any) -
     with pytest.raises(ConfigError, match="contains a user or password") as refused:
         lines(f"{{wolf: {{policy: a}}, {external.replace('//', '//me:secret@')}}}", LORA)
     assert "secret" not in str(refused.value)
-    assert two["policies"] == "a: tiny-calculator, LoRA rank 4; b: tiny-calculator, as it is"
+    assert two["policies"] == "a: tiny-calculator, LoRA rank 4; b: tiny-calculator, not trained"
     assert two["parameters"].startswith("a: ")
     assert "in adapters" in two["parameters"].split("; b: ")[0]
     assert "not trained" in two["parameters"].split("; b: ")[1]

@@ -168,7 +168,7 @@ def test_a_damaged_file_is_named(text: str, tmp_path: Path) -> None:
     folder = tmp_path / "e.promoted"
     folder.mkdir(exist_ok=True)
     (folder / "promoted.json").write_text(text)
-    with pytest.raises(CheckpointError, match=r"promoted.json is damaged: .*; move it away"):
+    with pytest.raises(CheckpointError, match=r"promoted.json is damaged: .* Move it away"):
         Promotions.read(tmp_path / "e")
 
 
