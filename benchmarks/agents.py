@@ -1,6 +1,6 @@
-"""The tasks and agents that are measured: word problems, and a calculator to call.
+"""Tasks and agents of the benchmarks: word problems, and a calculator as a tool.
 
-`CalculatorLoop` is a plain loop, comparable with what TRL runs; the example's AgentScope agent is measured beside it.
+`CalculatorLoop` is a plain loop, comparable with what TRL runs. The AgentScope agent of the example is measured too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def reward(text: str, answer: str) -> float:
 
 
 def use_calculator(expression: str) -> str:
-    """What the calculator prints."""
+    """Return the calculator's output."""
     try:
         return str(round(calculate(expression), 4))
     except CalculatorError as error:

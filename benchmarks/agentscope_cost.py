@@ -46,7 +46,10 @@ def run(*, quick: bool) -> Report:
 
 
 def _python_1() -> Path:
-    """:raises SystemExit: There is no environment with AgentScope 1.x."""
+    """Return the Python of the environment with AgentScope 1.x.
+
+    :raises SystemExit: The environment does not exist.
+    """
     python = Path(os.environ.get(PYTHON_1, REPOSITORY / ".venv-agentscope-1.0.21" / "bin" / "python"))
     if not python.exists():
         raise SystemExit(

@@ -1,4 +1,4 @@
-"""One conversation with a tool in a process of its own, whose Python has one version of AgentScope."""
+"""Run one conversation with a tool in a separate process, whose Python has one version of AgentScope."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def chats(loop: asyncio.AbstractEventLoop, name: str, turns: int) -> Callable[[]
 
 
 def _alone(loop: asyncio.AbstractEventLoop, name: str, turns: int) -> Callable[[], object]:
-    """The same agents and the same engine, without anything between them."""
+    """Return a function that runs the same agents on the same engine, without ASTuner between them."""
     from astuner.contracts.types import SamplingParams
 
     engine = ScriptedEngine(replies(templates.tokenizer(name), turns))

@@ -1,4 +1,4 @@
-"""What a model call over HTTP costs, beside the proxies of other projects; see `call_in_process` for one without."""
+"""CPU time of a model call over HTTP, compared with other projects' proxies; see `call_in_process` for calls in process."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class _Load:
 
 
 def over_http(repeats: int) -> tuple[float, float]:
-    """CPU seconds per call of the bare server, and of ours with the engine in its process; the best repetition."""
+    """Return CPU seconds per call of the bare server and of ASTuner with the engine in process (best repetition)."""
     with ExitStack() as stack:
         sides, _ = _start(stack, peers=False)
         found = _loaded(sides, {AT_ONCE: repeats})
@@ -78,9 +78,9 @@ def over_http(repeats: int) -> tuple[float, float]:
 
 
 def _loaded(sides: Mapping[str, Side], loads: Mapping[int, int]) -> dict[str, dict[int, _Load]]:
-    """What the sides did, taking turns.
+    """Measure all sides in turns.
 
-    :param loads: agents at once -> how many times.
+    :param loads: Concurrent agents -> number of repetitions.
     """
     found = {name: {at_once: _Load() for at_once in loads} for name in sides}
     for name, side in sides.items():
@@ -120,9 +120,9 @@ def _over_http(report: Report, *, repeats: int) -> None:
     )
     ours = found[_IN_PROCESS][AT_ONCE].ms
     report.text(
-        f"With the engine in the process, ASTuner's whole server process takes {_goal(ours, MOST_OVER_HTTP)}. That is "
-        "HTTP, keys, checking the request, what the core does "
-        "for a call in process ([call_in_process.md](call_in_process.md)), and the answer's JSON."
+        f"With the engine in the process, ASTuner's server process takes {_goal(ours, MOST_OVER_HTTP)}. This includes "
+        "HTTP, API keys, request validation, the core's work for a call in process "
+        "([call_in_process.md](call_in_process.md)) and the JSON of the response."
     )
     report.text(_HOW)
     for note in notes:
@@ -134,24 +134,24 @@ _STUB, _IN_PROCESS, _HTTP_ENGINE = "the stub itself", "ASTuner, engine in proces
 _HOW = f"""\
 How to read this:
 
-- **CPU** is of the server's process only, all threads; clients, and the stub behind the proxies, are processes of
-  their own. It counts from before the first request until after everything is recorded.
-- **They do not do the same.** *ASTuner, engine in process* has no server behind it: it turns messages into token ids
-  and calls the engine, as the `local` backbone does. All others ask the stub over HTTP. *ASTuner, engine over HTTP*
-  sends token ids to the stub's `/inference/v1/generate` and reads ids and log-probabilities. *verifiers, train client*
-  is the nearest to that: it renders with its own Qwen3 renderer and asks the same route. *verifiers, eval client* and
-  *Agent Lightning* forward the messages to the stub's `/v1/chat/completions`; tokens are the inference server's
-  business there (the stub sends none). verifiers keeps a message graph, Agent Lightning OpenTelemetry spans in its
-  in-memory store.
-- **The stub itself** is a bare aiohttp handler that reads the JSON and answers with a prepared one: about the least
-  that any server here costs.
-- **Garbage** is collected in ASTuner's processes as in a run of it: what was loaded before the first episode is left
-  out ([collector.md](collector.md)).
-- **Latency** at {AT_ONCE} at once is mostly waiting for one's turn, since the model takes no time: each agent sends
-  its next request as soon as it has its answer, and one process serves them all. At 1 it is what a call takes. The
-  machine has few cores, and clients and stub need some too: latencies depend on it more than CPU does.
-- The peers run as they come: verifiers' `InterceptionServer` with one session per rollout, Agent Lightning's
-  `LLMProxy` in thread mode with its default middleware and callbacks, one process each, no tuning."""
+- **CPU** covers all threads of the server process only. Clients and the stub inference server run in separate
+  processes. The measurement starts before the first request and ends after all calls are recorded.
+- **The sides do different work.** *ASTuner, engine in process* has no inference server: it turns messages into token
+  IDs and calls the engine, as the `local` backbone does. All others call the stub over HTTP. *ASTuner, engine over
+  HTTP* sends token IDs to the stub's `/inference/v1/generate` and reads IDs and log-probabilities. *verifiers, train
+  client* is the closest match: it renders with its own Qwen3 renderer and calls the same route. *verifiers, eval
+  client* and *Agent Lightning* forward the messages to the stub's `/v1/chat/completions` and leave tokens to the
+  inference server (the stub sends none). verifiers keeps a message graph, Agent Lightning keeps OpenTelemetry spans in
+  its in-memory store.
+- **The stub** is a bare aiohttp handler that reads the JSON and returns a prepared response: about the minimum that
+  any server costs here.
+- **Garbage collection** in ASTuner's processes works as in a run: objects loaded before the first episode are excluded
+  ([collector.md](collector.md)).
+- **Latency** with {AT_ONCE} agents is mostly queueing, because the model takes no time: each agent sends its next
+  request as soon as it has its answer, and one process serves all agents. With 1 agent it is the duration of a call.
+  The machine has few cores, which clients and stub share, so latencies depend on the machine more than CPU time does.
+- **The peers run with their defaults**: verifiers' `InterceptionServer` with one session per rollout, Agent
+  Lightning's `LLMProxy` in thread mode with its default middleware and callbacks, one process each, no tuning."""
 
 
 _STACKS = """\

@@ -1,6 +1,6 @@
-"""Agents in a process of their own that speak to a model over HTTP, many at once, and note how long each call took.
+"""Run many concurrent agents over HTTP in a separate process and record the latency of each call.
 
-Run as a module it reads a plan from its standard input and writes what it found to its standard output.
+Run as a module, it reads a plan from standard input and writes its measurements to standard output.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What it costs to turn a long conversation into tokens: only what is new, against the whole history every turn."""
+"""Cost of encoding a long conversation: only new messages (ASTuner), compared with the full history at every turn."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def run(*, quick: bool) -> Report:
     names = ("qwen2.5", "mistral-nemo") if quick else templates.NAMES
     report = Report(
         f"Rendering and tokenising a conversation of {TURNS} turns",
-        "A turn is a tool call of the model and the tool's result; calls and results differ at every turn and in every "
-        "repetition, so that nothing is remembered from another one. *ASTuner* is `Conversation.encode`, which splices "
-        "the recorded tokens and encodes what is new. *Naive* is the usual way: the tokenizer's `apply_chat_template` "
-        "of the whole history at every turn. Both see the same messages; conversations take turns, in one process and "
-        "one thread. The chat templates are those of the real models; the vocabulary is a byte-level BPE that was "
-        "trained on this repository's text. CPU time, medians.",
+        "A turn is a tool call of the model and the tool's result. Calls and results differ at every turn and in "
+        "every repetition, so no cache can help. *ASTuner* is `Conversation.encode`, which splices the recorded "
+        "tokens and encodes only new messages. *Naive* applies the tokenizer's `apply_chat_template` to the full "
+        "history at every turn. Both get the same messages and alternate in one process with one thread. The chat "
+        "templates are the real models' templates; the vocabulary is a byte-level BPE trained on this repository's "
+        "text. CPU time, medians.",
     )
     found = {name: _measure(name, repeats) for name in names}
     _totals(report, found)
@@ -110,12 +110,12 @@ def _measure(name: str, repeats: int) -> _Found:
 def _ours(
     found: _Conversation, codec: ChatCodec, said: Sequence[Sequence[int]], number: int, *, terse: bool = False
 ) -> None:
-    """One conversation with a codec.
+    """Run one conversation with a codec.
 
-    :param said: the model's reply at every turn.
-    :param number: makes this conversation's texts differ from those of every other one.
-    :param terse: the tool's results are one number.
-    :raises RuntimeError: a turn was not continued exactly, so that this measures something else.
+    :param said: Reply of the model at every turn.
+    :param number: Number of the conversation; its texts differ from all other conversations.
+    :param terse: Make each tool result a single number.
+    :raises RuntimeError: A turn was not continued exactly, so the measurement is invalid.
     """
     conversation, before = codec.conversation(), 0
     messages: list[Mapping[str, Any]] = [*records.first_messages(number)]
@@ -140,9 +140,9 @@ def _ours(
 
 
 def _naive(found: _Conversation, tokenizer: Any, number: int, *, reasons: bool) -> None:
-    """The same conversation, rendered and tokenised as a whole at every turn.
+    """Render and tokenize the complete history of the same conversation at every turn.
 
-    :param reasons: the replies have reasoning.
+    :param reasons: Add reasoning to the replies.
     """
     history: list[Mapping[str, Any]] = [*records.first_messages(number)]
     for turn in range(TURNS):
@@ -158,7 +158,7 @@ def _naive(found: _Conversation, tokenizer: Any, number: int, *, reasons: bool) 
 
 
 def _said(codec: ChatCodec, tokenizer: Any, turn: int) -> list[int]:
-    """The model's reply: a call, with a sentence of reasoning where the family marks that."""
+    """Return the model's reply: a call, with a sentence of reasoning if the family marks reasoning."""
     text = codec.template.write_reply("", [records.call(turn)], _thought(turn) if codec.template.reasons else "")
     return [*tokenizer.encode(text, add_special_tokens=False), codec.stop_token_ids[0]]
 
@@ -196,10 +196,10 @@ def _totals(report: Report, found: Mapping[str, _Found]) -> None:
         ],
     )
     report.text(
-        "*new* are the tokens of the prompts that the model did not write, each counted once: what has to be tokenised "
-        f"at least. At most {worst:.3f} tokens are tokenised per new one (goal ≤ {MOST_TOKENISED:g}: "
-        f"{'reached' if worst <= MOST_TOKENISED else 'MISSED'}). What is above 1 is the end token of each reply, which "
-        "is encoded with the text behind it and then left out, since the model has written it."
+        "*new* counts the prompt tokens that the model did not write, each once: the minimum to tokenize. At most "
+        f"{worst:.3f} tokens are tokenized per new one (goal ≤ {MOST_TOKENISED:g}: "
+        f"{'reached' if worst <= MOST_TOKENISED else 'MISSED'}). The part above 1 is the end token of each reply: it "
+        "is encoded with the text that follows it and then dropped, because the model already wrote it."
     )
 
 

@@ -1,6 +1,6 @@
-"""A training run in a process of its own, and what Python's garbage collector took of it.
+"""Run a training run in a separate process and measure the cost of Python's garbage collector.
 
-``python -m benchmarks.collected_run as-usual|left-out EXPERIMENT FOLDER [OVERRIDE ...]`` prints it as JSON.
+``python -m benchmarks.collected_run as-usual|left-out EXPERIMENT FOLDER [OVERRIDE ...]`` prints the result as JSON.
 """
 
 from __future__ import annotations

@@ -31,10 +31,10 @@ _START_WITHIN, _STOP_WITHIN = 300.0, 20.0
 
 
 def start(plan: Mapping[str, Any]) -> tuple[subprocess.Popen[bytes], float]:
-    """The service, and the seconds until it answered.
+    """Start the service and return it with the seconds until it answered.
 
     :param plan: ``argv``, ``environ``, ``cwd`` and ``url``.
-    :raises RuntimeError: it ended, or did not answer in time.
+    :raises RuntimeError: The service exited or did not answer in time.
     """
     began = time.perf_counter()
     environ = {**os.environ, **plan["environ"]}
@@ -55,9 +55,9 @@ def _answers(url: str) -> bool:
 
 
 def stat_of(pid: int) -> list[str]:
-    """The fields of ``/proc/PID/stat`` from the third on, see proc(5).
+    """Return the fields of ``/proc/PID/stat`` from the third on, see proc(5).
 
-    :raises OSError: the process is gone.
+    :raises OSError: The process does not exist.
     """
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
@@ -82,9 +82,9 @@ def descendants() -> dict[int, list[str]]:
 
 
 def pss(pid: int) -> int:
-    """Bytes of memory: what a process has alone, and its share of what it has with others; 0 when it is gone.
+    """Return PSS in bytes: private memory plus a share of shared memory, or 0 if the process does not exist.
 
-    :raises PermissionError: it does not let itself be looked at; being root helps.
+    :raises PermissionError: The process cannot be inspected; run as root.
     """
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()

@@ -1,4 +1,4 @@
-"""The services that `env_load` compares, each started in a folder of its own, and the measuring of one of them."""
+"""Start the services that `env_load` compares, each in a separate folder, and measure them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ APPWORLD, COUNTER = "appworld", "counter"
 _SETTLE = 4.0
 """Seconds after which what a release leaves behind is looked at."""
 _IDLE = 3.0
-"""Seconds over which the CPU of a service is measured that nobody asks."""
+"""Seconds over which the CPU time of an idle service is measured."""
 _COUNTER = Path(__file__).with_name("env_counter.py")
 _SYNTHETIC = REPOSITORY / "plugins" / "astuner_appworld" / "astuner_appworld" / "synthetic"
 
@@ -52,7 +52,7 @@ class Phase:
 
 @dataclass
 class Life:
-    """A service from its start to its end."""
+    """Measurements of one service, from its start until it stops."""
 
     instances: int
     start: float = 0.0
@@ -63,7 +63,7 @@ class Life:
     """Bytes, after the first world has come and gone."""
     idle_processes: int = 0
     idle_cpu: float = 0.0
-    """Share of a core while nobody asks anything."""
+    """Share of a core that the idle service uses."""
     alone: dict[str, Phase] = field(default_factory=dict)
     """What one world takes when it is the only one."""
     phases: dict[str, Phase] = field(default_factory=dict)
@@ -155,7 +155,7 @@ def side_by_side(
 
 @contextmanager
 def _up(machine: Machine, name: str, script: Script, instances: int) -> Iterator[_Watch]:
-    """The service ``name`` from its start to its end."""
+    """Start the service ``name`` and stop it at the end of the block."""
     life = Life(instances)
     with tempfile.TemporaryDirectory(prefix="el-") as folder:  # short: Ray's sockets lie below it
         plan, token, files = _plan(machine, name, script.env_type, Path(folder))
@@ -209,7 +209,7 @@ class _Watch:
         return found
 
     def _idle(self) -> int:
-        """Notes what the service takes without a world; the bytes on disk."""
+        """Record memory and CPU of the service without worlds, and return its bytes on disk."""
         time.sleep(_SETTLE)
         began, cpu = time.perf_counter(), self._server.ask("all_cpu")
         time.sleep(_IDLE)
@@ -260,7 +260,7 @@ def _plan(machine: Machine, name: str, env_type: str, folder: Path) -> tuple[dic
 
 
 def _keep_settings(machine: Machine, folder: Path) -> None:
-    """What ``astuner env setup`` would have written."""
+    """Write the file that ``astuner env setup`` would have written."""
     folder.mkdir(mode=0o700, parents=True)
     settings = {"python": str(machine.python), "environ": {"APPWORLD_ROOT": str(machine.data.parent)}}
     file = folder / f"{APPWORLD}.json"

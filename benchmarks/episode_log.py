@@ -50,10 +50,10 @@ def run(*, quick: bool) -> Report:
     count = QUICK if quick else EPISODES
     report = Report(
         "The episode log",
-        f"A log of {count:,} synthetic episodes, {PER_STEP} in a step, of two turns each, is written by "
-        "`EpisodeLogWriter` as a run does it, and read with `EpisodeLog`. Sizes are of random token "
-        "ids and random words, which compress worse than a model's. Wall time for what a person waits for, CPU time of "
-        "the whole process for what a run pays.",
+        f"`EpisodeLogWriter` writes a log of {count:,} synthetic episodes of two turns each, {PER_STEP} per step, as "
+        "in a run, and `EpisodeLog` reads it. Sizes are for random token IDs and random words, which compress worse "
+        "than real text. Wall time for operations that a person waits for, CPU time of the process for the cost to "
+        "a run.",
     )
     folder = Path(tempfile.mkdtemp(prefix="episode-log-"))
     try:
@@ -77,7 +77,7 @@ def _runs(report: Report, folder: Path, steps: int) -> None:
     )
     rows: list[tuple[object, ...]] = []
     for name, count, overrides in (
-        ("the math agent as it is shipped: 0.13 M weights, 22 generated tokens in an episode", steps, ()),
+        ("the shipped math agent: 0.13 M weights, 22 generated tokens in an episode", steps, ()),
         ("the same with 3 M random weights, 400 generated tokens", -(-steps // 7), long),
     ):
         found = _run(folder / f"run-{len(rows)}", (*overrides, f"astuner.trainer_common.total_steps={count}"))
@@ -97,8 +97,9 @@ def _runs(report: Report, folder: Path, steps: int) -> None:
     goal = f"goal < {MOST_SHARE:.0%}"
     report.table(("run", "steps", "CPU s", "of that the log", "share", "of the wall time waited", goal), rows)
     report.text(
-        "A run of the `local` backbone in a process of its own, from start to end with imports and validations. The "
-        "log's CPU time is that of the run's calls of it; these runs are so short that their lists are left to readers."
+        "A run of the `local` backbone in a separate process, from start to end with imports and validations. The "
+        "log's CPU time is the time spent in the run's calls to the log. These runs are so short that they leave "
+        "indexing to readers."
     )
 
 

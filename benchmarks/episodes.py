@@ -1,4 +1,4 @@
-"""Episodes around an engine that answers at once, without a run around them: what one model call goes through."""
+"""Episodes on an engine that answers immediately, without a run: what one model call goes through."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from benchmarks.records import ANSWER, call, first_messages, results
 
 
 def replies(tokenizer: Any, turns: int) -> list[list[int]]:
-    """The token ids of the model's reply at every turn, as its family writes it, end token included."""
+    """Return the token IDs of the model's reply at every turn, in the family's format, including the end token."""
     codec = ChatCodec(tokenizer)
     template = codec.template
     texts = [template.write_reply("", [call(turn)]) for turn in range(turns - 1)] + [template.write_reply(ANSWER)]
@@ -28,9 +28,9 @@ def replies(tokenizer: Any, turns: int) -> list[list[int]]:
 
 
 class ScriptedEngine(InferenceEngine):
-    """Answers at once, with the next reply of the conversation.
+    """Engine that immediately returns the next reply of the conversation.
 
-    :param replies: token ids at every turn; conversations are told apart by their session.
+    :param replies: Token IDs at every turn; the session identifies the conversation.
     """
 
     max_model_len = 1 << 20
@@ -52,7 +52,7 @@ class ScriptedEngine(InferenceEngine):
         )
 
     def forget(self) -> None:
-        """All conversations begin anew."""
+        """Restart all conversations."""
         self._asked.clear()
 
 
@@ -88,9 +88,9 @@ class Episodes:
 
 
 async def converse(ask: Any, number: int) -> int:
-    """The agent of the scripted conversation: how many model calls it made.
+    """Run the agent of the scripted conversation and return its number of model calls.
 
-    :param ask: ``await ask(messages)`` answers with an assistant message.
+    :param ask: ``await ask(messages)`` returns an assistant message.
     """
     messages: list[Any] = [*first_messages(number)]
     turn = 0

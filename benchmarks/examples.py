@@ -1,7 +1,7 @@
-"""Every example that shows learning, with five seeds, the default among them.
+"""Run every example that shows learning with five seeds, including the default seed.
 
-Each is run as its README says, in processes and run folders of their own; what counts is where a run ends, not its best
-moment.
+Each example runs as its README describes, in separate processes and run folders. The result is the state at the end of
+a run, not its best checkpoint.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Example:
     of 0, neither of which may learn, and its folder gets the curves as a picture."""
 
     kind: Callable[[str], object] = str
-    """Of a task, by its query: what tasks share that may make them hard; by default each is of its own."""
+    """Maps a task's query to a kind: tasks of a kind may be hard for the same reason. Default: every task is a kind."""
 
     def conditions(self, seeds: Sequence[int]) -> Mapping[str, Condition]:
         found = {AS_SHIPPED: Condition((), seeds)}
@@ -105,9 +105,10 @@ SCRIPTED = ("rubrics", "flywheel")
 
 
 def run(*, quick: bool, runs: Runs = FRESH, tasks: Sequence[str] = (), seeds: int | None = None) -> Report:
-    """
-    :param tasks: those to run; all by default.
-    :param seeds: only the first so many.
+    """Run the examples and report success before and after.
+
+    :param tasks: Examples to run. Default: all.
+    :param seeds: Run only the first ``seeds`` seeds.
     """
     names = [*(example.name for example in MEASURED), *SCRIPTED]
     if unknown := {*tasks} - {*names}:
@@ -116,9 +117,9 @@ def run(*, quick: bool, runs: Runs = FRESH, tasks: Sequence[str] = (), seeds: in
     chosen = SEEDS[: 1 if quick else seeds]
     report = Report(
         "The examples that learn",
-        f"`astuner run examples/NAME/NAME.yaml --backbone local`, seeds {', '.join(map(str, chosen))}: success on the "
-        "held-out tasks before and at the end, with Wilson's 95 % interval. *Above* means that the whole interval at "
-        "the end lies above what somebody gets who understands nothing.",
+        f"`astuner run examples/NAME/NAME.yaml --backbone local`, seeds {', '.join(map(str, chosen))}: success on "
+        "the held-out tasks before and at the end, with Wilson's 95 % interval. *Above* means that the complete "
+        "interval at the end lies above the score of guessing.",
     )
     rows, with_controls = [], {}
     for example in measured:
@@ -149,7 +150,7 @@ def _row(example: Example, condition: str, run: Trained) -> tuple[object, ...]:
 
 
 def _scripted(name: str, seeds: Sequence[int], kept: Path | None, *, quick: bool) -> str:
-    """What an example's own script found; it keeps its stages, so that a second start goes on."""
+    """Run an example's script and return its report; the script keeps its stages, so it can resume in a kept folder."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = (kept.resolve() if kept else Path(temporary)) / name
         command = [sys.executable, str(EXAMPLES / name / f"{name}.py"), "--folder", str(folder)]

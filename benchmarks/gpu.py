@@ -32,7 +32,7 @@ REHEARSED = REPOSITORY / "examples/math_agent/math_agent.yaml"
 """In place of the word problems where there is no GPU: the shipped model solves some of its tasks."""
 SEED = 310
 NEEDED = {"local": "astuner_local", "verl": "transfer_queue", "trinity": "trinity"}
-"""Backbone -> a module of what it needs, which no other brings."""
+"""Backbone -> a module that only its dependencies provide."""
 FULL, LORA = "all weights", "LoRA of rank 32"
 ADAPTERS = (
     "astuner.model.lora.rank=32",
@@ -48,7 +48,7 @@ SHAPES = {
     "SmolLM2-1.7B": Shape(2048, 24, 32, 32, 8192),
     "Qwen2.5-7B": Shape(3584, 28, 28, 4, 18944),
 }
-"""Of models by these names, with the words and the tokenizer of SmolLM2: the second has a third of its own."""
+"""Shapes of these models, with SmolLM2's vocabulary and tokenizer (its vocabulary is a third of Qwen2.5's)."""
 
 
 @dataclass
@@ -61,11 +61,11 @@ class Measured:
     plan: Mapping[str, str]
     """What ``--dry-run`` said before."""
     gpu_gib: float
-    """The most memory of the GPU that was in use, beside what was in use before; 0 without a GPU."""
+    """Peak GPU memory in GiB, minus the memory in use before the run; 0 without a GPU."""
     certificate: Mapping[str, Any] = field(default_factory=dict)
 
     def of_steps(self, name: str) -> list[float]:
-        """A metric of the steps that are measured."""
+        """Return a metric of the measured steps."""
         steps = [row for row in self.run.rows if "time/train" in row and not row.get("nothing_learnable")]
         return [row[name] for row in steps[WARM:] if name in row]
 
@@ -81,8 +81,9 @@ class Measured:
 
 
 def run(*, quick: bool, runs: Runs = FRESH, tasks: Sequence[str] = ()) -> Report:
-    """
-    :param tasks: ``local``, ``verl``, ``trinity``; all that can be run here by default.
+    """Run the backbones that are installed.
+
+    :param tasks: ``local``, ``verl``, ``trinity``. Default: all that this machine supports.
     """
     import torch
 
@@ -100,10 +101,11 @@ def run(*, quick: bool, runs: Runs = FRESH, tasks: Sequence[str] = ()) -> Report
     chosen = [b for b in here if not tasks or b in tasks]
     report = Report(
         f"On a GPU: {card or 'a rehearsal without one'}",
-        "One GPU, `astuner run` as a person types it, in a process of its own with a fresh run folder; all figures are "
-        "read from what the runs wrote. On `verl` vLLM generates, trainer and engine share the card, and vLLM sleeps "
-        "during an update; on `trinity` trainer and engine have a card each. bfloat16, but for the weights that the "
-        f"optimizer moves. flash-attn: {'installed' if importlib.util.find_spec('flash_attn') else 'not installed'}.",
+        "One GPU, `astuner run` from the command line, in a separate process with a fresh run folder; all figures "
+        "are read from the files of the runs. On `verl` vLLM generates, trainer and engine share the GPU, and vLLM "
+        "sleeps during an update; on `trinity` trainer and engine have a GPU each. bfloat16, except for the weights "
+        "that the optimizer updates. flash-attn: "
+        f"{'installed' if importlib.util.find_spec('flash_attn') else 'not installed'}.",
     )
     with tempfile.TemporaryDirectory() as temporary:
         root = runs.folder.resolve() if runs.folder else Path(temporary)
@@ -113,7 +115,7 @@ def run(*, quick: bool, runs: Runs = FRESH, tasks: Sequence[str] = ()) -> Report
 
 
 def _word_problems(backbone: str, root: Path, quick: bool) -> Iterator[Measured]:
-    """The example, measured by its test tasks; with vLLM the run of all weights is killed on its way and goes on."""
+    """Train the example and evaluate its test tasks; with vLLM, kill the run of all weights midway and resume it."""
     steps, experiment = (4, REHEARSED) if quick else (40, WORDS)
     fewer = {"data.max_validation_tasks": 8, "data.train_batch_size": 4, "trainer_common.total_steps": steps}
     fewer |= {"trainer_common.test_freq": steps, "trainer_common.save_freq": steps // 2}
@@ -125,7 +127,7 @@ def _word_problems(backbone: str, root: Path, quick: bool) -> Iterator[Measured]
 
 
 def _long_answers(backbone: str, root: Path, quick: bool) -> Iterator[Measured]:
-    """Steps of 64 answers of equal length, from random weights."""
+    """Measure steps of 64 answers of equal length, from random weights."""
     for name, how, more in (("SmolLM2-1.7B", FULL, ()), ("Qwen2.5-7B", LORA, ADAPTERS)):
         fewer = {"data.train_batch_size": 2, "rollout.max_response_length_in_one_turn": 8}
         model = {} if quick else {"model.path": _model(name, root)}
@@ -135,7 +137,7 @@ def _long_answers(backbone: str, root: Path, quick: bool) -> Iterator[Measured]:
 
 
 def _engine(backbone: str) -> Sequence[str]:
-    """What a backbone is told beside the experiment."""
+    """Return overrides for a backbone in addition to the experiment."""
     if backbone == "local" or os.environ.get(f"{backbone.upper()}_PLATFORM"):
         return ()
     if backbone == "trinity":
@@ -144,8 +146,9 @@ def _engine(backbone: str) -> Sequence[str]:
 
 
 def _measured(backbone: str, how: str, command: Command, folder: Path, cut: int | None) -> Measured:
-    """
-    :param cut: the step after which the run is killed; the same command goes on.
+    """Run a command and return its measurements.
+
+    :param cut: Step after which the run is killed; the same command then resumes it.
     """
     print(f"{backbone}, {how}: begins", file=sys.stderr, flush=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -200,7 +203,7 @@ def _gpu_gib() -> float:
 
 
 def _model(name: str, root: Path) -> Path:
-    """A folder with random weights in the shape ``name``; made once."""
+    """Return a folder with random weights in the shape ``name``, creating it once."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -228,9 +231,10 @@ def _learning(report: Report, found: Sequence[Measured]) -> None:
     report.heading("SmolLM2-135M learns the word problems")
     report.text(
         f"`examples/word_problems`, one seed, {found[0].run.before.tasks} test problems that no recipe was chosen by, "
-        "one greedy answer each, with Wilson's 95 % interval. With vLLM the run of all weights was killed (`kill -9`) "
-        "half way and went on by the same command; its seconds are those of its steps and validations. Mismatch: "
-        "|log-probability of the trainer - that of the rollout| of what was generated, same weights; mean and largest."
+        "one greedy answer each, with Wilson's 95 % interval. With vLLM the run of all weights was killed (`kill "
+        "-9`) midway and resumed with the same command; its seconds cover its steps and validations. Mismatch: "
+        "absolute difference between the trainer's and the rollout's log-probabilities of the generated tokens, with "
+        "the same weights; mean and maximum."
     )
     report.table(
         ("run", "before", "after", "s", "s/step", "mismatch", "largest", "clipped", "trained"),
@@ -254,9 +258,9 @@ def _speed(report: Report, found: Sequence[Measured]) -> None:
     report.heading("Long answers of larger models")
     report.text(
         "Random weights in the shapes of these models with SmolLM2's 49,152 words, bfloat16: 8 tasks x 8 answers of "
-        "512 tokens, `micro_batch_tokens` 8192, activation checkpointing. Medians of the steps behind the first "
-        f"{WARM}. *Used* is the most that `nvidia-smi` showed of the first card, CUDA and vLLM's part included (on "
-        "`verl` 0.4 of the card); *trainer* is torch's peak as VERL logs it."
+        "512 tokens, `micro_batch_tokens` 8192, activation checkpointing. Medians of the steps after the first "
+        f"{WARM}. *Used* is the peak that `nvidia-smi` showed for the first GPU, including CUDA and vLLM (on `verl` "
+        "0.4 of the GPU); *trainer* is torch's peak as VERL logs it."
     )
     report.table(
         ("run", "s/step", "generated tokens/s", "trained tokens/s", "mismatch", "largest", "used GiB", "trainer GiB"),

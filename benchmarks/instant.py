@@ -21,9 +21,9 @@ ANSWER = "\\boxed{21}"
 
 
 class InstantEngine(InferenceEngine):
-    """Calls the calculator at every turn of a conversation but the last, where it answers.
+    """Engine that calls the calculator at every turn of a conversation and answers at the last turn.
 
-    :param turns: of a conversation; conversations are told apart by their session.
+    :param turns: Turns of a conversation; the session identifies the conversation.
     """
 
     max_model_len = 1 << 20

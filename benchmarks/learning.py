@@ -1,7 +1,7 @@
-"""Does it learn, with every seed, and only where there is something to learn from?
+"""Check that every seed learns, and that controls without a learning signal do not.
 
-Runs the example as a person would, ``astuner run examples/math_agent/math_agent.yaml --backbone local``, in a fresh
-process and run folder per seed, and reads what the run itself wrote.
+Runs ``astuner run examples/math_agent/math_agent.yaml --backbone local`` in a fresh process and run folder per seed,
+and reads the files of the run.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ def run(*, quick: bool, runs: Runs = FRESH) -> Report:
     shipped = found[AS_SHIPPED]
     report = Report(
         "Learning: success on held-out tasks, before and after",
-        f"`astuner run examples/math_agent/math_agent.yaml --backbone local`: the real AgentScope agent, "
-        f"{len(shipped[0].rewards)} steps of GRPO on the shipped `tiny-calculator`. Each run is a process of its own "
-        f"with a fresh run folder. Success is measured on all {shipped[0].after.tasks} held-out tasks (no combination "
-        "of wording and numbers in them is in any training task or warm-up transcript), one episode each, sampled as "
-        "in training, with Wilson's 95 % interval. The recipe was tuned on other seeds; these were run for this page "
-        "only.",
+        "`astuner run examples/math_agent/math_agent.yaml --backbone local`: the real AgentScope agent, "
+        f"{len(shipped[0].rewards)} steps of GRPO on the shipped `tiny-calculator`. Each run is a separate process "
+        f"with a fresh run folder. Success is measured on all {shipped[0].after.tasks} held-out tasks (no "
+        "combination of wording and numbers in them occurs in a training task or warm-up transcript), one episode "
+        "each, sampled as in training, with Wilson's 95 % interval. The recipe was tuned on other seeds; these were "
+        "run for this page only.",
     )
     reached = sum(r.after.success >= GOAL for r in shipped)
     report.text(f"**{reached} of {len(shipped)} seeds end at {GOAL:.0%} or more**, {_ends(shipped)}.")
@@ -76,12 +76,12 @@ def run(*, quick: bool, runs: Runs = FRESH) -> Report:
     if not quick:
         verdict(report, found, tried)
         report.text(
-            "*Recipe before*: that of commit 1156f89. *Shuffled rewards*: in training "
-            "each episode gets the verdict of another, randomly chosen one (`benchmarks/shuffled_judge.py`); in "
-            "validation its own. *Learning rate 0*: everything runs, nothing moves. The change is the difference of "
-            "two proportions over the tasks of all seeds together; *learned* means that its interval lies above 0. Two "
-            "runs went on at once. None of the three seeds of the recipe before is one of those that got stuck with "
-            "it; of these, 0, 1 and 102 end at 94.5, 95.3 and 96.5 % with the recipe as shipped."
+            "*Recipe before*: the recipe of commit 1156f89. *Shuffled rewards*: in training each episode gets the "
+            "verdict of another, randomly chosen episode (`benchmarks/shuffled_judge.py`); in validation its own. "
+            "*Learning rate 0*: everything runs, but the weights do not change. The change is the difference of two "
+            "proportions over the tasks of all seeds together; *learned* means that its interval lies above 0. Two "
+            "runs ran concurrently. The three seeds of the recipe before do not include the seeds that got stuck "
+            "with it; of these, 0, 1 and 102 end at 94.5, 95.3 and 96.5 % with the shipped recipe."
         )
         report.text(WHY)
     report.picture("learning.png", lambda path: draw(found, path), "Training reward and held-out success of every run")

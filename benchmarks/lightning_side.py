@@ -16,8 +16,9 @@ from benchmarks.side import obey, quiet
 
 
 async def serve(upstream: str) -> None:
-    """
-    :param upstream: URL of the server behind it.
+    """Serve Agent Lightning's proxy until the input ends.
+
+    :param upstream: URL of the inference server that the proxy calls.
     """
     from agentlightning.llm_proxy import LLMProxy
     from agentlightning.store.memory import InMemoryLightningStore

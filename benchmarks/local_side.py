@@ -49,11 +49,11 @@ def make_config(
     skip_zero_advantage: bool = True,
     dtype: str = "float32",
 ) -> Config:
-    """An experiment on the benchmark's tasks.
+    """Return the configuration of an experiment on the benchmark's tasks.
 
-    :param max_new_tokens: of one model call.
-    :param max_added_tokens: of an episode after its first prompt, tool results included.
-    :param skip_zero_advantage: leave out samples without a gradient, as is the default.
+    :param max_new_tokens: Limit of one model call.
+    :param max_added_tokens: Limit of an episode after its first prompt, including tool results.
+    :param skip_zero_advantage: Skip samples without a gradient, as by default.
     """
     astuner: dict[str, Any] = {
         "model": {"path": str(model), "dtype": dtype, "device": "cpu"},
@@ -156,12 +156,12 @@ class LocalSteps:
 
 
 def make_engine(model: Any, eos_token_ids: Sequence[int], sequences: int) -> LocalEngine:
-    """An engine that decodes up to ``sequences`` at once."""
+    """Return an engine that decodes up to ``sequences`` sequences concurrently."""
     return LocalEngine(model, tokenizer_eos_ids=eos_token_ids, max_num_seqs=sequences)
 
 
 def collect_samples(model: str | Path, *, groups: int, group_size: int) -> list[Sample]:
-    """The samples of one step of the plain calculator agent, credit assigned, none left out."""
+    """Return all samples of one step of the plain calculator agent, with advantages."""
     with tempfile.TemporaryDirectory() as folder:
         config = make_config(
             Path(folder),

@@ -1,7 +1,7 @@
-"""A training run in a process of its own, and what its episode log took of it: ``python -m benchmarks.logged_run …``.
+"""Run a training run in a separate process and measure the cost of its episode log.
 
-CPU time is counted where it is spent, in the calls of it.  So what else the machine does changes the number little,
-which it does to the difference between runs with and without a log.
+Usage: ``python -m benchmarks.logged_run …``. CPU time is counted inside the calls to the log.  Other load on the
+machine changes this number little, but it does change the difference between runs with and without a log.
 """
 
 from __future__ import annotations

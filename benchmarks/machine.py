@@ -55,7 +55,7 @@ def matmul_flops() -> float:
 
 @lru_cache(maxsize=4)
 def product_flops(dtype: Any) -> float:
-    """The same in another type."""
+    """Return the best floating-point operations per second of a matrix product in this type."""
     import torch
 
     best = 0.0
@@ -67,9 +67,9 @@ def product_flops(dtype: Any) -> float:
 
 @lru_cache(maxsize=64)
 def read_bandwidth(size: int) -> float:
-    """Best bytes per second at which one thread reads ``size`` bytes that it has just read.
+    """Return the best bytes per second at which one thread rereads ``size`` bytes.
 
-    A working set that fits a cache is read from that cache, so a small model's limit is far above that of main memory.
+    A working set that fits into a cache is read from that cache, so a small model's limit is far above main memory's.
     """
     import torch
 

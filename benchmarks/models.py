@@ -26,7 +26,7 @@ SHAPES = {"tiny": SHIPPED, "0.8M": Shape(128, 4, 4, 2, 384), "3M": Shape(256, 4,
 
 
 def shipped_folder() -> str:
-    """The folder of `tiny-calculator`: it knows the form of an episode, and solves about one task in seven."""
+    """Return the folder of `tiny-calculator`, which knows an episode's format and solves about one task in seven."""
     from astuner_local.plugin import locate_model
 
     folder = locate_model("tiny-calculator")

@@ -1,7 +1,7 @@
-"""Other projects' servers, each in an environment of its own since their requirements exclude ours.
+"""Install servers of other projects in separate environments, because their requirements conflict with ASTuner's.
 
-``python -m benchmarks.peers`` makes them, `env_peer`'s too (no torch; about 2.2 GB); without one, its rows are left
-out.
+``python -m benchmarks.peers`` creates them and `env_peer`'s environment (no torch; about 2.2 GB). Rows of a missing
+environment are skipped.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Peer:
         return python if (self.folder / ".done").exists() else None
 
     def install(self) -> None:
-        """
+        """Create the environment.
+
         :raises subprocess.CalledProcessError: pip failed.
         """
         subprocess.run([sys.executable, "-m", "venv", str(self.folder)], check=True)

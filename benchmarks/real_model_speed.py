@@ -1,7 +1,7 @@
-"""A real language model: a GRPO step against TRL's, generating against transformers' `generate` and the machine.
+"""Measure a real language model: GRPO steps against TRL, generation against transformers' `generate` and the machine.
 
-The model is SmolLM2-135M, or the one in a folder that you name: ASTUNER_BENCHMARK_MODEL=FOLDER. With
-ASTUNER_BENCHMARK_VLLM=PYTHON, the interpreter of an environment that has vLLM, it stands beside them.
+The model is SmolLM2-135M, or the model in the folder ASTUNER_BENCHMARK_MODEL. Set ASTUNER_BENCHMARK_VLLM to the
+Python interpreter of an environment with vLLM to add vLLM to the tables.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from benchmarks.trl_side import SETTINGS, quiet
 PROMPT, NEW = 64, 48
 SEQUENCES = (8, 32, 64)
 GROUPS, GROUP_SIZE = 2, 8
-"""With more, TRL's logits of all tokens at once do not fit beside another trainer into 16 GiB."""
+"""With larger groups, TRL's logits of all tokens do not fit into 16 GiB together with another trainer."""
 DTYPES = ("float32", "bfloat16")
 
 
@@ -89,10 +89,10 @@ def _single_turns(report: Report, folder: str, dtype: str, repeats: int) -> None
 def _tool_turns(report: Report, place: Path, folder: str, dtype: str, repeats: int) -> None:
     report.heading(f"A GRPO step of a tool agent over two turns, {dtype}")
     report.text(
-        f"{GROUPS} tasks x {GROUP_SIZE} episodes: a call of the calculator, its result, an answer. The model has seen "
-        f"{_WARM_STEPS * _CONVERSATIONS} such conversations first (`local.warm_start`), and writes nearly always what "
-        "is asked for; both sides have the template `hermes`. Every sample is trained. TRL writes a schema of its own "
-        "for the tool, which makes its prompts a tenth longer."
+        f"{GROUPS} tasks x {GROUP_SIZE} episodes: a call of the calculator, its result, an answer. The model was "
+        f"trained on {_WARM_STEPS * _CONVERSATIONS} such conversations first (`local.warm_start`) and nearly always "
+        "follows the format; both sides use the template `hermes`. Every sample is trained. TRL generates its own "
+        "schema for the tool, which makes its prompts a tenth longer."
     )
     model = _taught(place, folder)
     _compare(report, model, dtype, repeats, tools=True, longest=_TOOL_TOKENS, tolerance=_SAMPLED, wanted=3)
@@ -101,10 +101,11 @@ def _tool_turns(report: Report, place: Path, folder: str, dtype: str, repeats: i
 def _compare(
     report: Report, model: str, dtype: str, repeats: int, *, tools: bool, longest: int, tolerance: float, wanted: float
 ) -> None:
-    """
-    :param longest: most tokens after the first prompt; where there are no tools, each answer has just as many.
-    :param tolerance: by how much the sides' tokens may differ.
-    :param wanted: the ratio that is the goal.
+    """Measure steps of both trainers in turns and report them.
+
+    :param longest: Token limit after the first prompt; without tools, the exact length of each answer.
+    :param tolerance: Allowed relative difference between the token counts of the sides.
+    :param wanted: Ratio that is the goal.
     """
     asked = {"model": model, "dtype": dtype, "tools": tools, "longest": longest}
     asked |= {"groups": GROUPS, "group_size": GROUP_SIZE}
@@ -138,7 +139,7 @@ _TOOL_TOKENS = 112
 
 
 def _taught(place: Path, folder: str) -> str:
-    """The model, once it has learned to call the calculator and to answer, with the template that this takes."""
+    """Return the model after it learned to call the calculator and to answer, with the matching chat template."""
     rng = random.Random(0)
     problems = distinct(_WARM_STEPS * _CONVERSATIONS, 2, held_out=False)
     lines = [json.dumps({"messages": transcript(problem, rng), "tools": TOOLS}) for problem in problems]
@@ -221,7 +222,7 @@ def _rollout(report: Report, folder: str, dims: Any, dtype: str, repeats: int) -
 
 
 def _vllm(report: Report, folder: str, repeats: int) -> dict[str, dict[int, float]]:
-    """vLLM's tokens per CPU second at each count, in each type that it runs in, where there is one."""
+    """Return vLLM's tokens per CPU second for each count and supported data type, if vLLM is available."""
     python = os.environ.get("ASTUNER_BENCHMARK_VLLM")
     if python is None:
         report.text(
@@ -242,8 +243,8 @@ def _vllm(report: Report, folder: str, repeats: int) -> dict[str, dict[int, floa
         columns[f"vLLM, {name}"] = {n: n * NEW / statistics.median(cpu[n]) for n in SEQUENCES}
     if columns:
         report.text(
-            f"vLLM {version}, compiled, in a process of its own before the others' turns: one thread, nothing shared, "
-            "no text made of the tokens. It stands beside them; the ratios are to `generate`."
+            f"vLLM {version}, compiled, in a separate process before the other measurements: one thread, no prefix "
+            "sharing, no detokenization. It is listed for comparison; the ratios refer to `generate`."
         )
     return columns
 

@@ -125,10 +125,10 @@ def _expect(new: int) -> None:
 
 
 def least_seconds(shape: Shape, count: int) -> float:
-    """What generating ``count`` sequences takes on this machine if only arithmetic and reading count.
+    """Return the minimum time to generate ``count`` sequences here, counting only arithmetic and memory reads.
 
     A token costs 2 operations per weight it passes (the head only where a token is drawn) and 4 x heads x head size
-    per layer and earlier token; a decode step reads all weights once and all keys and values.
+    per layer and earlier token. A decode step reads all weights once, and all keys and values.
     """
     head_dim = shape.hidden // shape.heads
     kv_width = shape.kv_heads * head_dim

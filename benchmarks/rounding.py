@@ -1,6 +1,6 @@
-"""What a step in bfloat16 gains, with weights rounded at random and to the nearest, beside float32.
+"""Gain of a step in bfloat16, with stochastic rounding and rounding to nearest, compared with float32.
 
-The model is that of `real_model_speed`.
+Uses the model of `real_model_speed`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _samples(model: str) -> tuple[list[Sample], Any]:
 
 
 def _gains(model: Any, samples: Sequence[Sample], trainer_config: Any, steps: int) -> tuple[list[float], float]:
-    """The gain after each step, and the seconds that writing the weights takes."""
+    """Return the gain after each step, and the seconds spent on writing the weights."""
     from astuner_local.trainer.trainer import PolicyTrainer
 
     trainer = PolicyTrainer(model, trainer_config, temperature=1.0, device="cpu", total_optimizer_steps=steps)

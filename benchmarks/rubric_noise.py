@@ -1,8 +1,8 @@
-"""How much noise of the helper model learned rubrics stand, and what votes buy.
+"""Measure how much noise of the helper model learned rubrics tolerate, and how much votes help.
 
-The helper is scripted (`plugins/astuner_rubrics/tests/true_rubric.py`) and asked in this process: it reads the very
-messages that a real one would get.  Its errors are of two kinds, and the page has a table for each: a whole answer that
-says the opposite, and single grades that do, each for itself.
+The helper is scripted (`plugins/astuner_rubrics/tests/true_rubric.py`) and runs in this process: it reads the same
+messages as a real one.  Its errors are of two kinds, with a table for each: complete answers that are inverted, and
+single grades that are inverted independently.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Recovered:
     held_out: float
     """Agreement on the held-out pairs as `astuner judge learn` reports it: the noisy helper grades them."""
     rubric: float
-    """Agreement with the truth on pairs nobody has seen, when a helper without noise reads the rubrics."""
+    """Return the agreement with the truth on unseen pairs when a helper without noise reads the rubrics."""
 
 
 class InProcess:
@@ -60,10 +60,10 @@ def run(*, quick: bool) -> Report:
     report = Report(
         "Rubrics learned through a helper model that errs",
         f"`astuner judge learn` on {PAIRS} pairs, {HELD_OUT:.0%} of them held out, whose true rubric is known (three "
-        "qualities that count 4 : 2 : 1, and two that count nothing), with a scripted helper that answers as the true "
-        f"rubric would, but errs. Mean (least) of {len(seeds)} seeds. *Held out* is the agreement that the command "
-        "reports: the same noisy helper grades, with as many votes. *Rubric* is what the learned rubrics themselves "
-        f"are worth: read without noise, on {UNSEEN} pairs that nobody has seen. The goal is {GOAL:.0%}.",
+        "qualities that count 4 : 2 : 1, and two that count nothing), with a scripted helper that follows the true "
+        f"rubric, with errors. Mean (minimum) of {len(seeds)} seeds. *Held out* is the agreement that the command "
+        "reports: the same noisy helper grades, with as many votes. *Rubric* is the quality of the learned rubrics: "
+        f"read without noise, on {UNSEEN} unseen pairs. The goal is {GOAL:.0%}.",
     )
     for kind, title, says in (
         ("noise", "Whole answers", "so often an answer of the helper is the opposite in all its grades, or a proposal "

@@ -55,7 +55,7 @@ def _one_after_another(report: Report, sandbox: PythonSandbox, *, repeats: int) 
 
 
 def _at_once(report: Report, sandbox: PythonSandbox, *, repeats: int) -> None:
-    """The same with several callers."""
+    """Measure the same with several concurrent callers."""
     code = next(iter(SCRIPTS.values()))
 
     def all_of_them(one: Callable[[], object]) -> Callable[[], object]:

@@ -1,8 +1,8 @@
-"""From one machine to a thousand: what grows with them, measured at small sizes, fitted, and multiplied out.
+"""From one machine to a thousand: measure each cost at small sizes, fit its growth, and extrapolate.
 
-On a Ray backbone the machines generate and train; one process, the driver, hands out the episodes, takes each back
-whole, logs it and computes its advantage.  What every machine has for itself (an endpoint, workers, engines) grows
-with the machines; what all of them share (the driver, its disk, the disk of the checkpoints) does not.
+On a Ray backbone the machines generate and train. One process, the driver, hands out the episodes, receives them
+complete, logs them and computes their advantages.  Resources of each machine (an endpoint, workers, engines) grow with
+the machines; shared resources (the driver, its disk, the disk of the checkpoints) do not.
 """
 
 from __future__ import annotations
@@ -72,10 +72,11 @@ class Fit:
 def run(*, quick: bool) -> Report:
     report = Report(
         "From one machine to a thousand",
-        "Each term is measured at the sizes of its row on one small machine, as the CPU time of the process that pays "
-        "it (checkpoints: on the clock), and a power law is fitted: the exponent says how the whole grows with the "
-        "size, so 1.00 is linear; *off by* is the largest factor between a measured size and the line. Then it is "
-        f"multiplied out. An episode is {EPISODE[0]} turns of {EPISODE[2]} new and {EPISODE[1]} generated tokens.",
+        "Each term is measured at the sizes of its row on one small machine, as the CPU time of the process that "
+        "pays it (checkpoints: wall time), and a power law is fitted: the exponent is the growth of the total with "
+        "the size, so 1.00 is linear; *off by* is the largest factor between a measured size and the fit. The "
+        f"result is then extrapolated. An episode has {EPISODE[0]} turns of {EPISODE[2]} new and {EPISODE[1]} "
+        "generated tokens.",
     )
     folder = Path(tempfile.mkdtemp(prefix="scale-"))
     try:
@@ -136,7 +137,7 @@ def _terms(folder: Path, quick: bool) -> dict[str, Term]:
 
 
 def _best(repeats: int, work: Callable[[], float]) -> float:
-    """The median of what ``work`` says."""
+    """Return the median of the results of ``work``."""
     return statistics.median(work() for _ in range(repeats))
 
 
@@ -237,7 +238,7 @@ def _ray(repeats: int) -> tuple[dict[float, float], dict[float, float]]:
 
     from astuner_ray.cluster import private_variables
 
-    os.environ.update(private_variables())  # on loopback, and for nobody else
+    os.environ.update(private_variables())  # bind to loopback only
     import ray
 
     episode = make_episode(random.Random(0), "g", 0, EPISODE)
@@ -320,9 +321,9 @@ def _arithmetic(report: Report, terms: Mapping[str, Term]) -> None:
     )
     report.text(
         f"Assumed, not measured: a machine generates {TOKENS_OF_ONE:,} tokens/s, so {per_second:.1f} episodes/s, and "
-        f"has 8 workers; a checkpoint of {PARAMETERS / 1e9:g} billion parameters at {BYTES_OF_ONE} bytes each may take "
-        f"{SAVE_SECONDS:g} s. Bytes per token and CPU times are those of the largest size measured; choosing a worker "
-        "follows its line."
+        f"has 8 workers; a checkpoint of {PARAMETERS / 1e9:g} billion parameters at {BYTES_OF_ONE} bytes each may "
+        f"take {SAVE_SECONDS:g} s. Bytes per token and CPU times are the values of the largest measured size; "
+        "choosing a worker follows its fit."
         + (
             ""
             if "taken" in terms
@@ -344,7 +345,7 @@ def _ends(report: Report, terms: Mapping[str, Term], per_second: float, driver: 
     report.heading("Where it stops growing")
     report.text(
         f"The driver is one process, and its Python runs on one core. An episode costs it {costs}, and choosing a "
-        f"worker, which grows with the workers, so with the machines: the whole grows as their square. One core is "
-        f"full at {full:,} machines, or {per_second * full:,.0f} episodes/s; without the choosing it would be "
-        f"{without:,.0f} machines."
+        "worker, which grows with the number of workers and therefore of machines: the total grows quadratically. "
+        f"One core is saturated at {full:,} machines, or {per_second * full:,.0f} episodes/s; without the choice of a "
+        f"worker it would be {without:,.0f} machines."
     )

@@ -1,8 +1,7 @@
-"""A judge whose rewards are right on average and say nothing: the control that must not learn.
+"""Judge with shuffled rewards: the control that must not learn.
 
-In training every episode gets the verdict of some other, randomly chosen episode that was judged earlier; in
-validation the truth.  So the rewards that are trained on have the distribution of the real ones, and no relation to
-what the episode did.
+In training every episode gets the verdict of another, randomly chosen episode that was judged earlier; in validation
+its own.  The training rewards have the distribution of the real rewards, but do not depend on the episode.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 POOL = 256
 """Verdicts that wait to be given away: four steps of 64 episodes, so hardly any stays within its own group."""
 FIRST_SHARE = 0.15
-"""Successes among the verdicts that are there before the first; about those of the untrained model."""
+"""Share of successes among the initial verdicts; about the success rate of the untrained model."""
 
 
 class ShuffledJudge(Judge):

@@ -1,7 +1,7 @@
-"""Servers in processes of their own, which answer questions on their standard input: one JSON line each way.
+"""Run servers in separate processes that answer requests on standard input: one JSON line each way.
 
-Only Python's own library is used, since a side may run in an environment that has nothing of ASTuner.  What a side
-writes to its standard output otherwise ends up in its log, and the log in the error when it fails.
+Only the standard library is used, because a side may run in an environment without ASTuner.  Everything else that a
+side writes to standard output goes to its log, and the log is part of the error message if the side fails.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ class Side:
             raise
 
     def ask(self, command: str, **options: Any) -> Any:
-        """
-        :raises RuntimeError: the side failed; the message ends with its log.
+        """Send a request to the side and return its answer.
+
+        :raises RuntimeError: The side failed; the message ends with its log.
         """
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"command": command, **options}) + "\n")
@@ -87,9 +88,9 @@ class Side:
 
 
 async def obey(ready: Any, commands: Commands) -> None:
-    """The answering end: say ``ready``, then answer until the input ends.
+    """Write ``ready``, then answer requests until the input ends.
 
-    Every side knows ``cpu``, and ``settle``, which waits for what it does after an answer, if anything.
+    Every side supports ``cpu``, and ``settle``, which waits for background work after an answer.
     """
     out = _answers()
     _say(out, ready)
@@ -112,7 +113,7 @@ _descriptor: list[int] = []
 
 
 def _answers() -> int:
-    """The real standard output, which nobody else writes to any more."""
+    """Return the original standard output, which nothing else writes to after this call."""
     if not _descriptor:
         _descriptor.append(os.dup(1))
         os.dup2(2, 1)

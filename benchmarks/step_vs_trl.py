@@ -1,4 +1,4 @@
-"""A whole GRPO step: `local` against TRL's `GRPOTrainer`."""
+"""A complete GRPO step: `local` against TRL's `GRPOTrainer`."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def run(*, quick: bool) -> Report:
         "A GRPO step: `local` against TRL's GRPOTrainer",
         "Same weights, tasks, tools, rewards, optimizer and number of episodes (8 tasks x 8 episodes), one thread, "
         "float32. One process; the sides take turns, one step each, and every number is the median over the steps. "
-        "A step is everything: drawing tasks, generating, running tools, rewards, forward, backward, optimizer. "
-        f"The learning rate is so small that all sides keep sampling from the same policy. TRL: {SETTINGS}. "
-        "Goals are judged by CPU time of the whole process, which neighbours disturb least.",
+        "A step includes everything: drawing tasks, generation, tools, rewards, forward, backward, optimizer. The "
+        f"learning rate is so small that all sides keep sampling from the same policy. TRL: {SETTINGS}. Goals are "
+        "judged by CPU time of the process, which other load affects least.",
     )
     with quiet():
         _multi_turn(report, repeats)
@@ -47,7 +47,7 @@ def run(*, quick: bool) -> Report:
 
 
 def multi_turn(repeats: int) -> tuple[dict[str, Timings], dict[str, list[StepCount]]]:
-    """Steps of the tool agent: of TRL, and of `VARIANTS`."""
+    """Measure steps of the tool agent with TRL and with `VARIANTS`."""
     model = shipped_folder()
     with contextlib.ExitStack() as stack:
         sides: dict[str, Any] = {"TRL": TrlSteps(model, max_completion=MULTI_TURN_TOKENS, tools=True, forced=False)}
@@ -106,9 +106,9 @@ def _single_turn(report: Report, name: str, repeats: int) -> None:
     check_tokens(counts, 0.0)
     report.heading(f"Single turns of equal length, {size / 1e6:.2f} million random weights")
     report.text(
-        f"64 answers of exactly {SINGLE_TURN_TOKENS} tokens each: TRL's best case, since nothing is uneven and no turn "
-        "is prefilled twice. TRL is made to go on by `min_new_tokens`, `local` by having no end token. Random weights "
-        "write random tokens, so samples share their prompts and nothing else."
+        f"64 answers of exactly {SINGLE_TURN_TOKENS} tokens each: TRL's best case, because all lengths are equal and "
+        "no turn is prefilled twice. `min_new_tokens` keeps TRL generating; `local` runs without an end token. "
+        "Random weights write random tokens, so samples share only their prompts."
     )
     _table(report, timings, counts)
     ratio = timings["TRL"].median_cpu / timings["local, every sample trained"].median_cpu
@@ -151,8 +151,11 @@ def _table(report: Report, timings: Mapping[str, Timings], counts: Mapping[str, 
 
 
 def check_tokens(counts: Mapping[str, Sequence[StepCount]], tolerance: float) -> None:
-    """:raises RuntimeError: the sides did not do the same amount of work, so their times must not be compared."""
+    """Check that the sides processed the same amount of tokens.
+
+    :raises RuntimeError: The amounts differ, so the times are not comparable.
+    """
     for unit in ("episodes", "model_tokens", "added_tokens"):
         mean = {name: statistics.fmean(getattr(s, unit) for s in steps) for name, steps in counts.items()}
         if max(mean.values()) > min(mean.values()) * (1 + tolerance):
-            raise RuntimeError(f"the sides differ in {unit} per step: {mean}; their times say nothing")
+            raise RuntimeError(f"the sides differ in {unit} per step: {mean}; their times are not comparable")

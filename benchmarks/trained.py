@@ -1,7 +1,7 @@
-"""Whole training runs as a person would start them, and whether they learned.
+"""Start complete training runs from the command line and check whether they learned.
 
-Each run is an ``astuner run`` in a process of its own with a fresh run folder; everything is read from what the run
-itself wrote.
+Each run is an ``astuner run`` in a separate process with a fresh run folder; all results are read from the files of the
+run.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Trained:
     rewards: Sequence[float]
     """Mean training reward of each step."""
     seconds: float
-    """Of the whole command, start of Python and validations included; of a run that was cut off, of its steps."""
+    """Duration of the command, including the start of Python and validations; for an interrupted run, of its steps."""
     rows: Sequence[Mapping[str, Any]]
     """What the run wrote into ``metrics.jsonl``."""
     episodes: Mapping[int, Sequence[Mapping[str, Any]]]
@@ -93,10 +93,10 @@ class Condition:
 
 @dataclass(frozen=True)
 class Runs:
-    """Where runs are kept, and how many go on at once."""
+    """Folder of the runs, and how many run concurrently."""
 
     folder: Path | None = None
-    """A run that came to its end there is read, not made again; None: they are kept nowhere."""
+    """Folder in which finished runs are read instead of repeated; None keeps no runs."""
     jobs: int = 1
 
 
@@ -105,13 +105,13 @@ FRESH = Runs()
 
 
 def train(seed: int, command: Command, folder: Path, overrides: Sequence[str] = ()) -> Trained:
-    """The command with a seed, in ``folder``; what came to its end there before is only read.
+    """Train with a seed in ``folder`` and return the result; read a finished run without repeating it.
 
-    :raises RuntimeError: it failed, or there is no fair figure from before the training.
+    :raises RuntimeError: The run failed, or has no usable validation before training.
     """
     took = folder / "seconds.json"
     if not took.exists():
-        arguments = ["run", *command.arguments, *overrides, "--seed", str(seed)]  # goes on where it was cut off
+        arguments = ["run", *command.arguments, *overrides, "--seed", str(seed)]  # resumes an interrupted run
         folder.parent.mkdir(parents=True, exist_ok=True)
         started, cut_off = time.perf_counter(), folder.exists()
         home = folder.with_name(f"{folder.name}.home")  # access files, of this run alone
@@ -119,9 +119,9 @@ def train(seed: int, command: Command, folder: Path, overrides: Sequence[str] = 
             run_astuner([*arguments, "--run-dir", str(folder)], home)
         seconds = _working(_rows(folder)) if cut_off else time.perf_counter() - started
         took.write_text(json.dumps({"seconds": seconds}))
-        if command.measured_by is None:  # nobody asks its weights again, and those of a real model are gigabytes
+        if command.measured_by is None:  # the weights are not needed anymore, and a real model's take gigabytes
             for weights in ("checkpoints", "resume"):
-                if (folder / weights).exists():  # a run may have saved nothing to go on from
+                if (folder / weights).exists():  # a run may have saved no checkpoint to resume from
                     shutil.rmtree(folder / weights)
     rows = _rows(folder)
     if command.measured_by is None:
@@ -152,7 +152,7 @@ def _working(rows: Sequence[Mapping[str, Any]]) -> float:
 
 
 def is_kept(runs: Runs, name: str, seed: int) -> bool:
-    """Whether the run of a condition came to its end before."""
+    """Return whether the run of a condition has finished."""
     return runs.folder is not None and (run_folder(runs.folder, name, seed) / "seconds.json").exists()
 
 
@@ -162,7 +162,7 @@ def run_folder(root: Path, name: str, seed: int) -> Path:
 
 
 def run_astuner(arguments: Sequence[str], home: Path) -> str:
-    """What a command printed."""
+    """Run a command and return its output."""
     command = [sys.executable, "-m", "astuner", *arguments]
     environ = {**os.environ, "ASTUNER_HOME": str(home)}
     done = subprocess.run(command, cwd=home.parent, env=environ, capture_output=True, text=True)
@@ -187,7 +187,7 @@ def _beside(program: Path | None, home: Path) -> Iterator[None]:
 
 
 def _evaluated(experiment: Path, folder: Path, steps: int) -> list[Validation]:
-    """What ``astuner eval`` says of an experiment's held-out tasks, for the model before the run and at its end."""
+    """Return the results of ``astuner eval`` on an experiment's held-out tasks, for the base and the latest model."""
     kept = folder / "evaluated.json"
     if not kept.exists():
         asked = ["eval", str(experiment), "--backbone", "local", "--run-dir", str(folder), "--json", "--checkpoint"]
@@ -205,7 +205,7 @@ def train_all(conditions: Mapping[str, Condition], command: Command, runs: Runs 
         root = runs.folder.resolve() if runs.folder else Path(temporary)
 
         def one(name: str, condition: Condition, seed: int) -> Trained:
-            print(f"{name}, seed {seed}: begins, or goes on", file=sys.stderr)
+            print(f"{name}, seed {seed}: started or resumed", file=sys.stderr)
             run = train(seed, command, run_folder(root, name, seed), condition.overrides)
             print(f"{name}, seed {seed}: {run.before} -> {run.after}, {run.seconds:.0f} s", file=sys.stderr)
             return run
@@ -215,7 +215,7 @@ def train_all(conditions: Mapping[str, Condition], command: Command, runs: Runs 
 
 
 def table(report: Report, found: Mapping[str, Sequence[Trained]]) -> None:
-    """A row for each run."""
+    """Add a row for each run."""
     report.table(
         ("run", "seed", "before", "after", "steps", "seconds"),
         [
@@ -233,9 +233,9 @@ def verdict(
     title: str = "Verdict",
     change_of: Callable[[Sequence[Trained]], tuple[float, float, float]] | None = None,
 ) -> None:
-    """A row for each condition: did it learn, and should it have?
+    """Add a row for each condition: whether it learned, and whether it should have.
 
-    :param change_of: how the change is found; `pooled_change` by default.
+    :param change_of: Function that computes the change. Default: `pooled_change`.
     """
     report.heading(title)
     rows = []
@@ -331,5 +331,5 @@ def _validation(row: Mapping[str, Any]) -> Validation:
 
 
 def _smooth(values: Sequence[float], width: int = 10) -> list[float]:
-    """The mean of each value and up to ``width - 1`` before it."""
+    """Return the moving average of each value and up to ``width - 1`` previous values."""
     return [sum(part) / len(part) for part in (values[max(0, i - width + 1) : i + 1] for i in range(len(values)))]

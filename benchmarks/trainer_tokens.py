@@ -113,7 +113,7 @@ def _prompt_length(sample: Sample) -> int:
 
 
 def _naive(model: Any, samples: Sequence[Sample]) -> Callable[[], object]:
-    """A padded update as most trainers write it."""
+    """Run a padded update as most trainers implement it."""
     import torch
 
     prompts = [_prompt_length(s) for s in samples]

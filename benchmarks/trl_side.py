@@ -1,7 +1,7 @@
-"""GRPO steps of TRL's `GRPOTrainer`, one at a time.
+"""Run GRPO steps of TRL's `GRPOTrainer`, one at a time.
 
-The trainer owns its loop, so it runs in a thread that waits at the end of every step until it is told to go on.
-What passes between two waits is one whole step: data, generation, tools, rewards, forward, backward, optimizer.
+The trainer owns its loop, so it runs in a thread that pauses at the end of every step until it is released.
+The work between two pauses is one complete step: data, generation, tools, rewards, forward, backward, optimizer.
 Configured for speed: float32, no gradient checkpointing, no logging, no saving, no reference model.
 """
 
@@ -109,7 +109,7 @@ class TrlSteps:
         try:
             if not self._stop:
                 self._trainer.train()
-        except BaseException as failure:  # for whoever waits for the step: a thread has nobody else to tell
+        except BaseException as failure:  # the caller that waits for the step raises it
             self._failure = failure
         self._done.release()
 

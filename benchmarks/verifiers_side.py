@@ -16,10 +16,11 @@ from benchmarks.side import obey, quiet
 
 
 async def serve(client: str, upstream: str, tokenizer: str) -> None:
-    """
+    """Serve verifiers' interception server until the input ends.
+
     :param client: ``eval`` or ``train``.
-    :param upstream: URL of the server behind it.
-    :param tokenizer: folder of the tokenizer that ``train`` renders with.
+    :param upstream: URL of the inference server that it calls.
+    :param tokenizer: Folder of the tokenizer that ``train`` renders with.
     """
     from renderers.configs import Qwen3RendererConfig
     from verifiers.v1.clients import EvalClientConfig, ModelContext, TrainClientConfig
