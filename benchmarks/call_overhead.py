@@ -1,4 +1,4 @@
-"""CPU time of a model call over HTTP, compared with other projects' proxies; see `call_in_process` for calls in process."""
+"""CPU time of a model call over HTTP, compared with proxies of other projects; see also `call_in_process`."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ def _speed(*groups: Lives) -> list[list[str]]:
     for phase, what in _OPERATIONS.items():
         row = _row(f"{what}/s", groups, _rate(phase), _number)
         rows.append([*row, _loads(phase, groups)])
-    rows.append([*_row("whole episodes/s", groups, _episodes_per_second, _number), ""])
+    rows.append([*_row("complete episodes/s", groups, _episodes_per_second, _number), ""])
     return rows
 
 
@@ -307,7 +307,7 @@ How to read this:
   of an evaluation pay for this isolation. An episode is usually evaluated once.
 - **Last steps**: the reference evaluates in the step that completes the task, and again on request. ASTuner evaluates
   on request only. The first evaluation in a process of the reference imports its modules.
-- **Whole episodes/s** is the number of worlds divided by the time of all rows above it, with one evaluation each.
+- **Complete episodes/s** is the number of worlds divided by the time of all rows above it, with one evaluation each.
 - **CPU** covers the service and all its worlds, without the clients. A world that is created alone costs less than a
   world that is created concurrently with others on two cores.
 - **Memory** is PSS: private memory, plus a proportional share of shared memory. The memory of a world is the memory of

@@ -112,14 +112,14 @@ def run(*, quick: bool, runs: Runs = FRESH, tasks: Sequence[str] = (), seeds: in
     """
     names = [*(example.name for example in MEASURED), *SCRIPTED]
     if unknown := {*tasks} - {*names}:
-        raise SystemExit(f"no example is called {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+        raise SystemExit(f"unknown example: {', '.join(sorted(unknown))}. Available: {', '.join(names)}")
     measured = [example for example in MEASURED if not tasks or example.name in tasks]
     chosen = SEEDS[: 1 if quick else seeds]
     report = Report(
         "The examples that learn",
         f"`astuner run examples/NAME/NAME.yaml --backbone local`, seeds {', '.join(map(str, chosen))}: success on "
         "the held-out tasks before and at the end, with Wilson's 95 % interval. *Above* means that the complete "
-        "interval at the end lies above the score of guessing.",
+        "interval at the end lies above the *naive* success.",
     )
     rows, with_controls = [], {}
     for example in measured:

@@ -32,7 +32,7 @@ REHEARSED = REPOSITORY / "examples/math_agent/math_agent.yaml"
 """In place of the word problems where there is no GPU: the shipped model solves some of its tasks."""
 SEED = 310
 NEEDED = {"local": "astuner_local", "verl": "transfer_queue", "trinity": "trinity"}
-"""Backbone -> a module that only its dependencies provide."""
+"""Backbone -> a module that only this backbone's dependencies provide."""
 FULL, LORA = "all weights", "LoRA of rank 32"
 ADAPTERS = (
     "astuner.model.lora.rank=32",
@@ -91,7 +91,7 @@ def run(*, quick: bool, runs: Runs = FRESH, tasks: Sequence[str] = ()) -> Report
     if torch.cuda.device_count() == 1 and "trinity" in here:
         here.remove("trinity")  # which has GPUs for rollouts and others for training
     if unknown := {*tasks} - {*here}:
-        raise SystemExit(f"{', '.join(sorted(unknown))} cannot be run here; there are {' and '.join(here)}")
+        raise SystemExit(f"{', '.join(sorted(unknown))} cannot run here; available: {' and '.join(here)}")
     card = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     if not card and not quick:
         raise SystemExit("torch sees no GPU here; python -m benchmarks gpu --quick rehearses it on the CPU")

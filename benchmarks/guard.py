@@ -60,7 +60,7 @@ def run(*, quick: bool) -> Report:
         report.failed |= worse
         if worse or better:
             untrue.append(
-                f"`benchmarks/{ratio.page}.md`: {ratio.what} takes {change:+.0%} compared with the recorded ratio"
+                f"`benchmarks/{ratio.page}.md`: {ratio.what} changed by {change:+.0%} from the recorded ratio"
             )
         verdict = "REGRESSION" if worse else "better" if better else "as recorded" if before else "not recorded"
         numbers = f"{ratio.value:.3f}", f"{before:.3f}" if before else "–", f"±{ratio.noise:.0%}"

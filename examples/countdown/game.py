@@ -15,7 +15,7 @@ OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mu
 
 
 def told(said: str, numbers: Sequence[int]) -> str:
-    """What the player is told of a try: its exact value, or what is wrong with it. Nothing that is said is run."""
+    """Return the feedback for a try: its exact value, or its error. The text is parsed, never executed."""
     used: list[int] = []
 
     def value(node: ast.AST) -> Fraction:

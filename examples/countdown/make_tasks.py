@@ -20,7 +20,7 @@ ORDERS = 3
 
 
 def tasks(split: str) -> list[dict[str, Any]]:
-    """A split's tasks in an order drawn once; of training each comes in some orders of its numbers, else in one."""
+    """Return a split's tasks in a fixed random order; training tasks appear in several orders of their numbers."""
     rng = random.Random(split)
     sets = list(combinations(range(1, 10), 4))
     random.Random(24).shuffle(sets)
@@ -36,7 +36,7 @@ def tasks(split: str) -> list[dict[str, Any]]:
 
 
 def targets(numbers: Sequence[int]) -> list[int]:
-    """What two of the numbers make."""
+    """Return the numbers that two of the given numbers make."""
     worth = dict.fromkeys(told(expression.format(*numbers), numbers) for expression in EXPRESSIONS)
     whole = [int(found[1]) for found in (re.fullmatch(r"That is (\d+)\.", text) for text in worth) if found]
     return [target for target in whole if target not in numbers]

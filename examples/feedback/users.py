@@ -39,7 +39,7 @@ SIGNS = {"+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a *
 
 
 def calculate(arguments: str) -> str:
-    """What the tool says; what is wrong with a call, the model gets to read."""
+    """Return the tool's result, or an error message that the model reads."""
     try:
         left, sign, right = json.loads(arguments)["expression"].split()
         return f"{SIGNS[sign](float(left), float(right)):g}"
@@ -48,7 +48,7 @@ def calculate(arguments: str) -> str:
 
 
 def converse(client: openai.OpenAI, question: str) -> tuple[str, str]:
-    """The application's answer, and the id of the completion that it is."""
+    """Return the application's answer and the ID of its completion."""
     messages: list[Any] = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
     for _ in range(3):
         completion = client.chat.completions.create(model="astuner", messages=messages, tools=[CALCULATOR])
@@ -71,7 +71,7 @@ def rate(access: dict[str, Any], completion_id: str, reward: float) -> None:
 
 
 def find_access() -> Path:
-    """The file with the address and the key of the one service that runs; a run takes a moment to start it."""
+    """Return the file with address and key of the only running service; wait until a starting run has written it."""
     folder = Path(os.environ.get("ASTUNER_HOME") or Path.home() / ".astuner").expanduser() / "feedback"
     until = time.monotonic() + START
     while not (found := list(folder.glob("*.json"))) and time.monotonic() < until:

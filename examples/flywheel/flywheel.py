@@ -1,12 +1,11 @@
-"""The flywheel, once around: train, deploy, collect what users say, filter and augment that, train on it, and see
-whether it helped.
+"""The complete flywheel: train, deploy, collect feedback, filter and augment it, train on it, and measure the gain.
 
     python examples/flywheel/flywheel.py --seeds 0 1 2 3 4
 
-Everything is a process that a person would start, on loopback: ``astuner run``, ``astuner serve``, ``astuner data
-collect``, ``import`` and ``generate``.  Each stage keeps its result in ``flywheel_runs/seed-N/``, so a second start
-goes on where the first ended.  The three arms after the first model train equally many further steps: on the makers'
-old tasks (the control), on the users', and on the users' with more like them.
+All stages are ordinary commands on loopback: ``astuner run``, ``astuner serve``, ``astuner data collect``, ``import``
+and ``generate``.  Each stage keeps its result in ``flywheel_runs/seed-N/``, so a second start resumes after the last
+finished stage.  The three arms after the first model train for the same number of additional steps: on the makers' old
+tasks (the control), on the users' tasks, and on the users' tasks with generated similar ones.
 """
 
 from __future__ import annotations
@@ -137,8 +136,9 @@ class Seed:
         return traces
 
     def augment(self, traces: Path, held_out: Sequence[str]) -> Path:
-        """``astuner data import`` and ``generate``, without what is too close to the held-out questions; the file with
-        the users' tasks and the new ones.
+        """Return the file with the users' tasks and generated ones, without tasks too close to the held-out questions.
+
+        Runs ``astuner data import`` and ``generate``.
         """
         users, folder, kept = self.folder / "users.jsonl", self.folder / "generated", self.folder / "augmented.jsonl"
 
@@ -169,12 +169,12 @@ class Seed:
         return kept
 
     def augmented(self) -> dict[str, Any]:
-        """What came of `augment`."""
+        """Return the counts of `augment`."""
         found: dict[str, Any] = json.loads((self.folder / "augment.json").read_text(encoding="utf-8"))
         return found
 
     def ask(self, arm: str, held_out: Sequence[Problem]) -> list[Asked]:
-        """The held-out people ask a model."""
+        """Let the held-out people ask a model, and return their questions and answers."""
 
         def make() -> dict[str, Any]:
             with self.serving(arm) as access:
@@ -186,7 +186,7 @@ class Seed:
     # --------------------------------------------------------------- helpers
 
     def stage(self, name: str, what: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """The result of a stage, made now or kept from before."""
+        """Run a stage and keep its result, or return the result that is already kept."""
         kept = self.folder / f"{name}.json"
         if kept.is_file():
             found: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
@@ -201,7 +201,7 @@ class Seed:
         return found
 
     def command(self, *command: str) -> dict[str, Any]:
-        """A command to its end; the JSON that it prints."""
+        """Run a command until it ends and return the JSON that it prints."""
         with self.log.open("ab") as log:
             done = subprocess.run(astuner(command), stdout=subprocess.PIPE, stderr=log, check=False)
         if done.returncode:
@@ -221,7 +221,7 @@ class Seed:
 
     @contextmanager
     def running(self, *command: str) -> Iterator[dict[str, Any]]:
-        """A server, from its first line of JSON to Ctrl-C."""
+        """Start a server, yield its first line of JSON, and stop it with Ctrl-C."""
         with self.log.open("ab") as log:
             process = subprocess.Popen(astuner([*command, "--json"]), stdout=subprocess.PIPE, stderr=log)
         assert process.stdout is not None

@@ -64,7 +64,7 @@ def table(results: dict[int, dict[str, list[Asked]]]) -> str:
 
 
 def gain(results: dict[int, dict[str, list[Asked]]], one: str, other: str) -> tuple[float, Interval]:
-    """The mean difference of two arms over all seeds."""
+    """Return the mean difference of two arms over all seeds, with its interval."""
     of_one, of_other = (
         [[float(each.right) for each in arms[arm]] for arms in results.values()] for arm in (one, other)
     )

@@ -88,7 +88,7 @@ def without_near(questions: Sequence[str], others: Sequence[str]) -> list[str]:
 
 
 def calculate(arguments: str) -> str:
-    """What the tool says; what is wrong with a call, the model gets to read."""
+    """Return the tool's result, or an error message that the model reads."""
     try:
         left, sign, right = json.loads(arguments)["expression"].split()
         return f"{round(SIGNS[sign](float(left), float(right)), 4):g}"
@@ -97,7 +97,7 @@ def calculate(arguments: str) -> str:
 
 
 async def converse(client: openai.AsyncOpenAI, question: str) -> tuple[str, str]:
-    """The application's answer, and the id of the completion that it is."""
+    """Return the application's answer and the ID of its completion."""
     messages: list[Any] = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
     for _ in range(3):
         completion = await client.chat.completions.create(model="any", messages=messages, tools=[CALCULATOR])
@@ -112,7 +112,7 @@ async def converse(client: openai.AsyncOpenAI, question: str) -> tuple[str, str]
 
 
 def opinion(rng: random.Random, right: bool, expected: str) -> dict[str, Any]:
-    """What a person says of an answer, as ``POST /feedback`` takes it; empty for those who say nothing."""
+    """Return a person's feedback on an answer as the body of ``POST /feedback``; empty for people who give none."""
     if rng.random() < SILENT:
         return {}
     mistaken = rng.random() < MISTAKEN

@@ -39,7 +39,7 @@ _PATTERNS = [_pattern(text) for _, text in WORDINGS]
 
 
 def understand(question: str) -> Problem | None:
-    """What a question asks; None where it is in no wording that is known, or has no whole number for an answer."""
+    """Return the problem in a question, or None if its wording is unknown or its answer is not a whole number."""
     for wording, pattern in enumerate(_PATTERNS):
         if match := pattern.fullmatch(question.strip()):
             a, b = int(match["a"]), int(match["b"])
@@ -110,13 +110,13 @@ class Writer:
         return {"reasoning": f"{problem.left} {problem.operator} {problem.right}", "found": True, "answer": answer}
 
     def _believed(self, problem: Problem) -> str:
-        """The answer, but for a few questions."""
+        """Return the answer, which is wrong for a few questions."""
         wrong = random.Random(f"{self._seed} {problem.question}").random() < ALWAYS_WRONG
         return str(int(problem.answer) + 1) if wrong else problem.answer
 
 
 def _like(sample: Problem, rng: random.Random, low: int, high: int) -> Problem:
-    """The same wording with another name, other things and other numbers."""
+    """Return a problem in the same wording with another name, other things and other numbers."""
     operator, text = WORDINGS[sample.wording]
     a, b = rng.randint(low, high), rng.randint(low, high)
     if operator == "-" and a < b:
@@ -127,6 +127,6 @@ def _like(sample: Problem, rng: random.Random, low: int, high: int) -> Problem:
 
 
 def _fence(prompt: str, name: str) -> str:
-    """What stands between the two markers of that name; empty where there are none."""
+    """Return the text between the two markers of that name, or an empty string."""
     found = re.search(rf"<<<{name} ([0-9a-f]{{16}})\n(.*?)\n\1>>>", prompt, re.DOTALL)
     return found[2] if found else ""

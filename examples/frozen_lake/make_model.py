@@ -32,13 +32,13 @@ Transcript = list[dict[str, str]]
 
 
 def params() -> dict[str, Any]:
-    """The environment's parameters, as the experiment has them."""
+    """Return the environment's parameters from the experiment."""
     section: dict[str, Any] = yaml.safe_load(EXPERIMENT.read_text(encoding="utf-8"))["astuner"]["env_service"]["params"]
     return section
 
 
 def cross(rng: random.Random, task: Task) -> Transcript:
-    """What somebody who moves at random reads and says, the end included."""
+    """Return the transcript of an episode with random moves."""
     lake = FrozenLake(params())
     seen = lake.reset(task)
     shown = [dict(message) for message in seen.as_messages]

@@ -60,7 +60,7 @@ def questions(*, held_out: bool) -> list[Question]:
 
 
 def about(question: str) -> str | None:
-    """What a question is about, as somebody sees who reads it; None for one of another shop."""
+    """Return the topic of a question, or None for a question from another shop."""
     for topic, wording in WORDINGS:
         first, last = (re.escape(part) for part in wording.split("{things}"))
         if re.search(rf"{first}\w+{last}", question):
@@ -69,7 +69,7 @@ def about(question: str) -> str | None:
 
 
 def anyhow(question: Question, rng: random.Random) -> str:
-    """A reply of somebody who writes well and does not think: parts are there or not at random, and the fact is any."""
+    """Return a well-written reply without thought: its parts are present at random, and its fact is random too."""
     parts = [
         (0.5, GREETING.format(name=question.name)),
         (0.5, SORRY),

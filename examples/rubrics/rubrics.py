@@ -90,7 +90,7 @@ class Stages:
         kept.write_text(str(size), encoding="utf-8")
 
     def stage(self, name: str, what: str, make: Callable[[], Any]) -> Any:
-        """The result of a stage, made now or kept from before."""
+        """Run a stage and keep its result, or return the result that is already kept."""
         kept = self.folder / f"{name}.json"
         if kept.is_file():
             return json.loads(kept.read_text(encoding="utf-8"))
@@ -246,12 +246,12 @@ class Seed(Stages):
 
 
 def at_random(labels: Sequence[dict[str, Any]], rng: random.Random) -> list[dict[str, Any]]:
-    """The same comparisons, when a coin decides."""
+    """Return the same comparisons with random preferences."""
     return [{**row, "preferred": rng.randrange(2)} for row in labels]
 
 
 def validated(run: Path, step: int) -> list[Reply]:
-    """The replies to the held-out questions in a run's episode log, in the order of the questions."""
+    """Return the replies to the held-out questions in a run's episode log, sorted by question."""
     found = []
     for line in (run / "episodes" / f"validation_{step:06d}.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
@@ -288,13 +288,13 @@ def table(results: dict[int, dict[str, list[Reply]]]) -> str:
 
 
 def gain(results: dict[int, dict[str, list[Reply]]], one: str, other: str) -> tuple[float, Interval]:
-    """The mean difference in liking of two arms over all seeds."""
+    """Return the mean difference in liking of two arms over all seeds, with its interval."""
     of_one, of_other = ([[worth(*reply) for reply in arms[arm]] for arms in results.values()] for arm in (one, other))
     return mean(map(mean, of_one)) - mean(map(mean, of_other)), crossed_bootstrap_interval(of_one, of_other)
 
 
 def learned(folder: Path, seeds: Sequence[int]) -> str:
-    """What was learned and measured on the way."""
+    """Return a table of the learned rubrics and their measurements for each seed."""
     lines = [
         "| seed | comparisons | rubrics learned | held-out agreement | the card says | agreement if nobody erred | "
         "when a coin compared |"

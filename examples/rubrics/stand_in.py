@@ -35,7 +35,7 @@ JUNK = ("is good", "has the right length", "would be liked")
 
 
 def reply(body: dict[str, Any]) -> dict[str, Any]:
-    """The answer to the body of a chat request."""
+    """Return the answer to the body of a chat request."""
     content: str = body["messages"][-1]["content"]
     blocks = {fence.label: fence.text for fence in fences_in(content)}
     answers = [text for label, text in blocks.items() if label.startswith("ANSWER")]

@@ -29,7 +29,7 @@ class Index:
         self._database.executemany("INSERT INTO sections VALUES (?, ?)", texts)
 
     def best(self, query: str) -> str | None:
-        """The section that fits best, a word in its title counting three times; None where no word of it occurs."""
+        """Return the section that fits best (a word in its title counts three times), or None if nothing matches."""
         words = " OR ".join(f'"{word}"' for word in re.findall(r"\w+", query))  # quoted: no word is an operator
         rank = "SELECT title, text FROM sections WHERE sections MATCH ? ORDER BY bm25(sections, 3, 1) LIMIT 1"
         found = self._database.execute(rank, (words,)).fetchone() if words else None

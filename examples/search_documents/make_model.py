@@ -33,7 +33,7 @@ def search(thought: str, query: str) -> dict[str, Any]:
 
 
 def begun(asked: str, query: str, found: str | None) -> list[dict[str, Any]]:
-    """A conversation up to what the first search found."""
+    """Return a conversation up to the result of the first search."""
     system, user = {"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": asked}
     return [system, user, search("", query), {"role": "tool", "name": "search", "content": found}]
 

@@ -47,7 +47,7 @@ def tasks(split: str, seed: int = 0, *, wordings: int | None = None) -> Iterator
 
 
 def demonstration(task: dict[str, Any]) -> dict[str, Any]:
-    """The conversation in which the agent looks up what is asked, and says it."""
+    """Return the conversation in which the agent looks up the number and answers with it."""
     number = str(task["shelf"][task["asked"]])
     call = {"name": "look_up", "arguments": {"thing": task["thing"], "what": task["asked"]}}
     return {

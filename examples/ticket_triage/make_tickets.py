@@ -30,7 +30,7 @@ DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sun
 
 
 def tickets(split: str, seed: int = 0) -> Iterator[dict[str, str]]:
-    """The tasks of a split: every label as often as any other, in turn."""
+    """Yield the tasks of a split, with the labels in turn, so that all are equally frequent."""
     rng, written = random.Random(f"{seed}/{split}"), set[str]()
     while len(written) < SIZES[split]:
         label = LABELS[len(written) % len(LABELS)]
@@ -42,7 +42,7 @@ def tickets(split: str, seed: int = 0) -> Iterator[dict[str, str]]:
 
 
 def demonstration(ticket: dict[str, str]) -> dict[str, Any]:
-    """A training ticket with its answer, as the agent asks for it; what the prompt shows is not to be learned."""
+    """Return a training ticket with its answer in the agent's format; messages of the prompt have weight 0."""
     asked: list[dict[str, Any]] = [{**message, "weight": 0} for message in conversation(ticket["main_query"])]
     return {"messages": [*asked, {"role": "assistant", "content": label_as_json(ticket["label"])}]}
 

@@ -21,12 +21,12 @@ SHOWN = {
 
 
 def label_as_json(label: str) -> str:
-    """The form of an answer."""
+    """Return an answer with this label."""
     return json.dumps({"label": label})
 
 
 def conversation(ticket: str) -> list[dict[str, str]]:
-    """What the model is asked; the shown tickets come in an order of the ticket's own, since the last one is copied."""
+    """Return the prompt; the order of its examples depends on the ticket, because models copy the last example."""
     said = [("system", SYSTEM)]
     for shown, label in random.Random(ticket).sample(list(SHOWN.items()), len(SHOWN)):
         said += [("user", shown), ("assistant", label_as_json(label))]
@@ -54,7 +54,7 @@ class RightLabel(Judge):
 
 
 def label_in(answer: str) -> str | None:
-    """The label in an answer that is one JSON object with nothing but a label; None for any other."""
+    """Return the label of an answer that is one JSON object with only a label, or None for any other answer."""
     try:
         found = json.loads(answer)
     except ValueError:

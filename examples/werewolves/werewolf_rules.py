@@ -42,7 +42,10 @@ class Game:
     days: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        """:raises RuleBroken: with this deal there is no game."""
+        """Check the deal.
+
+        :raises RuleBroken: The deal does not allow a game.
+        """
         wolves = sum(role == WEREWOLF for role in self.roles)
         if unknown := sorted(set(self.roles) - set(ROLES)):
             raise RuleBroken(f"there is no role {unknown[0]!r}; a deal is a list of {', '.join(ROLES)}")
@@ -56,7 +59,7 @@ class Game:
         return self.roles[player - 1]
 
     def alive(self, role: str) -> list[int]:
-        """The living with this role."""
+        """Return the living players with this role."""
         return [player for player in self.living if self.role(player) == role]
 
     # ------------------------------------------------------------------ moves
@@ -69,9 +72,9 @@ class Game:
         return [other for other in others if self.role(other) != WEREWOLF]
 
     def night(self, choices: Choices) -> int | None:
-        """The werewolves choose; whoever most of them named dies. If they are split, the last word counts.
+        """Remove the player that most werewolves named; if they are split, the last one named.
 
-        :returns: the dead player; None if no werewolf named anybody.
+        :returns: The dead player, or None if no werewolf named one.
         """
         self._check(choices, self.alive(WEREWOLF), is_night=True)
         most = leaders(choices)

@@ -31,7 +31,7 @@ class Table:
                 await self.day(victim)
 
     async def night(self) -> int | None:
-        """The pack and the seer act at the same time; whom the seer sees does not depend on who dies."""
+        """Let the werewolves and the seer act at the same time; the seer's result does not depend on who dies."""
         _, prey = await asyncio.gather(self.look(), self.hunt())
         return self.game.night(prey)
 
@@ -87,7 +87,7 @@ class Table:
         return {kind: self.counts[by_wolf, kind] / total for kind in ("illegal", "unclear")} if total else {}
 
     def wasted(self, role: str) -> float:
-        """The share of a side's choices that counted for nothing."""
+        """Return the share of a side's choices that did not count."""
         return sum(self.shares(by_wolf=role == WEREWOLF).values())
 
     def metrics(self) -> dict[str, float]:

@@ -1,7 +1,7 @@
-"""Every word the moderator says, and how an answer is read.
+r"""Texts of the moderator, and the parser of answers.
 
-Short on purpose: the tiny model has a context of 1024 tokens.  A choice is a player's number in ``\\boxed{}``, which
-chat models know from math; it is read strictly, and what cannot be read is an abstention.
+The texts are short, because the tiny model has a context of 1024 tokens.  A choice is a player's number in
+``\boxed{}``, which chat models know from math. It is parsed strictly, and an unreadable choice is an abstention.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PLURAL = {"werewolf": "werewolves", "seer": "seers", "villager": "villagers"}
 
 
 def rules_for(game: Game, player: int) -> str:
-    """What one player knows at the start; their system prompt."""
+    """Return a player's system prompt: everything that the player knows at the start."""
     role, counts = game.role(player), Counter(game.roles)
     cast = ", ".join(f"{counts[r]} {r if counts[r] == 1 else PLURAL[r]}" for r in ROLES if counts[r])
     text = f"You are player {player} of {len(game.roles)} in a game of Werewolves ({cast}). You are a {role}"
@@ -68,9 +68,9 @@ def count(game: Game, votes: Choices, gone: int | None) -> str:
 
 
 def chosen(answer: str) -> int | None:
-    """The number that ``answer`` boxes; None unless there is exactly one box and nothing but a number in it.
+    """Return the number that ``answer`` boxes, or None unless there is exactly one box with only a number.
 
-    A number that is no player's is still a number: whether it may be chosen is a question to the rules.
+    The number does not have to be a valid player; the rules decide whether it may be chosen.
     """
     boxes = re.findall(r"\\boxed\{([^{}]*)\}", answer)
     if len(boxes) != 1 or answer.count("\\boxed") != 1 or not re.fullmatch(r"\s*[0-9]{1,3}\s*", boxes[0]):

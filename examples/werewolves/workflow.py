@@ -15,9 +15,9 @@ but a game is won or lost for many reasons, and it would take many games."""
 
 
 class WerewolvesWorkflow(Workflow):
-    """One episode is one game. The task's metadata is the deal, so all attempts of a group play the same one:
+    """One episode is one game. The task's metadata is the deal, so all attempts of a group play the same one.
 
-    ``roles`` (player 1's first), ``first_speaker`` (who opens the first day), ``max_days``.
+    Metadata: ``roles`` (player 1's first), ``first_speaker`` (who opens the first day), ``max_days``.
     """
 
     name = "werewolves"

@@ -17,7 +17,7 @@ SIZES = {"train": 1000, "validation": 128, "test": 256}
 
 
 def problems() -> dict[str, list[Problem]]:
-    """The problems of each split."""
+    """Return the problems of each split."""
     held_out = list(distinct(4 * sum(SIZES.values()), seed=1, held_out=True))
     triples = sorted({(p.wording, p.a, p.b) for p in held_out})
     random.Random(0).shuffle(triples)

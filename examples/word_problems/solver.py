@@ -41,6 +41,6 @@ class LastNumber(Judge):
 
 
 def last_number(text: str) -> float | None:
-    """The last number in ``text``; None where there is none."""
+    """Return the last number in ``text``, or None."""
     found = re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)
     return float(found[-1].replace(",", "")) if found else None
