@@ -1,4 +1,4 @@
-"""``python -m benchmarks [NAME …] [--quick] [--write]``."""
+"""Command line of the benchmarks: ``python -m benchmarks [NAME …] [--quick] [--write]``."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ from benchmarks.side import obey
 
 
 class HttpEngine(InferenceEngine):
-    """Sends token ids to vLLM's generate route and reads token ids back.
+    """Engine that sends token IDs to vLLM's generate route and reads token IDs back.
 
-    :param url: of the server.
+    :param url: URL of the server.
     """
 
     max_model_len = 1 << 20

@@ -21,19 +21,19 @@ from benchmarks.side import Side
 
 AT_ONCE, TURNS, MORE_TURNS = 64, 8, 32
 TEMPLATE = "qwen3"
-"""What is measured over HTTP: verifiers has a renderer for it."""
+"""Template of the benchmark; verifiers has a renderer for it."""
 MOST_OVER_HTTP = 0.9
-"""Milliseconds of CPU per call."""
+"""Goal in milliseconds of CPU per call."""
 _numbers = itertools.count(1)
-"""Of conversations; see `benchmarks.records`."""
+"""Numbers of the conversations; see `benchmarks.records`."""
 
 
 def run(*, quick: bool) -> Report:
     report = Report(
         "CPU time per model call over HTTP",
-        f"{AT_ONCE} agents at once, each with a conversation of {TURNS} turns: a tool call of about 30 tokens, a "
-        "result of about 80, at the end an answer. The model answers at once. Messages, chat template, tool calls, "
-        "recorder and checks are real; no two conversations are alike. The vocabulary is a byte-level BPE that was "
+        f"{AT_ONCE} concurrent agents, each with a conversation of {TURNS} turns: tool calls of about 30 tokens, "
+        "results of about 80, and an answer at the end. The model answers immediately. Messages, chat template, "
+        "tool calls, recorder and checks are real; all conversations differ. The vocabulary is a byte-level BPE "
         "trained on this repository's text.",
     )
     _over_http(report, repeats=1 if quick else 5)
@@ -45,14 +45,14 @@ def run(*, quick: bool) -> Report:
 
 @dataclass
 class _Load:
-    """What a server did with so many conversations at once."""
+    """Measurements of a server with a number of concurrent conversations."""
 
     cpu: list[float] = field(default_factory=list)
-    """Seconds per call of the server's process, for each repetition."""
+    """CPU seconds of the server's process per call, for each repetition."""
     talked: list[Talked] = field(default_factory=list)
 
     def latency(self, share: float) -> str:
-        """Milliseconds that this share of all calls stayed below."""
+        """Return the latency in milliseconds at this quantile."""
         found = sorted(seconds for talked in self.talked for seconds in talked.latencies)
         return f"{found[min(int(share * len(found)), len(found) - 1)] * 1e3:.1f}"
 
@@ -175,11 +175,11 @@ task per request; only the page of `astuner view`, which serves one person, is o
 The endpoint with a model that answers at once and neither template nor tokens, under the same load: 0.209 ms (0.191 to
 0.241) at commit 0b2c185, where each application had its own handling of hosts, keys, bodies and errors, and 0.205 ms
 (0.186 to 0.232) with the gate that they share now."""
-"""Measured once, to choose; not measured again here."""
+"""Result of an earlier comparison of HTTP servers, which is not repeated here."""
 
 
 def _start(stack: ExitStack, *, peers: bool = True) -> tuple[dict[str, Side], list[str]]:
-    """All servers, and a line about each peer: its versions, or why it is not here."""
+    """Start all servers and return them with a note about each peer: its versions, or why it is missing."""
     tokenizer, folder = templates.tokenizer(TEMPLATE), stack.enter_context(tempfile.TemporaryDirectory())
     tokenizer.save_pretrained(folder)  # it is trained on files that may change: the sides must not train their own
     model = json.dumps(replies(tokenizer, TURNS))
@@ -211,7 +211,9 @@ def _start(stack: ExitStack, *, peers: bool = True) -> tuple[dict[str, Side], li
 
 def _python_of(peer: Peer, notes: list[str]) -> Any:
     if peer.python is None:
-        notes.append(f"**{peer.name} was not measured**: {peer.folder.name} is not there; make it with `{COMMAND}`.")
+        notes.append(
+            f"**{peer.name} was not measured**: {peer.folder.name} does not exist; create it with `{COMMAND}`."
+        )
     return peer.python
 
 
@@ -220,7 +222,7 @@ def _versions(side: Side) -> str:
 
 
 def _measure(name: str, side: Side, at_once: int, into: _Load) -> None:
-    """One conversation of every agent."""
+    """Run one conversation of every agent."""
     calls = at_once * TURNS
     episodes = side.ask("begin", episodes=at_once)
     before = side.cpu()
@@ -230,7 +232,7 @@ def _measure(name: str, side: Side, at_once: int, into: _Load) -> None:
     into.talked.append(talked)
     recorded = side.ask("end", calls=calls)
     if recorded != calls:
-        raise RuntimeError(f"{name} recorded {recorded} of {calls} calls; this measures something else")
+        raise RuntimeError(f"{name} recorded {recorded} of {calls} calls: the measurement is invalid")
 
 
 def _goal(ms: float, most: float) -> str:

@@ -18,7 +18,7 @@ EXPERIMENT = Path(__file__).parents[1] / "examples" / "math_agent" / "math_agent
 def run(*, quick: bool) -> Report:
     steps, repeats = (3, 1) if quick else (40, 3)
     report = Report(
-        "What Python's garbage collector takes",
+        "Cost of Python's garbage collector",
         f"The math agent with the `local` backbone, {steps} steps, in separate processes that alternate ({repeats} "
         "of each; medians). One uses Python's default, which examines all objects. The other does what `astuner "
         "run` does: it excludes objects loaded before the first episode and collects rarely. CPU time; the longest "

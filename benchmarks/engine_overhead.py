@@ -1,4 +1,4 @@
-"""What a model call costs when the model itself costs nothing: the episode engine's share, and AgentScope's."""
+"""Cost of a model call when the model is free: the shares of the episode engine and of AgentScope."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ LONG = 60
 def run(*, quick: bool) -> Report:
     report = Report(
         "Overhead of the episode engine per model call",
-        "The model is an engine that returns prepared token ids at once. Everything else is real: drawing tasks, pool, "
-        "runner, chat codec with the shipped tokenizer and template, tool calls, recorder, checks, judge, cutting "
-        "episodes into samples. CPU time of one process, in turns, medians.",
+        "The model is an engine that immediately returns prepared token IDs. Everything else is real: drawing "
+        "tasks, pool, runner, chat codec with the shipped tokenizer and template, tool calls, recorder, checks, "
+        "judge, splitting episodes into samples. CPU time of one process, in turns, medians.",
     )
     _episodes(report, repeats=3 if quick else 15)
     _long_conversation(report, repeats=2 if quick else 9)
@@ -44,7 +44,7 @@ def run(*, quick: bool) -> Report:
 
 
 class _Rollouts:
-    """Steps of episodes on an instant engine."""
+    """Steps of episodes on an engine that answers immediately."""
 
     def __init__(
         self, stack: ExitStack, *, turns: int, groups: int = GROUPS, group_size: int = GROUP_SIZE, **options: Any
@@ -70,7 +70,7 @@ class _Rollouts:
         calls = {len(e.turns) for group in rollout.groups for e in group.episodes}
         if calls != {self._turns}:
             raise RuntimeError(
-                f"episodes made {calls} model calls instead of {self._turns}; this measures something else"
+                f"episodes made {calls} model calls instead of {self._turns}: the measurement is invalid"
             )
 
 

@@ -42,7 +42,7 @@ async def serve(url: str, token: str, env_type: str, params: str) -> None:
             return json.loads(text)["data"]
 
         async def at_once(times: int, work: Callable[[str], Awaitable[Any]]) -> Any:
-            """Every instance does ``work``, one after another; the seconds of all and of each."""
+            """Let every instance do ``work`` sequentially; return the total time and all latencies in seconds."""
             latencies: list[float] = []
 
             async def agent(instance_id: str) -> None:
@@ -56,7 +56,7 @@ async def serve(url: str, token: str, env_type: str, params: str) -> None:
             return {"wall": time.perf_counter() - began, "latencies": latencies}
 
         async def create(asked: Any) -> Any:
-            """``instances`` of them; the tasks are dealt out in turn."""
+            """Create ``instances`` instances, with the tasks in turn."""
             tasks = itertools.cycle(asked["tasks"])
             plan = {f"bench-{next(numbers)}": next(tasks) for _ in range(asked["instances"])}
             instances[:] = plan
@@ -66,7 +66,7 @@ async def serve(url: str, token: str, env_type: str, params: str) -> None:
                     await post("create", task_id=plan[instance_id], instance_id=instance_id, params=json.loads(params))
                 )["state"]
                 if not state[-1]["content"]:
-                    raise RuntimeError("the instance started without a word")
+                    raise RuntimeError("the instance started without an observation")
 
             return await at_once(1, work)
 
@@ -87,7 +87,7 @@ async def serve(url: str, token: str, env_type: str, params: str) -> None:
 
             async def work(instance_id: str) -> None:
                 if (score := await post("evaluate", instance_id=instance_id, params={"sparse": True})) != 1.0:
-                    raise RuntimeError(f"{instance_id} is scored {score!r}: this measures something else")
+                    raise RuntimeError(f"{instance_id} has the score {score!r}: the measurement is invalid")
 
             return await at_once(asked["times"], work)
 

@@ -26,12 +26,12 @@ from benchmarks.report import Report
 
 MANY, FEW = 64, 8
 THEIRS_AT_MOST = 16
-"""AppWorld worlds of the reference at once: it takes seconds of both cores to make one, and 64 would take minutes."""
+"""Maximum of parallel AppWorld worlds of the reference: one takes seconds of both cores, so 64 take minutes."""
 BURSTS = 15
 _SMALLER = (48, 32, 24, 16)
-"""What the reference is measured with when the machine cannot hold `MANY` of its worlds."""
+"""Smaller numbers of worlds to try if the machine cannot hold `MANY` worlds of the reference."""
 _SPARE = 3 << 30
-"""Bytes that are left to the rest of the machine."""
+"""Bytes of memory left to the rest of the machine."""
 Lives = Mapping[str, Sequence[Life]]
 
 _LOGIN = """\
@@ -71,7 +71,7 @@ def run(*, quick: bool) -> Report:
         machine = Machine.make(Path(folder) / "root")
         sides = (OURS, THEIRS) if ENV_SERVICE.python else (OURS,)
         if machine.python is None:
-            report.text(f"**AppWorld was not measured**: no interpreter has it; make one with `{COMMAND}`.")
+            report.text(f"**AppWorld was not measured**: no interpreter has it; create one with `{COMMAND}`.")
         else:
             _appworld(report, machine, sides, many, few, rounds)
         script = _counter(5 if quick else 10)
@@ -82,7 +82,7 @@ def run(*, quick: bool) -> Report:
         report.text(_versions())
     else:
         report.text(
-            f"**The reference was not measured**: {ENV_SERVICE.folder.name} is not there; make it: `{COMMAND}`."
+            f"**The reference was not measured**: {ENV_SERVICE.folder.name} does not exist; create it with `{COMMAND}`."
         )
     return report
 
@@ -105,11 +105,11 @@ def _appworld(report: Report, machine: Machine, sides: Sequence[str], many: int,
         instances = _most(wanted, each, available() - max(life.idle for life in small[name]))
         large[name] = [live(machine, name, script, instances)]
         if wanted < many:
-            report.text(f"**{name} was measured with {instances} worlds at most**: making {many} takes it minutes.")
+            report.text(f"**{name} was measured with at most {instances} worlds**: creating {many} takes minutes.")
         elif instances < many:
             report.text(
-                f"**{name} was measured with {instances} worlds instead of {many}**: {_mb(each)} MB each is more than "
-                "this machine has."
+                f"**{name} was measured with {instances} worlds instead of {many}**: {_mb(each)} MB each do not fit "
+                "into this machine's memory."
             )
     report.heading("AppWorld")
     if THEIRS in sides:
@@ -244,9 +244,9 @@ def _write_counter(report: Report, lives: Lives, many: int, script: Script) -> N
     report.heading("A world that costs nothing")
     (_, _, times) = script.steps["step"]
     report.text(
-        f"An environment that only counts, {many} at once: what remains is the service's own work, with HTTP and the "
-        f"way to the world's process. All services are up, and take turns in bursts of {times} steps of each world; "
-        f"medians of {len(lives[OURS])} bursts."
+        f"An environment that only counts, {many} at once: the cost is the service's own work, with HTTP and the "
+        f"communication with the world's process. All services are running and take turns in bursts of {times} steps "
+        f"of each world; medians of {len(lives[OURS])} bursts."
     )
     groups = (lives,)
     rows = [

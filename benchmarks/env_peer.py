@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks.peers import Peer
 
 COMMAND = ".venv/bin/python -m benchmarks.env_peer"
-"""Makes the environment."""
+"""Command that creates the environment."""
 APPWORLD = "appworld==0.1.3.post1"
 _BESIDE = ("ray==2.40.0", APPWORLD, "jinja2>=3.1,<4")
 _CLIENT_SIDE = ("__init__.py", "training_box.py")
@@ -29,11 +29,11 @@ _COUNTER = Path(__file__).with_name("env_counter_older.py")
 
 @dataclass(frozen=True)
 class EnvServicePeer(Peer):
-    """A `Peer` whose parts have to be put together."""
+    """Peer that has to be assembled from several packages."""
 
     @property
     def box(self) -> Path:
-        """The folder that the service is started in."""
+        """Return the folder that the service starts in."""
         return self.folder / "service"
 
     @property

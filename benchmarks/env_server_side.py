@@ -1,7 +1,7 @@
-"""Starts a service and watches it: memory, processes and CPU of everything that it started, until it has ended.
+"""Start a service and measure memory, processes and CPU of all its processes until they have ended.
 
-Whatever the service starts stays below this process, also what lost its parent on the way (a subreaper gets those), so
-nothing is overlooked when it is counted and nothing is left when this ends.  Python's own library only.
+This process is a subreaper: all processes of the service stay its descendants, even if their parent exits, so none is
+missed when they are counted and none remains at the end.  Standard library only.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def stat_of(pid: int) -> list[str]:
 
 
 def descendants() -> dict[int, list[str]]:
-    """Every process below this one, zombies included, and its `stat_of`."""
+    """Return all descendants of this process, including zombies, with their `stat_of`."""
     found, children = {}, defaultdict(list)
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -94,7 +94,7 @@ def pss(pid: int) -> int:
 
 
 def cpu() -> float:
-    """CPU seconds so far of everything below this process, dead or alive."""
+    """Return the CPU seconds of all descendants of this process, running or ended."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = ended.ru_utime + ended.ru_stime
     for pid, fields in descendants().items():
@@ -108,7 +108,7 @@ def cpu() -> float:
 
 
 def _end_all() -> list[str]:
-    """Kill whatever is below this process; its programs."""
+    """Kill all descendants of this process and return their programs."""
     killed: list[str] = []
     while alive := [pid for pid, fields in descendants().items() if fields[0] not in "ZX"]:
         for pid in alive:
@@ -135,7 +135,7 @@ async def serve(plan: Mapping[str, Any]) -> None:
     service, seconds = start(plan)
 
     async def memory(asked: Any) -> Any:
-        """PSS and the number of processes."""
+        """Return PSS and the number of processes."""
         alive = [pid for pid, fields in descendants().items() if fields[0] not in "ZX"]
         return {"bytes": sum(map(pss, alive)), "processes": len(alive)}
 
@@ -143,7 +143,7 @@ async def serve(plan: Mapping[str, Any]) -> None:
         return cpu()
 
     async def stop(asked: Any) -> Any:
-        """Ask the service to end, wait, and end what is then still there."""
+        """Ask the service to stop, wait, and kill the remaining processes."""
         began = time.perf_counter()
         service.terminate()
         while time.perf_counter() - began < _STOP_WITHIN:

@@ -1,4 +1,4 @@
-"""Episodes on an engine that answers immediately, without a run: what one model call goes through."""
+"""Episodes on an engine that answers immediately, without a run: the work of a single model call."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ScriptedEngine(InferenceEngine):
 
 
 class Episodes:
-    """Makes model tuners as an `EpisodeRunner` does, with the default checks."""
+    """Factory of model tuners with the default checks, like `EpisodeRunner`."""
 
     def __init__(self, tokenizer: Any, engine: InferenceEngine) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -69,7 +69,7 @@ class Episodes:
         self._made = 0
 
     def make(self, **options: Any) -> tuple[ModelTuner, EpisodeRecorder]:
-        """One episode that has just begun."""
+        """Return the model tuner and recorder of a new episode."""
         leave_out_what_is_loaded()
         self._made += 1
         recorder = EpisodeRecorder()

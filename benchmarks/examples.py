@@ -37,19 +37,20 @@ MATH_AGENT = EXAMPLES / "math_agent/math_agent.yaml"
 
 @dataclass(frozen=True)
 class Example:
-    """An example, and what somebody gets who understands nothing of its task."""
+    """Example with the success of an agent that does not understand its task."""
 
     name: str
     naive: float
-    """Success on its held-out tasks."""
+    """Success of the naive agent on the held-out tasks."""
     how: str
-    """Of whom that is."""
+    """Description of the naive agent."""
     options: Sequence[str] = ()
     beside: Path | None = None
     measured_by: Path | None = None
     shuffled: str = ""
-    """Its judge in `benchmarks.shuffled_judge`. Where there is one, it is also run with that and with a learning rate
-    of 0, neither of which may learn, and its folder gets the curves as a picture."""
+    """Judge in `benchmarks.shuffled_judge`. If set, the example also runs with this judge and with learning rate 0, as
+    controls that must not learn, and its folder gets the curves as a picture.
+    """
 
     kind: Callable[[str], object] = str
     """Maps a task's query to a kind: tasks of a kind may be hard for the same reason. Default: every task is a kind."""
@@ -69,7 +70,7 @@ class Example:
 
 
 TESTED = ("astuner.task_reader.jsonl.validation.file_path=data/test.jsonl", "astuner.data.max_validation_tasks=null")
-"""Where the recipe was chosen by validation tasks, these are others."""
+"""Overrides that evaluate the test tasks, because the recipe was chosen by validation tasks."""
 MEASURED = (
     Example("math_agent", 0.25, "the operation is drawn at random, and the numbers are in the right order"),
     Example("frozen_lake", 0.21, "goes down or right without looking", ("--with", "frozen_lake")),
@@ -77,7 +78,7 @@ MEASURED = (
     Example(
         "feedback",
         0.25,
-        "as of math_agent, whose held-out tasks and agent measure it: no user has asked these questions",
+        "as in math_agent, whose held-out tasks and agent are used: no user has asked these questions",
         ("--with", "feedback"),
         EXAMPLES / "feedback/users.py",
         MATH_AGENT,
@@ -94,14 +95,14 @@ MEASURED = (
     Example(
         "search_documents",
         0.25,
-        "searches as it should, and says any of the four numbers",
+        "searches correctly, and answers with any of the four numbers",
         TESTED,
         shuffled="ShuffledSearch",
         kind=lambda query: " ".join(re.findall(r"[A-Z]\w+", query)[1:]),  # the village or person; not `How`
     ),
 )
 SCRIPTED = ("rubrics", "flywheel")
-"""Examples of several runs each, whose own scripts measure them against their control arms."""
+"""Examples with several runs each, whose scripts compare them with their control arms."""
 
 
 def run(*, quick: bool, runs: Runs = FRESH, tasks: Sequence[str] = (), seeds: int | None = None) -> Report:

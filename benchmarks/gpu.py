@@ -1,7 +1,7 @@
-"""What GPUs compute: the same experiments on `local`, on `verl` and `trinity` with vLLM, read from what the runs wrote.
+"""The same experiments on GPUs with `local`, and with `verl` and `trinity` on vLLM, read from the files of the runs.
 
-Everything travels with the repository or with packages: the weights of SmolLM2-135M, which learns, and random ones in
-the shapes of larger models, which only take time and memory.  Without a GPU, ``--quick`` rehearses it on a tiny model.
+All inputs come with the repository or with packages: the weights of SmolLM2-135M, which learns, and random weights in
+the shapes of larger models, which only take time and memory.  Without a GPU, ``--quick`` runs it on a tiny model.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from benchmarks.trained import FRESH, REPOSITORY, Command, Runs, Trained, run_as
 WORDS = REPOSITORY / "benchmarks/words.yaml"
 LONG_ANSWERS = REPOSITORY / "benchmarks/long_answers.yaml"
 REHEARSED = REPOSITORY / "examples/math_agent/math_agent.yaml"
-"""In place of the word problems where there is no GPU: the shipped model solves some of its tasks."""
+"""Replacement of the word problems without a GPU: the shipped model solves some of its tasks."""
 SEED = 310
 NEEDED = {"local": "astuner_local", "verl": "transfer_queue", "trinity": "trinity"}
 """Backbone -> a module that only this backbone's dependencies provide."""
@@ -41,7 +41,7 @@ ADAPTERS = (
     "astuner.trainer_common.optim.lr=1.0e-4",
 )
 WARM = 2
-"""Steps that are not measured: kernels are compiled in them, and memory is taken."""
+"""Steps that are not measured, because they compile kernels and allocate memory."""
 
 
 SHAPES = {
@@ -59,7 +59,7 @@ class Measured:
     how: str
     run: Trained
     plan: Mapping[str, str]
-    """What ``--dry-run`` said before."""
+    """Plan that ``--dry-run`` printed."""
     gpu_gib: float
     """Peak GPU memory in GiB, minus the memory in use before the run; 0 without a GPU."""
     certificate: Mapping[str, Any] = field(default_factory=dict)
@@ -70,12 +70,12 @@ class Measured:
         return [row[name] for row in steps[WARM:] if name in row]
 
     def mismatch(self) -> tuple[str, str]:
-        """Mean and largest, in nats."""
+        """Return mean and maximum, in nats."""
         mean, largest = self.of_steps("kl/mismatch_mean"), self.of_steps("kl/mismatch_max")
         return f"{median(mean):.2g}", f"{max(largest):.2g}"
 
     def rate(self, tokens: str, seconds: str) -> float:
-        """Tokens per second, the median over steps."""
+        """Return tokens per second, as the median over steps."""
         pairs = zip(self.of_steps(tokens), self.of_steps(seconds), strict=True)
         return median(n / s for n, s in pairs)
 
@@ -164,7 +164,7 @@ def _measured(backbone: str, how: str, command: Command, folder: Path, cut: int 
 
 
 def _killed_after(step: int, command: Command, folder: Path, home: Path) -> None:
-    """Start the run, and kill it as nothing can be prepared for once a state of ``step`` can be gone on from."""
+    """Start the run and kill it without warning once it can resume from ``step``."""
     arguments = ["run", *command.arguments, "--seed", str(SEED), "--run-dir", str(folder)]
     environ = {**os.environ, "ASTUNER_HOME": str(home)}
     process = subprocess.Popen([sys.executable, "-m", "astuner", *arguments], env=environ, stdout=subprocess.DEVNULL)
@@ -178,7 +178,7 @@ def _killed_after(step: int, command: Command, folder: Path, home: Path) -> None
 
 @contextmanager
 def _memory() -> Iterator[list[float]]:
-    """GiB in use on the first GPU, twice a second; the first entry is what was there before."""
+    """Record GiB in use on the first GPU twice per second; the first entry is the use before the block."""
     found, over = [_gpu_gib()], threading.Event()
 
     def look() -> None:

@@ -38,7 +38,7 @@ class Ratio:
     page: str
     value: float
     noise: float = 0.12
-    """By how much it differs from run to run where nothing was changed, on two busy cores."""
+    """Relative difference between runs without changes, on two busy cores."""
 
 
 def run(*, quick: bool) -> Report:

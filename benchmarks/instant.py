@@ -1,4 +1,4 @@
-"""Models that answer at once, so that only what is around a model takes time."""
+"""Models that answer immediately, to measure everything except the model."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class InstantEngine(InferenceEngine):
 
 
 class PlainAgent(Workflow):
-    """Ask, calculate, ask again, until there is no call any more."""
+    """Agent that asks and calculates until the model makes no more calls."""
 
     name = "plain_agent"
 
@@ -65,11 +65,11 @@ class PlainAgent(Workflow):
                 messages.append({"role": "tool", "tool_call_id": call["id"], "name": "calculator", "content": result})
 
     def before_call(self) -> None:
-        """Nothing; see `StampedAgent`."""
+        """Do nothing; `StampedAgent` overrides it."""
 
 
 class StampedAgent(PlainAgent):
-    """Notes the process's CPU time before every call. One at a time."""
+    """Agent that records the process's CPU time before every call. Run one at a time."""
 
     stamps: ClassVar[list[float]] = []
 

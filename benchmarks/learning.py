@@ -25,10 +25,10 @@ from benchmarks.trained import (
 
 EXPERIMENT = REPOSITORY / "examples/math_agent/math_agent.yaml"
 SEEDS = tuple(range(140, 160))
-"""Untouched: the recipe was tuned on 0 to 3, 101, 102, and 200 to 204; 120 to 139 were on an earlier page."""
+"""Unused seeds: the recipe was tuned on 0 to 3, 101, 102, and 200 to 204; 120 to 139 were on an earlier page."""
 ABLATED = SEEDS[:3]
 QUICK_SEEDS = (20,)
-"""Others again, so that trying out the benchmark does not look at its seeds."""
+"""Separate seeds, so that quick runs do not reveal results of the benchmark's seeds."""
 SHUFFLED = f"{REPOSITORY / 'benchmarks/shuffled_judge.py'}->ShuffledJudge"
 COMMAND = (str(EXPERIMENT), "--backbone", "local", "astuner.data.max_validation_tasks=null")
 BEFORE = (
@@ -41,7 +41,7 @@ BEFORE = (
     "astuner.trainer_common.optim.lr=2.0e-3",
     "astuner.trainer_common.optim.lr_warmup_steps=5",
 )
-"""The recipe of commit 1156f89, which about three seeds of ten ended at 75 % with."""
+"""Recipe of commit 1156f89, with which about three seeds of ten ended at 75 %."""
 LEAST_HELD_OUT = 150
 GOAL = 0.9
 

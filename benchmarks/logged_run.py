@@ -22,13 +22,13 @@ _CALLS = ("__init__", "episode", "credit", "close")
 
 
 class _Spent:
-    """Seconds in the log's code."""
+    """Time spent in the log's code."""
 
     def __init__(self) -> None:
         self.calls = 0.0
-        """CPU time."""
+        """CPU seconds."""
         self.waiting = 0.0
-        """Wall time."""
+        """Wall seconds."""
 
     def watch(self) -> None:
         for name in _CALLS:
@@ -48,7 +48,7 @@ class _Spent:
 
 
 def main(experiment: str, folder: str, *overrides: str) -> None:
-    """Run it, and print what it took as JSON."""
+    """Run the experiment and print the measurements as JSON."""
     spent = _Spent()
     spent.watch()
     collect_rarely()  # as `astuner run` does

@@ -1,4 +1,4 @@
-"""The machine: what it is, and how fast it can possibly be."""
+"""The machine: a description, and its maximum speed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def machine_line() -> str:
-    """One line: CPU, cores, load, and the versions that matter."""
+    """Return one line with CPU, cores, load and relevant versions."""
     packages = ("torch", "transformers", "trl", "agentscope", "astuner-core")
     versions = ", ".join(f"{name} {_version(name)}" for name in packages)
     load = f"load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "load unknown"
@@ -22,7 +22,7 @@ def machine_line() -> str:
 
 
 def commit() -> str:
-    """Of the tree that is measured; ``-dirty`` where something in it is not committed."""
+    """Return the commit of the measured tree; ``-dirty`` if it has uncommitted changes."""
     command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     found = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
     return found.stdout.strip() or "unknown"
@@ -36,7 +36,7 @@ def _version(name: str) -> str:
 
 
 def cpu_name() -> str:
-    """As the processor calls itself, with its generation: rented machines call several of them the same."""
+    """Return the processor's name with its generation, because rented machines use one name for several processors."""
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.exists():
         return platform.processor() or platform.machine()
@@ -47,7 +47,7 @@ def cpu_name() -> str:
 
 
 def matmul_flops() -> float:
-    """Best float32 operations per second of one thread, over square matrix products."""
+    """Return the best float32 operations per second of one thread, over square matrix products."""
     import torch
 
     return product_flops(torch.float32)
@@ -78,7 +78,7 @@ def read_bandwidth(size: int) -> float:
 
 
 def _best(work: Callable[[], object], repeats: int = 10) -> float:
-    """Fewest seconds of one call."""
+    """Return the fewest seconds of one call."""
     seconds = []
     for _ in range(repeats + 3):
         started = time.perf_counter()

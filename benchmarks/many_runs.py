@@ -1,4 +1,4 @@
-"""Ten runs of 100,000 episodes each in `astuner view`: how long a person waits to compare, filter and open them."""
+"""Ten runs of 100,000 episodes each in `astuner view`: how long users wait to compare, filter and open them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from benchmarks.report import Report, ms
 
 RUNS, EPISODES, QUICK = 10, 100_000, 2_000
 TASKS, EVERY = 256, 100
-"""Tasks of a validation, and steps between two."""
+"""Tasks of a validation, and steps between two validations."""
 METRICS = 60
-"""Numbers in a line of ``metrics.jsonl``."""
+"""Numbers in each line of ``metrics.jsonl``."""
 TIMES = 5
 Seconds: TypeAlias = tuple[float, float]
-"""Wall time, and CPU time of the server."""
+"""Wall seconds, and CPU seconds of the server."""
 EXAMPLE = Path(__file__).parents[1] / "examples" / "math_agent" / "math_agent.yaml"
 
 
@@ -75,7 +75,7 @@ def _reached(seconds: float) -> str:
 
 
 def _make(folder: Path, number: int, count: int) -> None:
-    """Even runs have one setting and odd ones another."""
+    """Write a run; even and odd runs have different settings."""
     overrides = [
         f"astuner.experiment_dir={folder.parent}",
         f"astuner.experiment_name={folder.name}",
@@ -180,7 +180,7 @@ def _seconds(port: int, pid: int, path: str) -> Seconds:
 
 
 def _cpu(pid: int) -> float:
-    """Seconds of CPU that a process has used, to 10 ms."""
+    """Return the CPU seconds of a process, to 10 ms."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

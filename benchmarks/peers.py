@@ -13,12 +13,12 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 COMMAND = ".venv/bin/python -m benchmarks.peers"
-"""Makes the environments."""
+"""Command that creates the environments."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A project whose server is measured."""
+    """Project whose server is measured."""
 
     name: str
     requirement: str
@@ -29,7 +29,7 @@ class Peer:
 
     @property
     def python(self) -> Path | None:
-        """The interpreter of its environment, if that is there."""
+        """Return the interpreter of its environment, if it exists."""
         python = self.folder / "bin" / "python"
         return python if (self.folder / ".done").exists() else None
 

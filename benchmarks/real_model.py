@@ -29,7 +29,7 @@ from benchmarks.trained import (
 )
 
 SEEDS = (310, 311, 312)
-"""The recipes were chosen with the seed that the examples have, which is none of these."""
+"""Seeds of the benchmark. The recipes were chosen with the examples' seed, which is not among them."""
 LEAST_HELD_OUT = 256
 NOT_RUN = "not run"
 
@@ -40,13 +40,13 @@ class Task:
 
     name: str
     shuffled: str
-    """Its judge in `benchmarks.shuffled_judge`."""
+    """Judge in `benchmarks.shuffled_judge`."""
     still: bool = False
-    """Whether it is also run with a learning rate of 0: what moves then is the measurement."""
+    """Also run with learning rate 0, as a control: any change is noise of the measurement."""
 
     @property
     def wordings(self) -> Sequence[str]:
-        """Templates of the test tasks' texts."""
+        """Return the templates of the test tasks' texts."""
         kept = REPOSITORY / f"examples/{self.name}/wordings.yaml"
         if not kept.exists():
             return [text for _, text in WORDINGS]  # the word problems', from the package that makes them
@@ -99,7 +99,7 @@ def run(
     """
     names = [task.name for task in TASKS]
     if unknown := {*tasks} - {*names, "none"}:
-        raise SystemExit(f"no task is called {', '.join(sorted(unknown))}; there are {', '.join(names)}, or none")
+        raise SystemExit(f"unknown task: {', '.join(sorted(unknown))}. Available: {', '.join(names)}, or none")
     chosen = SEEDS[: 1 if quick else seeds]
     more = (*settings, *(("astuner.data.train_batch_size=2", "astuner.rollout.num_repeat=2") if quick else ()))
     report = Report(
@@ -130,7 +130,7 @@ def run(
 def _runs_of(
     task: Task, seeds: Sequence[int], runs: Runs, command: Command, *, asked: bool
 ) -> dict[str, list[Trained]]:
-    """Every run that is there, or is made because it was asked for."""
+    """Return all kept runs, and the requested ones, which are started if missing."""
     mine = Runs(runs.folder / task.name if runs.folder else None, runs.jobs)
     conditions = {
         name: Condition(c.overrides, [s for s in seeds if s in c.seeds and (asked or is_kept(mine, name, s))], c.learns)

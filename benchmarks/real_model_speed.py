@@ -56,7 +56,7 @@ def run(*, quick: bool) -> Report:
     del model
     repeats = 1 if quick else 3
     report = Report(
-        "A real language model on a CPU: steps and generating",
+        "A real language model on a CPU: steps and generation",
         f"{Path(folder).resolve().name}, {size / 1e6:.0f} million weights, one thread. The sides take turns, in "
         f"one process when they generate and in one each when they train; medians of {repeats} repetitions; ratios "
         "are of CPU time, since neighbours disturb it less. "
@@ -80,7 +80,7 @@ def run(*, quick: bool) -> Report:
 def _single_turns(report: Report, folder: str, dtype: str, repeats: int) -> None:
     report.heading(f"A GRPO step of single turns, {dtype}")
     report.text(
-        f"{GROUPS} tasks x {GROUP_SIZE} answers of exactly {NEW} tokens, TRL's best case: nothing is uneven, and every "
+        f"{GROUPS} tasks x {GROUP_SIZE} answers of exactly {NEW} tokens, TRL's best case: equal lengths, and every "
         f"sample is trained. TRL: {SETTINGS.replace('bf16=False', f'bf16=False, the model in {dtype}')}."
     )
     _compare(report, folder, dtype, repeats, tools=False, longest=NEW, tolerance=0, wanted=2)
@@ -130,12 +130,12 @@ def _compare(
 
 _TRAINERS = ("TRL", "local")
 _WARM_UP = 2
-"""Steps of each that are not timed: their memory grows."""
+"""Untimed steps of each side, in which its memory grows."""
 _SAMPLED = 0.1
-"""Answers are sampled, and some ramble: over so few episodes the tokens of the sides differ by chance."""
+"""Tolerance of token counts: answers are sampled, some are long, and the episodes are few."""
 _WARM_STEPS, _CONVERSATIONS = 8, 8
 _TOOL_TOKENS = 112
-"""After the first prompt: a call (about 35), its result (20), an answer (10), and room for what rambles."""
+"""Tokens after the first prompt: a call (about 35), its result (20), an answer (10), and a margin for long answers."""
 
 
 def _taught(place: Path, folder: str) -> str:
@@ -226,7 +226,8 @@ def _vllm(report: Report, folder: str, repeats: int) -> dict[str, dict[int, floa
     python = os.environ.get("ASTUNER_BENCHMARK_VLLM")
     if python is None:
         report.text(
-            "vLLM was not measured: ASTUNER_BENCHMARK_VLLM=PYTHON names the interpreter of one (see README.md)."
+            "vLLM was not measured: set ASTUNER_BENCHMARK_VLLM to the interpreter of an environment with vLLM (see "
+            "README.md)."
         )
         return {}
     columns, version = {}, ""
@@ -236,7 +237,7 @@ def _vllm(report: Report, folder: str, repeats: int) -> dict[str, dict[int, floa
         done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
         if done.returncode:
             print(done.stderr, file=sys.stderr)  # not on the page: it has this machine's paths
-            report.text(f"vLLM did not run in {name}: it ended with {done.returncode}.")
+            report.text(f"vLLM failed in {name} with exit code {done.returncode}.")
             continue
         found = json.loads(done.stdout.splitlines()[-1])
         version, cpu = found["version"], {n: [cpu for cpu, _ in found["seconds"][str(n)]] for n in SEQUENCES}
@@ -283,11 +284,11 @@ def _engine(engine: Any, loop: asyncio.AbstractEventLoop, count: int, vocab: int
 
 def _expect(new: int) -> None:
     if new != NEW:
-        raise RuntimeError(f"{new} new tokens instead of {NEW}; the two sides did not do the same work")
+        raise RuntimeError(f"{new} new tokens instead of {NEW}: the sides did different amounts of work")
 
 
 def _least_seconds(dims: Any, dtype: Any, count: int) -> float:
-    """As `rollout_vs_hf.least_seconds`, of a model of any shape in any type."""
+    """Return `rollout_vs_hf.least_seconds` of a model of any shape and data type."""
     head, kv_width = dims.vocab * dims.hidden, dims.kv_heads * dims.head_dim
     pairs = sum(range(PROMPT + NEW))
     attention = 4 * dims.layers * dims.heads * dims.head_dim * pairs

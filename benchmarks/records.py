@@ -1,7 +1,7 @@
-"""A conversation as agents have them: search calls of the model, and results of a few lines.
+"""Scripted conversation: search calls of the model, and results of a few lines.
 
-It is the same for every side of a comparison.  Texts carry the number of their conversation, so that no two are
-alike and nothing can be remembered from another one.
+It is the same for every side of a comparison.  Texts contain the number of their conversation, so conversations differ
+and caches cannot help.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a benchmark found: tables with a few sentences, as Markdown that also reads well in a terminal."""
+"""Report of a benchmark: tables with a few sentences, as Markdown that is also readable in a terminal."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from benchmarks.machine import commit, machine_line
 
 @dataclass
 class Report:
-    """Sections in order; `markdown` adds where and when it was measured."""
+    """Sections of a page; `markdown` adds where and when it was measured."""
 
     title: str
     intro: str
-    """What is compared with what, and how."""
+    """Description of the comparison."""
     parts: list[str] = field(default_factory=list)
     pictures: dict[str, Callable[[Path], object]] = field(default_factory=dict)
-    """File name -> what draws it; drawn when the report is kept."""
+    """File name -> function that draws the picture when the report is written."""
     failed: bool = False
-    """Whether something is worse than it was."""
+    """True if a result is worse than the recorded one."""
 
     def text(self, text: str) -> None:
         self.parts.append(text)

@@ -1,4 +1,4 @@
-"""Generating: the engine against transformers' ``generate``, and against what the machine could do at best."""
+"""Generation: the engine compared with transformers' ``generate`` and with the limit of the machine."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _engine(engine: Any, loop: asyncio.AbstractEventLoop, count: int) -> Callabl
 
 def _expect(new: int) -> None:
     if new != NEW:
-        raise RuntimeError(f"{new} new tokens instead of {NEW}; the two sides did not do the same work")
+        raise RuntimeError(f"{new} new tokens instead of {NEW}: the sides did different amounts of work")
 
 
 def least_seconds(shape: Shape, count: int) -> float:

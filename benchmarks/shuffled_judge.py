@@ -15,16 +15,16 @@ from astuner.contracts.types import Split
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 POOL = 256
-"""Verdicts that wait to be given away: four steps of 64 episodes, so hardly any stays within its own group."""
+"""Number of pending verdicts: four steps of 64 episodes, so few verdicts stay within their own group."""
 FIRST_SHARE = 0.15
 """Share of successes among the initial verdicts; about the success rate of the untrained model."""
 
 
 class ShuffledJudge(Judge):
-    """`MathAnswerAsJudge`, with the training verdicts dealt out at random."""
+    """`MathAnswerAsJudge` with randomly permuted training verdicts."""
 
     true: ClassVar[str] = "astuner_math.judges->MathAnswerAsJudge"
-    """The judge whose verdicts these are."""
+    """Judge that produces the verdicts."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -44,36 +44,36 @@ class ShuffledJudge(Judge):
 
 
 class ShuffledLabel(ShuffledJudge):
-    """The same of the ticket triage."""
+    """Shuffled judge of the ticket triage."""
 
     true = "ticket_triage/triage.py->RightLabel"
 
 
 class ShuffledLookup(ShuffledJudge):
-    """The same of the shop lookup."""
+    """Shuffled judge of the shop lookup."""
 
     true = "shop_lookup/shop.py->RightNumber"
 
 
 class ShuffledNumber(ShuffledJudge):
-    """The same of the word problems."""
+    """Shuffled judge of the word problems."""
 
     true = "word_problems/solver.py->LastNumber"
 
 
 class ShuffledTable(ShuffledJudge):
-    """The same of learning to ask."""
+    """Shuffled judge of learning to ask."""
 
     true = "learning_to_ask/waiter.py->RightTable"
 
 
 class ShuffledCountdown(ShuffledJudge):
-    """The same of Countdown."""
+    """Shuffled judge of Countdown."""
 
     true = "countdown/game.py->Reached"
 
 
 class ShuffledSearch(ShuffledJudge):
-    """The same of searching documents."""
+    """Shuffled judge of searching documents."""
 
     true = "search_documents/librarian.py->RightAndRead"

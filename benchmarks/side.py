@@ -20,14 +20,14 @@ from typing import Any
 Commands = Mapping[str, Callable[[Mapping[str, Any]], Awaitable[Any]]]
 REPOSITORY = Path(__file__).resolve().parent.parent
 _LOG_SHOWN = 3000
-"""Characters of a log's end that an error shows."""
+"""Characters of the log's end in an error message."""
 
 
 class Side:
-    """The asking end.
+    """Client of a server in a separate process.
 
-    :param python: the interpreter of its environment.
-    :raises RuntimeError: it did not start; the message ends with its log.
+    :param python: Interpreter of its environment.
+    :raises RuntimeError: It did not start; the message ends with its log.
     """
 
     def __init__(self, python: Path | str, module: str, *arguments: str, **environment: str) -> None:
@@ -43,7 +43,7 @@ class Side:
         )
         try:
             self.started: Any = self._answer()
-            """What it had to say when it was ready."""
+            """Value that the side reported when it was ready."""
         except BaseException:
             self.close()
             raise
@@ -59,12 +59,12 @@ class Side:
         return self._answer()
 
     def cpu(self) -> float:
-        """CPU seconds of all its threads so far."""
+        """Return the CPU seconds of all its threads."""
         seconds: float = self.ask("cpu")
         return seconds
 
     def close(self) -> None:
-        """Its input ends, and so does it."""
+        """Close the side's input, which ends it."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
@@ -105,7 +105,7 @@ async def obey(ready: Any, commands: Commands) -> None:
 
 
 def quiet() -> None:
-    """From now on, what is printed goes to the log. Before imports that print."""
+    """Redirect printed text to the log. Call it before imports that print."""
     _answers()
 
 

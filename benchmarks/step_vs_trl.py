@@ -16,10 +16,10 @@ from benchmarks.report import Report, goal, ms
 from benchmarks.trl_side import SETTINGS, TrlSteps, quiet
 
 MULTI_TURN_TOKENS = 72
-"""After the first prompt: a call (15), its result (15), an answer (5), and room for a policy that rambles."""
+"""Tokens after the first prompt: a call (15), its result (15), an answer (5), and a margin for long answers."""
 SINGLE_TURN_TOKENS = 48
 TOLERANCE = 0.05
-"""By how much sampled token counts of two sides may differ, on average over all steps."""
+"""Allowed relative difference of the sides' sampled token counts, on average over all steps."""
 _PLAIN = "benchmarks.agents->CalculatorLoop"
 LOCAL, WITH_AGENTSCOPE = "local", "local, AgentScope's agent and the math judge"
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -71,11 +71,11 @@ def _multi_turn(report: Report, repeats: int) -> None:
     timings, counts = multi_turn(repeats)
     report.heading("A tool agent over two turns")
     report.text(
-        "The shipped `tiny-calculator` writes a calculator call, reads the result, answers. TRL runs it through "
-        "`environment_factory`; `local` runs a plain workflow that calls `model_tuner.chat` through the real episode "
-        "engine, and, for information, the example's AgentScope agent with the example's judge, which TRL has no "
-        "counterpart for. By default `local` leaves out samples whose advantage is 0, because they carry no gradient; "
-        "the first row trains them all the same, as TRL does."
+        "The shipped `tiny-calculator` writes a calculator call, reads the result, and answers. TRL runs it through "
+        "`environment_factory`. `local` runs a plain workflow that calls `model_tuner.chat` through the real episode "
+        "engine, and, for information, the example's AgentScope agent with the example's judge, for which TRL has no "
+        "counterpart. By default `local` skips samples whose advantage is 0, because they carry no gradient; the "
+        "first row trains them too, as TRL does."
     )
     _table(report, timings, counts)
     ratio, real = (timings["TRL"].median_cpu / timings[name].median_cpu for name in (LOCAL, WITH_AGENTSCOPE))

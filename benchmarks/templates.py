@@ -1,8 +1,8 @@
-"""The chat templates of real model families, with a tokenizer that was trained on this repository's text.
+"""Chat templates of real model families, with a tokenizer trained on this repository's text.
 
-The tests keep the templates (``plugins/astuner_families/tests/templates``, see the README there).  The vocabularies
-of those models are not kept; a byte-level BPE of a few thousand tokens makes pieces of a realistic length, which is
-what the costs depend on.
+The templates are test data (``plugins/astuner_families/tests/templates``, see the README there).  The vocabularies of
+these models are not included; a byte-level BPE of a few thousand tokens produces tokens of a realistic length, which
+determines the cost.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ from benchmarks.report import Report
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 AS_SHIPPED = "as shipped"
-"""The condition without changes."""
+"""Name of the condition without changes."""
 DRAWS = 10_000
-"""Of the bootstrap."""
+"""Number of bootstrap draws."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class Trained:
     seconds: float
     """Duration of the command, including the start of Python and validations; for an interrupted run, of its steps."""
     rows: Sequence[Mapping[str, Any]]
-    """What the run wrote into ``metrics.jsonl``."""
+    """Rows of the run's ``metrics.jsonl``."""
     episodes: Mapping[int, Sequence[Mapping[str, Any]]]
-    """Step -> its validation's episodes, in the order of the tasks; none of a run that is measured from outside."""
+    """Step -> episodes of its validation, in the order of the tasks; empty for a run with external evaluation."""
 
     @property
     def before(self) -> Validation:
@@ -70,25 +70,25 @@ class Trained:
 
 @dataclass(frozen=True)
 class Command:
-    """``astuner run ARGUMENTS``, and how it is measured."""
+    """An ``astuner run`` command, and how its runs are evaluated."""
 
     arguments: Sequence[str]
     least_held_out: int = 1
-    """Fewer held-out tasks than this are no measure."""
+    """Minimum number of held-out tasks."""
     beside: Path | None = None
-    """A program that runs while it does, such as the users who talk to what is trained."""
+    """Program that runs alongside the command, such as simulated users of the model."""
     measured_by: Path | None = None
-    """The experiment whose held-out tasks tell what was learned, where the run itself validates nothing."""
+    """Experiment whose held-out tasks evaluate the run, if the run itself has no validation."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """What is changed, and for which seeds."""
+    """Changes of a command, and the seeds to run."""
 
     overrides: Sequence[str]
     seeds: Sequence[int]
     learns: bool = True
-    """Whether it should."""
+    """True if runs of this condition should learn."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Runs:
 
 
 FRESH = Runs()
-"""Every run is made, one after the other, and kept nowhere."""
+"""Start every run, one after another, and keep none."""
 
 
 def train(seed: int, command: Command, folder: Path, overrides: Sequence[str] = ()) -> Trained:
@@ -147,7 +147,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _working(rows: Sequence[Mapping[str, Any]]) -> float:
-    """Seconds in steps and validations."""
+    """Return the seconds in steps and validations."""
     return sum(row.get("time/step", 0.0) + row.get("time/validation", 0.0) for row in rows)
 
 
@@ -157,7 +157,7 @@ def is_kept(runs: Runs, name: str, seed: int) -> bool:
 
 
 def run_folder(root: Path, name: str, seed: int) -> Path:
-    """Where a run of a condition is kept."""
+    """Return the folder of a condition's run."""
     return root / name.replace(" ", "-") / str(seed)
 
 
@@ -173,7 +173,7 @@ def run_astuner(arguments: Sequence[str], home: Path) -> str:
 
 @contextmanager
 def _beside(program: Path | None, home: Path) -> Iterator[None]:
-    """Run a Python program meanwhile; it is ended with the block."""
+    """Run a Python program during the block."""
     if program is None:
         yield
         return
@@ -200,7 +200,7 @@ def _evaluated(experiment: Path, folder: Path, steps: int) -> list[Validation]:
 
 
 def train_all(conditions: Mapping[str, Condition], command: Command, runs: Runs = FRESH) -> dict[str, list[Trained]]:
-    """Every seed under every condition, by condition in the order of its seeds."""
+    """Run every seed under every condition; return the runs by condition, in the order of its seeds."""
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(runs.jobs) as pool:
         root = runs.folder.resolve() if runs.folder else Path(temporary)
 
@@ -254,9 +254,9 @@ def verdict(
 
 
 def pooled_change(runs: Sequence[Trained], start: int = 0) -> tuple[float, float, float]:
-    """After minus before over all runs, with a 95 % interval (normal approximation of two proportions).
+    """Return success after minus before over all runs, with a 95 % interval (normal approximation of two proportions).
 
-    :param start: which validation is before.
+    :param start: Index of the validation before the change.
     """
 
     def pooled(validations: Sequence[Validation]) -> tuple[float, float]:
@@ -299,7 +299,7 @@ def bootstrap(runs: Sequence[Trained], kind: Callable[[str], object], start: int
 
 
 def draw(found: Mapping[str, Sequence[Trained]], path: Path) -> None:
-    """Training reward on the left, every validation on the right."""
+    """Draw training rewards on the left and all validations on the right."""
     import matplotlib
 
     matplotlib.use("Agg")

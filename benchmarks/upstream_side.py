@@ -1,7 +1,7 @@
-"""An inference server that costs little: it answers at once, with the next reply of the scripted conversation.
+"""Serve a cheap stub of an inference server that immediately returns the next reply of the scripted conversation.
 
-``/v1/chat/completions`` is OpenAI's; ``/inference/v1/generate`` is vLLM's for token ids.  Both tell from the request
-how far a conversation is.
+``/v1/chat/completions`` is OpenAI's route; ``/inference/v1/generate`` is vLLM's route for token IDs.  Both derive the
+turn from the request.
 """
 
 from __future__ import annotations

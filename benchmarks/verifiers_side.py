@@ -1,7 +1,7 @@
-"""The interception server of `verifiers`, in its own environment; see `call_overhead` for what is compared.
+"""Serve the interception server of `verifiers`, in its own environment; see `call_overhead` for the comparison.
 
-Its rollouts are registered as its `Rollout` does, without a harness: the agents are the benchmark's own.  The client
-``eval`` forwards messages to an OpenAI server; ``train`` renders them to token ids and asks vLLM's generate route.
+Rollouts are registered as in its `Rollout`, without a harness: the agents are the benchmark's.  The client ``eval``
+forwards messages to an OpenAI server; ``train`` renders them to token IDs and calls vLLM's generate route.
 """
 
 from __future__ import annotations
