@@ -155,26 +155,26 @@ How to read this:
 
 
 _STACKS = """\
-## Which server carries it
+## Choice of the HTTP server
 
-Echo servers that read the JSON, look at two headers and answer with a prepared chat completion and an id: 64 agents at
-once with 24 calls each, bodies of 0.8 to 5.4 kB, CPU of the server's process, median of 7 rounds taken in turns.
+Echo servers that read the JSON, check two headers and return a prepared chat completion with an ID: 64 concurrent
+agents with 24 calls each, bodies of 0.8 to 5.4 kB, CPU of the server's process, median of 7 rounds in turns.
 2026-11-24, commit a22d09a, 2 cores (load 3), aiohttp 3.14.5, starlette 1.10.0, uvicorn 0.54.0, httptools 0.9.0.
 
 | CPU ms per call                                           | median |      spread |
 |-----------------------------------------------------------|-------:|------------:|
-| aiohttp, low-level server, handlers cancelled: what we do |  0.052 | 0.051–0.061 |
+| aiohttp, low-level server, handlers cancelled (ASTuner)   |  0.052 | 0.051–0.061 |
 | aiohttp, application with routes                          |  0.056 | 0.054–0.061 |
 | uvicorn with httptools, Starlette                         |  0.064 | 0.060–0.073 |
 | uvicorn with httptools, no framework                      |  0.049 | 0.048–0.053 |
 | uvicorn with h11, Starlette                               |  0.126 | 0.121–0.136 |
 
-So all applications stay on aiohttp, whose low-level server also notices a client that is gone, which ASGI leaves to a
-task per request; only the page of `astuner view`, which serves one person, is on Starlette.
+All applications therefore use aiohttp. Its low-level server also detects disconnected clients, which needs a task per
+request with ASGI. Only the page of `astuner view`, which serves one user, uses Starlette.
 
-The endpoint with a model that answers at once and neither template nor tokens, under the same load: 0.209 ms (0.191 to
-0.241) at commit 0b2c185, where each application had its own handling of hosts, keys, bodies and errors, and 0.205 ms
-(0.186 to 0.232) with the gate that they share now."""
+The endpoint with a model that answers immediately, without template and tokens, takes 0.209 ms (0.191 to 0.241) under
+the same load at commit 0b2c185, where each application handled hosts, keys, bodies and errors separately, and 0.205 ms
+(0.186 to 0.232) with the current shared gate."""
 """Result of an earlier comparison of HTTP servers, which is not repeated here."""
 
 

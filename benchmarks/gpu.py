@@ -94,7 +94,7 @@ def run(*, quick: bool, runs: Runs = FRESH, tasks: Sequence[str] = ()) -> Report
         raise SystemExit(f"{', '.join(sorted(unknown))} cannot run here; available: {' and '.join(here)}")
     card = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     if not card and not quick:
-        raise SystemExit("torch sees no GPU here; python -m benchmarks gpu --quick rehearses it on the CPU")
+        raise SystemExit("torch found no GPU; python -m benchmarks gpu --quick rehearses it on the CPU")
     if not card:
         for engine in ("VERL", "TRINITY"):
             os.environ.setdefault(f"{engine}_PLATFORM", "cpu")
@@ -150,7 +150,7 @@ def _measured(backbone: str, how: str, command: Command, folder: Path, cut: int 
 
     :param cut: Step after which the run is killed; the same command then resumes it.
     """
-    print(f"{backbone}, {how}: begins", file=sys.stderr, flush=True)
+    print(f"{backbone}, {how}: started", file=sys.stderr, flush=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     home = folder.with_name(f"{folder.name}.home")
     said = run_astuner(["run", *command.arguments, "--run-dir", str(folder), "--dry-run", "--json"], home)

@@ -93,26 +93,27 @@ def _ends(runs: Sequence[Trained]) -> str:
     return f"the lowest at {ends[0]:.1%}, the median at {ends[len(ends) // 2]:.1%}"
 
 
-WHY = """## Why seeds got stuck, and what cured it
+WHY = """## Why seeds got stuck, and the fix
 
-The eight wordings share one small model that cannot tell them apart in the first thirty steps. Division pays least at
-first: `+` and `*` are right whatever comes first, and a dividend has up to three digits to copy. So all wordings move
-away from `/` together, and how far depends on the first hundred tasks: 23 % of all training tasks are divisions, 10 %
-of the first 80 with seed 0 and 17 % with seed 102, which both got stuck. Once the wordings are told apart, a division
-is answered with `*`, all attempts of its group fail, their advantages are 0, and the run ends at 75 %.
+The eight wordings share one small model that cannot distinguish them in the first thirty steps. Division pays least at
+first: for `+` and `*` the order of the operands does not matter, and a dividend has up to three digits to copy.
+Therefore all wordings move away from `/` together, and how far depends on the first hundred tasks: 23 % of all training
+tasks are divisions, but only 10 % of the first 80 with seed 0 and 17 % with seed 102, which both got stuck. When the
+model distinguishes the wordings, it answers divisions with `*`, all attempts of such a group fail, their advantages are
+0, and the run ends at 75 %.
 
-Looked up on 2026-11-23 by playing the same episodes with the same engine, trainer and order of tasks, without
-AgentScope (a script that is not kept; with another order of tasks none of seven seeds got stuck). Success on the
-held-out tasks after 250 steps, one run each:
+Analyzed on 2026-11-23 with the same engine, trainer and order of tasks, without AgentScope (with a script that was not
+kept; with another order of tasks none of seven seeds got stuck). Success on the held-out tasks after 250 steps, one run
+each:
 
-| 8 tasks x 8 attempts, but for what is said | seed 0 | seed 102 |
+| 8 tasks x 8 attempts, except where noted | seed 0 | seed 102 |
 |---|---:|---:|
 | recipe before | 73.8 % | 75.4 % |
 | `lr_warmup_steps: 25` instead of 5 | 98.4 % | 91.4 % |
 | `lr_warmup_steps: 60` | 94.5 % | 82.8 % |
 | `norm_adv_by_std: false` | 88.7 % | 72.3 % |
 | temperature 2 for two of eight attempts | 71.5 % | 73.0 % |
-| failed groups pushed away from what they did (NGRPO, weight 3), warm-up 25 | 86.3 % | 72.3 % |
+| negative advantages for failed groups (NGRPO, weight 3), warm-up 25 | 86.3 % | 72.3 % |
 | KL to the start in the loss, 0.02 | 94.9 % | 87.9 % |
 | 16 tasks x 4 attempts | 96.5 % | 94.5 % |
 | 16 x 4, `rloo` | 98.4 % | 77.3 % |
@@ -121,7 +122,7 @@ held-out tasks after 250 steps, one run each:
 | 32 x 2, KL 0.02 | 94.5 % | 92.2 % |
 | **16 x 4, KL 0.02** | 96.5 % | 95.3 % |
 
-An entropy bonus on the tokens of failed groups only left seed 102 at 75.0 % (0.02) and 72.7 % (0.1), and 0.3 broke
-both seeds that it was tried on. So no new algorithm was needed: more tasks in a step, whose mix varies less, KL to
-the start, which slows the drift and pulls back, and a longer warm-up. With two updates on each batch (`ppo_epochs:
-2`) 180 steps do what 250 did: 11,520 episodes instead of 16,000, and episodes are most of what a step costs."""
+An entropy bonus only on the tokens of failed groups left seed 102 at 75.0 % (0.02) and 72.7 % (0.1); 0.3 broke both
+tested seeds. A new algorithm was not needed. Three changes are enough: more tasks per step, whose mix varies less; KL
+to the start, which slows and reverses the drift; and a longer warm-up. With two updates on each batch (`ppo_epochs: 2`)
+180 steps achieve the result of 250: 11,520 episodes instead of 16,000, and episodes are most of a step's cost."""

@@ -130,7 +130,7 @@ def train(seed: int, command: Command, folder: Path, overrides: Sequence[str] = 
         validations = _evaluated(command.measured_by, folder, max(row["step"] for row in rows))
     if validations[0].tasks < command.least_held_out or validations[0].step != 0:
         raise RuntimeError(
-            f"the first validation was {validations[0]} at step {validations[0].step}: not a fair before"
+            f"the first validation was {validations[0]} at step {validations[0].step}: not a valid baseline"
         )
     rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
     kept = folder / "episodes"

@@ -60,7 +60,7 @@ async def serve(client: str, upstream: str, tokenizer: str) -> None:
         for session, secrets in running:
             recorded += len(session.trace.calls)
             if errors := [call.error for call in session.trace.calls if call.error]:
-                raise RuntimeError(f"verifiers noted an error: {errors[0]}")
+                raise RuntimeError(f"verifiers recorded an error: {errors[0]}")
             server.unregister(*secrets)
         running.clear()
         return recorded
