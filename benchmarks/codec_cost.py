@@ -179,9 +179,9 @@ def _generation(prompt_ids: Sequence[int], said: Sequence[int]) -> Generation:
 
 def _totals(report: Report, found: Mapping[str, _Found]) -> None:
     worst = max(max(f.rounds[0].ratio, f.terse.ratio) for f in found.values())
-    report.heading("Whole conversation")
+    report.heading("Complete conversation")
     report.table(
-        ("template", "new", "tokenised", "per new", "same, one-word results", "naive", "naive / ASTuner"),
+        ("template", "new", "tokenized", "per new", "same, one-word results", "naive", "naive / ASTuner"),
         [
             (
                 name,
@@ -206,7 +206,7 @@ def _totals(report: Report, found: Mapping[str, _Found]) -> None:
 def _over_turns(report: Report, found: Mapping[str, _Found]) -> None:
     report.heading("As a conversation gets longer")
     report.table(
-        ("tokens tokenised, naive / ASTuner", *(f"{n} turns" for n in SHOWN)),
+        ("tokens tokenized, naive / ASTuner", *(f"{n} turns" for n in SHOWN)),
         [(name, *(f"{f.tokens('naive', n) / f.tokens('ours', n):.1f}x" for n in SHOWN)) for name, f in found.items()],
     )
     report.table(
