@@ -1,6 +1,6 @@
-"""The tasks and agents that are measured: word problems, and a calculator to call.
+"""Tasks and agents of the benchmarks: word problems, and a calculator as a tool.
 
-`CalculatorLoop` is a plain loop, comparable with what TRL runs; the example's AgentScope agent is measured beside it.
+`CalculatorLoop` is a plain loop, comparable with what TRL runs. The AgentScope agent of the example is measured too.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 
 
 def problems(count: int = TASKS) -> list[tuple[str, str]]:
-    """(question, answer) of training problems; the same at every call."""
+    """Return (question, answer) of training problems; the same at every call."""
     return [(p.question, p.answer) for p in distinct(count, 1, held_out=False)]
 
 
 def reward(text: str, answer: str) -> float:
-    """1 if the last box of ``text`` holds ``answer``: the same string comparison on both sides, no judge."""
+    """Return 1 if the last box of ``text`` is exactly ``answer``, else 0; both sides use this comparison."""
     boxes = _BOXED.findall(text)
     return float(bool(boxes) and boxes[-1].strip() == answer)
 
 
 def use_calculator(expression: str) -> str:
-    """What the calculator prints."""
+    """Return the calculator's output."""
     try:
         return str(round(calculate(expression), 4))
     except CalculatorError as error:
@@ -41,7 +41,7 @@ def use_calculator(expression: str) -> str:
 
 
 class Problems(TaskReader):
-    """The problems as ASTuner tasks; they are only trained on."""
+    """Task reader of the problems; it has training tasks only."""
 
     def read(self, split: Split) -> Iterator[Task]:
         for number, (question, answer) in enumerate(problems() if split is Split.TRAIN else ()):
@@ -49,7 +49,7 @@ class Problems(TaskReader):
 
 
 class CalculatorLoop(Workflow):
-    """Ask; when the model calls the calculator, run it and ask once more. No agent framework."""
+    """Agent loop without a framework: ask, run the calculator if the model calls it, and ask again."""
 
     name = "calculator_loop"
 
@@ -74,7 +74,7 @@ def _answered(call: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class OneTurn(Workflow):
-    """One question, one answer; the reward is its number of digits, which untrained weights vary in."""
+    """Agent with one question and one answer; the reward is the number of digits, which varies without training."""
 
     name = "one_turn"
 

@@ -1,4 +1,4 @@
-"""What AgentScope 2.x and 1.x cost per model call, per episode and per step, and what ASTuner adds to them."""
+"""Cost of AgentScope 2.x and 1.x per model call, per episode and per step, and ASTuner's share."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from benchmarks.report import Report, us
 from benchmarks.side import REPOSITORY, Side
 
 PYTHON_1 = "ASTUNER_BENCHMARK_AGENTSCOPE_1"
-"""The variable with the Python of an environment with AgentScope 1.x."""
+"""Environment variable with the Python of an environment with AgentScope 1.x."""
 TURNS = (2, 10, 40)
 AT_ONCE = {2: 32, 10: 16, 40: 4}
-"""Conversations at once, by their turns."""
+"""Turns of a conversation -> number of concurrent conversations."""
 PARTS = ("plain", "alone", "agent")
 WARM_UP = 1
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -46,7 +46,10 @@ def run(*, quick: bool) -> Report:
 
 
 def _python_1() -> Path:
-    """:raises SystemExit: There is no environment with AgentScope 1.x."""
+    """Return the Python of the environment with AgentScope 1.x.
+
+    :raises SystemExit: The environment does not exist.
+    """
     python = Path(os.environ.get(PYTHON_1, REPOSITORY / ".venv-agentscope-1.0.21" / "bin" / "python"))
     if not python.exists():
         raise SystemExit(
@@ -88,13 +91,12 @@ def _conversations(report: Report, sides: Mapping[str, Side], *, repeats: int) -
     report.table((*header, "of that AgentScope", "of that `model_tuner.chat`", "the rest"), rows)
     report.text(
         "*AgentScope* is the same agent with a model class that returns prepared blocks. *`model_tuner.chat`* is a "
-        "plain workflow with the same messages. *The rest* is ASTuner's adapter, plus what both cost more when they "
-        "alternate: comparing messages in AgentScope's form, and cold processor caches. Formatting messages is in "
-        "*AgentScope* for 1.x, where the agent does it, and in *the rest* for 2.x, where the model does it. It "
-        "takes about 1 µs per block of the complete history at each call. The adapter keeps nothing between calls: "
-        "2.x collects all turns of a reply in one message and changes its blocks in place, so their identity proves "
-        "nothing. Where *the rest* is negative, it is smaller than the error of the three figures that it is computed "
-        "from."
+        "plain workflow with the same messages. *The rest* is ASTuner's adapter, plus the extra cost of alternating "
+        "between the two: comparing messages in AgentScope's form, and cold processor caches. Formatting messages "
+        "counts as *AgentScope* for 1.x, where the agent does it, and as *the rest* for 2.x, where the model does "
+        "it. It takes about 1 µs per block of the complete history at each call. The adapter caches nothing between "
+        "calls, because 2.x collects all turns of a reply in one message and changes its blocks in place. If *the "
+        "rest* is negative, it is smaller than the error of the three figures that it is computed from."
     )
     report.text(
         "Making an agent with one tool takes "

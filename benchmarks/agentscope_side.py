@@ -1,4 +1,4 @@
-"""One conversation with a tool in a process of its own, whose Python has one version of AgentScope."""
+"""Run one conversation with a tool in a separate process, whose Python has one version of AgentScope."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ PACKAGES = {
 }
 """Packages that a profile reports, with parts of the paths and names of their functions."""
 _numbers = itertools.count(1)
-"""Of conversations; see `benchmarks.records`."""
+"""Numbers of the conversations; see `benchmarks.records`."""
 
 
 class Conversations:
-    """The same conversation with and without AgentScope, around a model that answers at once."""
+    """The same conversation with and without AgentScope, on a model that answers immediately."""
 
     def __init__(self, turns: int) -> None:
         from benchmarks.episodes import Episodes, ScriptedEngine, replies
@@ -142,7 +142,7 @@ def _package(place: tuple[str, int, str]) -> str | None:
 
 
 class Side:
-    """Answers `benchmarks.agentscope_cost`."""
+    """Answer requests of `benchmarks.agentscope_cost`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,6 +1,6 @@
-"""ASTuner's endpoint in a process of its own, with an engine that answers at once.
+"""Serve ASTuner's endpoint in a separate process, with an engine that answers immediately.
 
-The engine is in the process, as the `local` backbone's is, or behind HTTP, as vLLM is for the other backbones.
+The engine runs in the same process, like the `local` backbone's, or behind HTTP, like vLLM for the other backbones.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from benchmarks.side import obey
 
 
 class HttpEngine(InferenceEngine):
-    """Sends token ids to vLLM's generate route and reads token ids back.
+    """Engine that sends token IDs to vLLM's generate route and reads token IDs back.
 
-    :param url: of the server.
+    :param url: URL of the server.
     """
 
     max_model_len = 1 << 20
@@ -63,10 +63,11 @@ class HttpEngine(InferenceEngine):
 
 
 async def serve(folder: str, replies: Sequence[Sequence[int]], upstream: str) -> None:
-    """
-    :param folder: of the tokenizer.
-    :param replies: what the engine in the process says.
-    :param upstream: the URL of an engine behind HTTP instead; empty for none.
+    """Serve the endpoint until the input ends.
+
+    :param folder: Folder of the tokenizer.
+    :param replies: Replies of the engine in the process.
+    :param upstream: URL of an engine over HTTP to use instead, or an empty string.
     """
     from transformers import AutoTokenizer
 

@@ -1,4 +1,4 @@
-"""What is gained when rollouts do not wait for training: Trinity's styles on the same experiment, in one run.
+"""Gain of rollouts that do not wait for training: Trinity's synchronization styles on the same experiment.
 
 Run it in Trinity's environment: ``.venv-trinity/bin/python -m benchmarks asynchrony``.
 """
@@ -14,7 +14,7 @@ from benchmarks.trained import REPOSITORY, Command, Condition, Trained, draw, tr
 
 EXPERIMENT = REPOSITORY / "examples/math_agent/math_agent.yaml"
 SECONDS = 4.0
-"""Mean wait of an episode, as `benchmarks.slow_math_agent` has it."""
+"""Mean wait of an episode in seconds; see `benchmarks.slow_math_agent`."""
 SYNCHRONOUS = "synchronous"
 STYLES: Mapping[str, tuple[str, ...]] = {
     SYNCHRONOUS: (),
@@ -27,7 +27,7 @@ STYLES: Mapping[str, tuple[str, ...]] = {
 SEEDS = (10, 11, 12)
 GROUPS = 8
 POINTS = 6
-"""Points of a learning curve, each the mean of as many steps as the others."""
+"""Points of a learning curve, each the mean of the same number of steps."""
 
 
 def run(*, quick: bool) -> Report:
@@ -53,13 +53,12 @@ def run(*, quick: bool) -> Report:
             found.setdefault(style, []).extend(runs)
     report = Report(
         "Rollouts that do not wait for training, on Trinity",
-        "`astuner run examples/math_agent/math_agent.yaml --backbone trinity` in three synchronisation styles, with "
-        f"larger updates than the example's, so that {steps} steps show learning, and with an agent that waits "
-        f"{SECONDS:g} s on average before it begins a training task (0.5 to 1.5 times that, by episode): the time in "
-        "which tools, browsers or other people work. The styles take turns, seed by seed. Real Trinity 0.6.0 with VERL "
-        "0.8.0's trainer; rollouts and training on the CPU, which they share, so what overlaps here is waiting, not "
-        "computing. A step's time is the median over steps, from the end of one update to the end of the next, "
-        "validations left out.",
+        "`astuner run examples/math_agent/math_agent.yaml --backbone trinity` in three synchronization styles, with "
+        f"larger updates than the example, so that {steps} steps show learning. The agent waits {SECONDS:g} s on "
+        "average before it begins a training task (0.5 to 1.5 times that, by episode), to simulate tools, browsers "
+        "or people. The styles take turns, seed by seed. Real Trinity 0.6.0 with VERL 0.8.0's trainer; rollouts and "
+        "training share the CPU, so only waiting overlaps here, not computation. A step's time is the median over "
+        "steps, from the end of one update to the end of the next, without validations.",
     )
     rows = []
     for style, runs in found.items():

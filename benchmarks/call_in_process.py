@@ -1,4 +1,4 @@
-"""What the core adds to a model call in the process."""
+"""CPU time that the core adds to a model call in process."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from benchmarks.report import Report, us
 
 TEMPLATE, MORE_TURNS = "qwen3", 32
 MOST_IN_PROCESS = 0.4
-"""Milliseconds of CPU per call."""
+"""Goal in milliseconds of CPU per call."""
 _numbers = itertools.count(1)
-"""Of conversations; see `benchmarks.records`."""
+"""Numbers of the conversations; see `benchmarks.records`."""
 
 
 def run(*, quick: bool) -> Report:
     report = Report(
         "CPU time per model call in the process",
-        f"{AT_ONCE} agents at once, each with a conversation of {TURNS} turns: a tool call of about 30 tokens, a "
-        "result of about 80, at the end an answer. The model answers at once. Messages, chat template, tool calls, "
-        "recorder and checks are real; no two conversations are alike. The vocabulary is a byte-level BPE that was "
+        f"{AT_ONCE} concurrent agents, each with a conversation of {TURNS} turns: tool calls of about 30 tokens, "
+        "results of about 80, and an answer at the end. The model answers immediately. Messages, chat template, "
+        "tool calls, recorder and checks are real; all conversations differ. The vocabulary is a byte-level BPE "
         "trained on this repository's text. Garbage is collected as in a run ([collector.md](collector.md)).",
     )
     _in_process(report, repeats=1 if quick else 7)
@@ -55,14 +55,14 @@ def _in_process(report: Report, *, repeats: int) -> None:
         cells.append((name, turns, us(statistics.median(whole) / calls), us(alone), us(added[-1]), spread))
     report.table(("template", "turns", "µs per call", "agent and engine alone", "the core adds", "spread"), cells)
     report.text(
-        "*Agent and engine alone* is the same agent around the same engine with nothing of ASTuner between them, "
-        "measured in turns with it. What the core adds is encoding, budget, reading the reply, recording, checks and "
-        f"the episode's own objects: at most {_goal(max(added) * 1e3, MOST_IN_PROCESS)}."
+        "*Agent and engine alone* is the same agent on the same engine without ASTuner, measured in turns. The core "
+        "adds encoding, budget, parsing of the reply, recording, checks and the episode's objects: at most "
+        f"{_goal(max(added) * 1e3, MOST_IN_PROCESS)}."
     )
 
 
 def chats(loop: asyncio.AbstractEventLoop, name: str, turns: int) -> Callable[[], object]:
-    """All conversations once, through model tuners."""
+    """Run all conversations once, through model tuners."""
     tokenizer = templates.tokenizer(name)
     engine = ScriptedEngine(replies(tokenizer, turns))
     episodes = Episodes(tokenizer, engine)
@@ -77,7 +77,7 @@ def chats(loop: asyncio.AbstractEventLoop, name: str, turns: int) -> Callable[[]
         tuner.close()
         if calls != turns or sum(turn.continues is None for turn in recorder.turns) != 1:
             raise RuntimeError(
-                f"{calls} calls instead of {turns}, or one that started a branch: this is something else"
+                f"{calls} calls instead of {turns}, or a call that started a branch: the measurement is invalid"
             )
         return calls
 
@@ -89,7 +89,7 @@ def chats(loop: asyncio.AbstractEventLoop, name: str, turns: int) -> Callable[[]
 
 
 def _alone(loop: asyncio.AbstractEventLoop, name: str, turns: int) -> Callable[[], object]:
-    """The same agents and the same engine, without anything between them."""
+    """Return a function that runs the same agents on the same engine, without ASTuner between them."""
     from astuner.contracts.types import SamplingParams
 
     engine = ScriptedEngine(replies(templates.tokenizer(name), turns))

@@ -1,4 +1,4 @@
-"""What a model call over HTTP costs, beside the proxies of other projects; see `call_in_process` for one without."""
+"""CPU time of a model call over HTTP, compared with proxies of other projects; see also `call_in_process`."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from benchmarks.side import Side
 
 AT_ONCE, TURNS, MORE_TURNS = 64, 8, 32
 TEMPLATE = "qwen3"
-"""What is measured over HTTP: verifiers has a renderer for it."""
+"""Template of the benchmark; verifiers has a renderer for it."""
 MOST_OVER_HTTP = 0.9
-"""Milliseconds of CPU per call."""
+"""Goal in milliseconds of CPU per call."""
 _numbers = itertools.count(1)
-"""Of conversations; see `benchmarks.records`."""
+"""Numbers of the conversations; see `benchmarks.records`."""
 
 
 def run(*, quick: bool) -> Report:
     report = Report(
         "CPU time per model call over HTTP",
-        f"{AT_ONCE} agents at once, each with a conversation of {TURNS} turns: a tool call of about 30 tokens, a "
-        "result of about 80, at the end an answer. The model answers at once. Messages, chat template, tool calls, "
-        "recorder and checks are real; no two conversations are alike. The vocabulary is a byte-level BPE that was "
+        f"{AT_ONCE} concurrent agents, each with a conversation of {TURNS} turns: tool calls of about 30 tokens, "
+        "results of about 80, and an answer at the end. The model answers immediately. Messages, chat template, "
+        "tool calls, recorder and checks are real; all conversations differ. The vocabulary is a byte-level BPE "
         "trained on this repository's text.",
     )
     _over_http(report, repeats=1 if quick else 5)
@@ -45,14 +45,14 @@ def run(*, quick: bool) -> Report:
 
 @dataclass
 class _Load:
-    """What a server did with so many conversations at once."""
+    """Measurements of a server with a number of concurrent conversations."""
 
     cpu: list[float] = field(default_factory=list)
-    """Seconds per call of the server's process, for each repetition."""
+    """CPU seconds of the server's process per call, for each repetition."""
     talked: list[Talked] = field(default_factory=list)
 
     def latency(self, share: float) -> str:
-        """Milliseconds that this share of all calls stayed below."""
+        """Return the latency in milliseconds at this quantile."""
         found = sorted(seconds for talked in self.talked for seconds in talked.latencies)
         return f"{found[min(int(share * len(found)), len(found) - 1)] * 1e3:.1f}"
 
@@ -70,7 +70,7 @@ class _Load:
 
 
 def over_http(repeats: int) -> tuple[float, float]:
-    """CPU seconds per call of the bare server, and of ours with the engine in its process; the best repetition."""
+    """Return CPU seconds per call of the bare server and of ASTuner with the engine in process (best repetition)."""
     with ExitStack() as stack:
         sides, _ = _start(stack, peers=False)
         found = _loaded(sides, {AT_ONCE: repeats})
@@ -78,9 +78,9 @@ def over_http(repeats: int) -> tuple[float, float]:
 
 
 def _loaded(sides: Mapping[str, Side], loads: Mapping[int, int]) -> dict[str, dict[int, _Load]]:
-    """What the sides did, taking turns.
+    """Measure all sides in turns.
 
-    :param loads: agents at once -> how many times.
+    :param loads: Concurrent agents -> number of repetitions.
     """
     found = {name: {at_once: _Load() for at_once in loads} for name in sides}
     for name, side in sides.items():
@@ -120,9 +120,9 @@ def _over_http(report: Report, *, repeats: int) -> None:
     )
     ours = found[_IN_PROCESS][AT_ONCE].ms
     report.text(
-        f"With the engine in the process, ASTuner's whole server process takes {_goal(ours, MOST_OVER_HTTP)}. That is "
-        "HTTP, keys, checking the request, what the core does "
-        "for a call in process ([call_in_process.md](call_in_process.md)), and the answer's JSON."
+        f"With the engine in the process, ASTuner's server process takes {_goal(ours, MOST_OVER_HTTP)}. This includes "
+        "HTTP, API keys, request validation, the core's work for a call in process "
+        "([call_in_process.md](call_in_process.md)) and the JSON of the response."
     )
     report.text(_HOW)
     for note in notes:
@@ -134,52 +134,52 @@ _STUB, _IN_PROCESS, _HTTP_ENGINE = "the stub itself", "ASTuner, engine in proces
 _HOW = f"""\
 How to read this:
 
-- **CPU** is of the server's process only, all threads; clients, and the stub behind the proxies, are processes of
-  their own. It counts from before the first request until after everything is recorded.
-- **They do not do the same.** *ASTuner, engine in process* has no server behind it: it turns messages into token ids
-  and calls the engine, as the `local` backbone does. All others ask the stub over HTTP. *ASTuner, engine over HTTP*
-  sends token ids to the stub's `/inference/v1/generate` and reads ids and log-probabilities. *verifiers, train client*
-  is the nearest to that: it renders with its own Qwen3 renderer and asks the same route. *verifiers, eval client* and
-  *Agent Lightning* forward the messages to the stub's `/v1/chat/completions`; tokens are the inference server's
-  business there (the stub sends none). verifiers keeps a message graph, Agent Lightning OpenTelemetry spans in its
-  in-memory store.
-- **The stub itself** is a bare aiohttp handler that reads the JSON and answers with a prepared one: about the least
-  that any server here costs.
-- **Garbage** is collected in ASTuner's processes as in a run of it: what was loaded before the first episode is left
-  out ([collector.md](collector.md)).
-- **Latency** at {AT_ONCE} at once is mostly waiting for one's turn, since the model takes no time: each agent sends
-  its next request as soon as it has its answer, and one process serves them all. At 1 it is what a call takes. The
-  machine has few cores, and clients and stub need some too: latencies depend on it more than CPU does.
-- The peers run as they come: verifiers' `InterceptionServer` with one session per rollout, Agent Lightning's
-  `LLMProxy` in thread mode with its default middleware and callbacks, one process each, no tuning."""
+- **CPU** covers all threads of the server process only. Clients and the stub inference server run in separate
+  processes. The measurement starts before the first request and ends after all calls are recorded.
+- **The sides do different work.** *ASTuner, engine in process* has no inference server: it turns messages into token
+  IDs and calls the engine, as the `local` backbone does. All others call the stub over HTTP. *ASTuner, engine over
+  HTTP* sends token IDs to the stub's `/inference/v1/generate` and reads IDs and log-probabilities. *verifiers, train
+  client* is the closest match: it renders with its own Qwen3 renderer and calls the same route. *verifiers, eval
+  client* and *Agent Lightning* forward the messages to the stub's `/v1/chat/completions` and leave tokens to the
+  inference server (the stub sends none). verifiers keeps a message graph, Agent Lightning keeps OpenTelemetry spans in
+  its in-memory store.
+- **The stub** is a bare aiohttp handler that reads the JSON and returns a prepared response: about the minimum that
+  any server costs here.
+- **Garbage collection** in ASTuner's processes works as in a run: objects loaded before the first episode are excluded
+  ([collector.md](collector.md)).
+- **Latency** with {AT_ONCE} agents is mostly queueing, because the model takes no time: each agent sends its next
+  request as soon as it has its answer, and one process serves all agents. With 1 agent it is the duration of a call.
+  The machine has few cores, which clients and stub share, so latencies depend on the machine more than CPU time does.
+- **The peers run with their defaults**: verifiers' `InterceptionServer` with one session per rollout, Agent
+  Lightning's `LLMProxy` in thread mode with its default middleware and callbacks, one process each, no tuning."""
 
 
 _STACKS = """\
-## Which server carries it
+## Choice of the HTTP server
 
-Echo servers that read the JSON, look at two headers and answer with a prepared chat completion and an id: 64 agents at
-once with 24 calls each, bodies of 0.8 to 5.4 kB, CPU of the server's process, median of 7 rounds taken in turns.
+Echo servers that read the JSON, check two headers and return a prepared chat completion with an ID: 64 concurrent
+agents with 24 calls each, bodies of 0.8 to 5.4 kB, CPU of the server's process, median of 7 rounds in turns.
 2026-11-24, commit a22d09a, 2 cores (load 3), aiohttp 3.14.5, starlette 1.10.0, uvicorn 0.54.0, httptools 0.9.0.
 
 | CPU ms per call                                           | median |      spread |
 |-----------------------------------------------------------|-------:|------------:|
-| aiohttp, low-level server, handlers cancelled: what we do |  0.052 | 0.051–0.061 |
+| aiohttp, low-level server, handlers cancelled (ASTuner)   |  0.052 | 0.051–0.061 |
 | aiohttp, application with routes                          |  0.056 | 0.054–0.061 |
 | uvicorn with httptools, Starlette                         |  0.064 | 0.060–0.073 |
 | uvicorn with httptools, no framework                      |  0.049 | 0.048–0.053 |
 | uvicorn with h11, Starlette                               |  0.126 | 0.121–0.136 |
 
-So all applications stay on aiohttp, whose low-level server also notices a client that is gone, which ASGI leaves to a
-task per request; only the page of `astuner view`, which serves one person, is on Starlette.
+All applications therefore use aiohttp. Its low-level server also detects disconnected clients, which needs a task per
+request with ASGI. Only the page of `astuner view`, which serves one user, uses Starlette.
 
-The endpoint with a model that answers at once and neither template nor tokens, under the same load: 0.209 ms (0.191 to
-0.241) at commit 0b2c185, where each application had its own handling of hosts, keys, bodies and errors, and 0.205 ms
-(0.186 to 0.232) with the gate that they share now."""
-"""Measured once, to choose; not measured again here."""
+The endpoint with a model that answers immediately, without template and tokens, takes 0.209 ms (0.191 to 0.241) under
+the same load at commit 0b2c185, where each application handled hosts, keys, bodies and errors separately, and 0.205 ms
+(0.186 to 0.232) with the current shared gate."""
+"""Result of an earlier comparison of HTTP servers, which is not repeated here."""
 
 
 def _start(stack: ExitStack, *, peers: bool = True) -> tuple[dict[str, Side], list[str]]:
-    """All servers, and a line about each peer: its versions, or why it is not here."""
+    """Start all servers and return them with a note about each peer: its versions, or why it is missing."""
     tokenizer, folder = templates.tokenizer(TEMPLATE), stack.enter_context(tempfile.TemporaryDirectory())
     tokenizer.save_pretrained(folder)  # it is trained on files that may change: the sides must not train their own
     model = json.dumps(replies(tokenizer, TURNS))
@@ -211,7 +211,9 @@ def _start(stack: ExitStack, *, peers: bool = True) -> tuple[dict[str, Side], li
 
 def _python_of(peer: Peer, notes: list[str]) -> Any:
     if peer.python is None:
-        notes.append(f"**{peer.name} was not measured**: {peer.folder.name} is not there; make it with `{COMMAND}`.")
+        notes.append(
+            f"**{peer.name} was not measured**: {peer.folder.name} does not exist; create it with `{COMMAND}`."
+        )
     return peer.python
 
 
@@ -220,7 +222,7 @@ def _versions(side: Side) -> str:
 
 
 def _measure(name: str, side: Side, at_once: int, into: _Load) -> None:
-    """One conversation of every agent."""
+    """Run one conversation of every agent."""
     calls = at_once * TURNS
     episodes = side.ask("begin", episodes=at_once)
     before = side.cpu()
@@ -230,7 +232,7 @@ def _measure(name: str, side: Side, at_once: int, into: _Load) -> None:
     into.talked.append(talked)
     recorded = side.ask("end", calls=calls)
     if recorded != calls:
-        raise RuntimeError(f"{name} recorded {recorded} of {calls} calls; this measures something else")
+        raise RuntimeError(f"{name} recorded {recorded} of {calls} calls: the measurement is invalid")
 
 
 def _goal(ms: float, most: float) -> str:

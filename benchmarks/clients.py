@@ -1,6 +1,6 @@
-"""Agents in a process of their own that speak to a model over HTTP, many at once, and note how long each call took.
+"""Run many concurrent agents over HTTP in a separate process and record the latency of each call.
 
-Run as a module it reads a plan from its standard input and writes what it found to its standard output.
+Run as a module, it reads a plan from standard input and writes its measurements to standard output.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.side import REPOSITORY
 
 @dataclass(frozen=True)
 class Talked:
-    """What a round of conversations took."""
+    """Measurements of a round of conversations."""
 
     latencies: list[float]
     """Seconds of each call."""
@@ -31,11 +31,11 @@ class Talked:
 
 
 def talk(episodes: Sequence[Any], *, turns: int, first_number: int) -> Talked:
-    """Every episode has a conversation, all at once.
+    """Run one conversation per episode, all concurrently.
 
     :param episodes: ``url`` and ``key`` of each.
-    :param first_number: of the conversations; see `benchmarks.records`.
-    :raises RuntimeError: a call failed, or an agent did not make ``turns`` calls.
+    :param first_number: Number of the first conversation; see `benchmarks.records`.
+    :raises RuntimeError: A call failed, or an agent did not make ``turns`` calls.
     """
     plan = json.dumps({"episodes": list(episodes), "turns": turns, "first_number": first_number})
     done = subprocess.run(

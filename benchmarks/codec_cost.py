@@ -1,4 +1,4 @@
-"""What it costs to turn a long conversation into tokens: only what is new, against the whole history every turn."""
+"""Cost of encoding a long conversation: only new messages (ASTuner), compared with the full history at every turn."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from benchmarks.report import Report, ms, us
 TURNS = 60
 SHOWN = (10, 20, 40, 60)
 MOST_TOKENISED = 1.1
-"""Tokens tokenised per token that is new, at most."""
+"""Goal: maximum of tokenized tokens per new token."""
 
 
 def run(*, quick: bool) -> Report:
     repeats = 1 if quick else 7
     names = ("qwen2.5", "mistral-nemo") if quick else templates.NAMES
     report = Report(
-        f"Rendering and tokenising a conversation of {TURNS} turns",
-        "A turn is a tool call of the model and the tool's result; calls and results differ at every turn and in every "
-        "repetition, so that nothing is remembered from another one. *ASTuner* is `Conversation.encode`, which splices "
-        "the recorded tokens and encodes what is new. *Naive* is the usual way: the tokenizer's `apply_chat_template` "
-        "of the whole history at every turn. Both see the same messages; conversations take turns, in one process and "
-        "one thread. The chat templates are those of the real models; the vocabulary is a byte-level BPE that was "
-        "trained on this repository's text. CPU time, medians.",
+        f"Rendering and tokenizing a conversation of {TURNS} turns",
+        "A turn is a tool call of the model and the tool's result. Calls and results differ at every turn and in "
+        "every repetition, so no cache can help. *ASTuner* is `Conversation.encode`, which splices the recorded "
+        "tokens and encodes only new messages. *Naive* applies the tokenizer's `apply_chat_template` to the full "
+        "history at every turn. Both get the same messages and alternate in one process with one thread. The chat "
+        "templates are the real models' templates; the vocabulary is a byte-level BPE trained on this repository's "
+        "text. CPU time, medians.",
     )
     found = {name: _measure(name, repeats) for name in names}
     _totals(report, found)
@@ -42,51 +42,51 @@ def run(*, quick: bool) -> Report:
 
 @dataclass
 class _Side:
-    """What one way of encoding took at every turn of one conversation."""
+    """Cost of one way of encoding at every turn of a conversation."""
 
     tokens: list[int] = field(default_factory=list)
-    """Tokenised."""
+    """Tokenized tokens."""
     seconds: list[float] = field(default_factory=list)
 
 
 @dataclass
 class _Conversation:
-    """One conversation, both ways."""
+    """One conversation, encoded both ways."""
 
     new: int = 0
-    """Tokens of the prompts that are not the model's own, each counted when it appears first."""
+    """Prompt tokens that the model did not write, each counted once."""
     ours: _Side = field(default_factory=_Side)
     naive: _Side = field(default_factory=_Side)
     accepting: float = 0.0
-    """Seconds for reading and recording the replies."""
+    """Seconds for parsing and recording the replies."""
 
     def side(self, name: str) -> _Side:
         return self.ours if name == "ours" else self.naive
 
     @property
     def ratio(self) -> float:
-        """Tokens tokenised per new one."""
+        """Return tokenized tokens per new token."""
         return sum(self.ours.tokens) / self.new
 
 
 @dataclass
 class _Found:
-    """Both ways over all repetitions of one template."""
+    """All repetitions of one template, both ways."""
 
     rounds: list[_Conversation]
     terse: _Conversation
-    """One with results of one word, where a token too many per turn weighs most."""
+    """Conversation with one-word results, in which an additional token per turn weighs most."""
 
     def tokens(self, side: str, turns: int) -> int:
-        """Tokenised until the end of this turn; the same in every repetition but for the odd digit."""
+        """Return the tokenized tokens up to this turn; repetitions differ by a few digits only."""
         return sum(self.rounds[0].side(side).tokens[:turns])
 
     def seconds(self, side: str, turns: int) -> float:
-        """CPU time until the end of this turn."""
+        """Return the CPU time up to this turn."""
         return statistics.median(sum(r.side(side).seconds[:turns]) for r in self.rounds)
 
     def stretch(self, side: str, first: int, last: int) -> float:
-        """Mean CPU seconds of a turn among these, counted from 1."""
+        """Return the mean CPU seconds of a turn from ``first`` to ``last``, counted from 1."""
         return statistics.median(statistics.fmean(r.side(side).seconds[first - 1 : last]) for r in self.rounds)
 
 
@@ -110,12 +110,12 @@ def _measure(name: str, repeats: int) -> _Found:
 def _ours(
     found: _Conversation, codec: ChatCodec, said: Sequence[Sequence[int]], number: int, *, terse: bool = False
 ) -> None:
-    """One conversation with a codec.
+    """Run one conversation with a codec.
 
-    :param said: the model's reply at every turn.
-    :param number: makes this conversation's texts differ from those of every other one.
-    :param terse: the tool's results are one number.
-    :raises RuntimeError: a turn was not continued exactly, so that this measures something else.
+    :param said: Reply of the model at every turn.
+    :param number: Number of the conversation; its texts differ from all other conversations.
+    :param terse: Make each tool result a single number.
+    :raises RuntimeError: A turn was not continued exactly, so the measurement is invalid.
     """
     conversation, before = codec.conversation(), 0
     messages: list[Mapping[str, Any]] = [*records.first_messages(number)]
@@ -134,15 +134,15 @@ def _ours(
         reply = conversation.accept(encoded, generation, turn)
         found.accepting += time.process_time() - started
         if not reply.get("tool_calls"):
-            raise RuntimeError(f"turn {turn + 1}: the tool call was not read back: {reply}")
+            raise RuntimeError(f"turn {turn + 1}: the tool call was not parsed: {reply}")
         result = str(number * TURNS + turn) if terse else records.result(number, turn)
         messages += [reply, {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": result}]
 
 
 def _naive(found: _Conversation, tokenizer: Any, number: int, *, reasons: bool) -> None:
-    """The same conversation, rendered and tokenised as a whole at every turn.
+    """Render and tokenize the complete history of the same conversation at every turn.
 
-    :param reasons: the replies have reasoning.
+    :param reasons: Add reasoning to the replies.
     """
     history: list[Mapping[str, Any]] = [*records.first_messages(number)]
     for turn in range(TURNS):
@@ -158,7 +158,7 @@ def _naive(found: _Conversation, tokenizer: Any, number: int, *, reasons: bool) 
 
 
 def _said(codec: ChatCodec, tokenizer: Any, turn: int) -> list[int]:
-    """The model's reply: a call, with a sentence of reasoning where the family marks that."""
+    """Return the model's reply: a call, with a sentence of reasoning if the family marks reasoning."""
     text = codec.template.write_reply("", [records.call(turn)], _thought(turn) if codec.template.reasons else "")
     return [*tokenizer.encode(text, add_special_tokens=False), codec.stop_token_ids[0]]
 
@@ -179,9 +179,9 @@ def _generation(prompt_ids: Sequence[int], said: Sequence[int]) -> Generation:
 
 def _totals(report: Report, found: Mapping[str, _Found]) -> None:
     worst = max(max(f.rounds[0].ratio, f.terse.ratio) for f in found.values())
-    report.heading("Whole conversation")
+    report.heading("Complete conversation")
     report.table(
-        ("template", "new", "tokenised", "per new", "same, one-word results", "naive", "naive / ASTuner"),
+        ("template", "new", "tokenized", "per new", "same, one-word results", "naive", "naive / ASTuner"),
         [
             (
                 name,
@@ -196,17 +196,17 @@ def _totals(report: Report, found: Mapping[str, _Found]) -> None:
         ],
     )
     report.text(
-        "*new* are the tokens of the prompts that the model did not write, each counted once: what has to be tokenised "
-        f"at least. At most {worst:.3f} tokens are tokenised per new one (goal ≤ {MOST_TOKENISED:g}: "
-        f"{'reached' if worst <= MOST_TOKENISED else 'MISSED'}). What is above 1 is the end token of each reply, which "
-        "is encoded with the text behind it and then left out, since the model has written it."
+        "*new* counts the prompt tokens that the model did not write, each once: the minimum to tokenize. At most "
+        f"{worst:.3f} tokens are tokenized per new one (goal ≤ {MOST_TOKENISED:g}: "
+        f"{'reached' if worst <= MOST_TOKENISED else 'MISSED'}). The part above 1 is the end token of each reply: it "
+        "is encoded with the text that follows it and then dropped, because the model already wrote it."
     )
 
 
 def _over_turns(report: Report, found: Mapping[str, _Found]) -> None:
     report.heading("As a conversation gets longer")
     report.table(
-        ("tokens tokenised, naive / ASTuner", *(f"{n} turns" for n in SHOWN)),
+        ("tokens tokenized, naive / ASTuner", *(f"{n} turns" for n in SHOWN)),
         [(name, *(f"{f.tokens('naive', n) / f.tokens('ours', n):.1f}x" for n in SHOWN)) for name, f in found.items()],
     )
     report.table(
@@ -250,11 +250,12 @@ def _per_turn(report: Report, found: Mapping[str, _Found]) -> None:
     most = max(_growth(f, "ours") for f in found.values())
     tokens = max(_token_growth(f) for f in found.values())
     report.text(
-        f"Turns 51–{TURNS} tokenise at most {tokens:.2f}x of what turns 2–10 do (their numbers have more digits), and "
-        f"cost at most {most:.2f}x of their CPU time. Rendering and tokenising a turn costs the same however long the "
-        "conversation is; what still grows is comparing the history's messages with the recorded ones, and copying its "
-        "token ids. The naive way's turns grow with the conversation. *Reading a reply* is `Conversation.accept`: "
-        "decoding, splitting off reasoning and calls, recording; the naive way leaves that to somebody else."
+        f"Turns 51–{TURNS} tokenize at most {tokens:.2f}x of the tokens of turns 2–10 (their numbers have more "
+        f"digits), and cost at most {most:.2f}x of their CPU time. Rendering and tokenizing a turn costs the same in "
+        "a conversation of any length; the remaining growth comes from comparing the history's messages with the "
+        "recorded ones and from copying its token IDs. Turns of the naive way grow with the conversation. *Reading a "
+        "reply* is `Conversation.accept`: decoding, splitting off reasoning and calls, and recording; the naive way "
+        "does not include this work."
     )
 
 

@@ -1,6 +1,6 @@
-"""A training run in a process of its own, and what Python's garbage collector took of it.
+"""Run a training run in a separate process and measure the cost of Python's garbage collector.
 
-``python -m benchmarks.collected_run as-usual|left-out EXPERIMENT FOLDER [OVERRIDE ...]`` prints it as JSON.
+``python -m benchmarks.collected_run as-usual|left-out EXPERIMENT FOLDER [OVERRIDE ...]`` prints the result as JSON.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ AS_USUAL, LEFT_OUT = "as-usual", "left-out"
 
 
 class _Passes:
-    """CPU seconds of the collector's passes, and the wall time of the longest; everything waits for one."""
+    """CPU seconds of all garbage collections, and wall time of the longest; all threads wait during a collection."""
 
     def __init__(self) -> None:
         self.cpu = self.longest = 0.0
@@ -38,7 +38,7 @@ class _Passes:
 
 
 def main(how: str, experiment: str, folder: str, *overrides: str) -> None:
-    """Run it, and print what it took: until the first episode, and after it."""
+    """Run the experiment and print its cost, up to the first episode and after it."""
     started = passes = _Passes()
     loading: dict[str, float] = {}
     running: Any = runner  # where an episode finds it

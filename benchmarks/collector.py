@@ -1,4 +1,4 @@
-"""What Python's garbage collector takes of a training run that leaves out what is loaded, and of one that does not."""
+"""Cost of Python's garbage collector in a training run, with and without excluding objects that are already loaded."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ EXPERIMENT = Path(__file__).parents[1] / "examples" / "math_agent" / "math_agent
 def run(*, quick: bool) -> Report:
     steps, repeats = (3, 1) if quick else (40, 3)
     report = Report(
-        "What Python's garbage collector takes",
-        f"The math agent with the `local` backbone, {steps} steps, in processes of their own that take turns "
-        f"({repeats} of each; medians). One has the collector go through everything, as Python does unless it is told; "
-        "the other, as `astuner run` does, leaves out what was loaded before the first episode, and collects "
-        "rarely. CPU time, and of the longest pass the time on the clock, for which all rollouts wait.",
+        "Cost of Python's garbage collector",
+        f"The math agent with the `local` backbone, {steps} steps, in separate processes that alternate ({repeats} "
+        "of each; medians). One uses Python's default, which examines all objects. The other does what `astuner "
+        "run` does: it excludes objects loaded before the first episode and collects rarely. CPU time; the longest "
+        "pass is wall time, during which all rollouts wait.",
     )
     found: dict[str, list[dict[str, float]]] = {AS_USUAL: [], LEFT_OUT: []}
     for number in range(repeats):
@@ -46,8 +46,8 @@ def run(*, quick: bool) -> Report:
     )
     before, after = median[AS_USUAL], median[LEFT_OUT]
     report.text(
-        f"Loading takes {after['loading_cpu'] / before['loading_cpu']:.2f}x, training "
-        f"{after['cpu'] / before['cpu']:.2f}x of what it did."
+        f"Loading takes {after['loading_cpu'] / before['loading_cpu']:.2f}x and training "
+        f"{after['cpu'] / before['cpu']:.2f}x of the CPU time with Python's default."
     )
     return report
 

@@ -1,4 +1,4 @@
-"""What a model call costs when the model itself costs nothing: the episode engine's share, and AgentScope's."""
+"""Cost of a model call when the model is free: the shares of the episode engine and of AgentScope."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ LONG = 60
 def run(*, quick: bool) -> Report:
     report = Report(
         "Overhead of the episode engine per model call",
-        "The model is an engine that returns prepared token ids at once. Everything else is real: drawing tasks, pool, "
-        "runner, chat codec with the shipped tokenizer and template, tool calls, recorder, checks, judge, cutting "
-        "episodes into samples. CPU time of one process, in turns, medians.",
+        "The model is an engine that immediately returns prepared token IDs. Everything else is real: drawing "
+        "tasks, pool, runner, chat codec with the shipped tokenizer and template, tool calls, recorder, checks, "
+        "judge, splitting episodes into samples. CPU time of one process, in turns, medians.",
     )
     _episodes(report, repeats=3 if quick else 15)
     _long_conversation(report, repeats=2 if quick else 9)
@@ -44,7 +44,7 @@ def run(*, quick: bool) -> Report:
 
 
 class _Rollouts:
-    """Steps of episodes on an instant engine."""
+    """Steps of episodes on an engine that answers immediately."""
 
     def __init__(
         self, stack: ExitStack, *, turns: int, groups: int = GROUPS, group_size: int = GROUP_SIZE, **options: Any
@@ -70,7 +70,7 @@ class _Rollouts:
         calls = {len(e.turns) for group in rollout.groups for e in group.episodes}
         if calls != {self._turns}:
             raise RuntimeError(
-                f"episodes made {calls} model calls instead of {self._turns}; this measures something else"
+                f"episodes made {calls} model calls instead of {self._turns}: the measurement is invalid"
             )
 
 
@@ -94,15 +94,15 @@ def _episodes(report: Report, *, repeats: int) -> None:
     more = (times[f"plain, {MORE_TURNS} turns"] - times["plain, 1 turn"]) / (MORE_TURNS - 1)
     both, alone = times["AgentScope and the math judge"], times["AgentScope alone"]
     report.text(
-        f"So an episode costs {us(times['plain, 1 turn'] - more)} µs and each of its model calls {us(more)} µs (which "
-        "includes the agent's own calculator). *AgentScope alone* is the same agent with a model of its own "
-        "that answers at once and nothing of ASTuner around it: of a call of the real agent, "
-        f"{us(alone / 2)} of {us(both / 2)} µs ({alone / both:.0%}) are AgentScope's."
+        f"An episode costs {us(times['plain, 1 turn'] - more)} µs and each of its model calls {us(more)} µs "
+        "(including the agent's calculator). *AgentScope alone* is the same agent without ASTuner, with a model "
+        f"class that answers immediately: it takes {us(alone / 2)} of the {us(both / 2)} µs of a call of the real "
+        f"agent ({alone / both:.0%})."
     )
 
 
 def _agentscope_alone(stack: ExitStack) -> Callable[[], object]:
-    """The example's agent, 64 at once, around a model that is not ours."""
+    """Return a function that runs 64 of the example's agents concurrently, on a model without ASTuner."""
     workflow = import_user_code(AGENTSCOPE)
     questions = [question for question, _ in problems(EPISODES)]
     loop = asyncio.new_event_loop()
@@ -138,6 +138,6 @@ def _long_conversation(report: Report, *, repeats: int) -> None:
     )
     early, late = statistics.fmean(per_turn[1:10]), statistics.fmean(per_turn[50:])
     report.text(
-        f"Turns 51–{LONG - 1} cost {late / early:.2f}x of turns 2–10. A turn encodes only what is new; what still "
-        "grows is copying and comparing the token ids of the history, which the engine gets as a whole."
+        f"Turns 51–{LONG - 1} cost {late / early:.2f}x of turns 2–10. A turn encodes only new messages. The remaining "
+        "growth comes from copying and comparing the token IDs of the history, because the engine gets all of them."
     )

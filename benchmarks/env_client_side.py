@@ -1,4 +1,4 @@
-"""The agents of `env_load`: many at once, each with an instance of its own, over the wire that both services speak."""
+"""Agents of `env_load`: many concurrent agents, one instance each, over the HTTP routes that both services support."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from benchmarks.side import obey, quiet
 
 
 async def serve(url: str, token: str, env_type: str, params: str) -> None:
-    """
-    :param params: JSON, of every instance.
+    """Run the agents until the input ends.
+
+    :param params: Parameters of every instance, as JSON.
     """
     import aiohttp
 
@@ -30,9 +31,9 @@ async def serve(url: str, token: str, env_type: str, params: str) -> None:
     ) as session:
 
         async def post(route: str, **body: Any) -> Any:
-            """``data`` of the answer.
+            """Return ``data`` of the response.
 
-            :raises RuntimeError: it is no success.
+            :raises RuntimeError: The service did not report success.
             """
             async with session.post(f"{url}/{route}", json={"env_type": env_type, **body}) as response:
                 text = await response.text()
@@ -41,7 +42,7 @@ async def serve(url: str, token: str, env_type: str, params: str) -> None:
             return json.loads(text)["data"]
 
         async def at_once(times: int, work: Callable[[str], Awaitable[Any]]) -> Any:
-            """Every instance does ``work``, one after another; the seconds of all and of each."""
+            """Let every instance do ``work`` sequentially; return the total time and all latencies in seconds."""
             latencies: list[float] = []
 
             async def agent(instance_id: str) -> None:
@@ -55,7 +56,7 @@ async def serve(url: str, token: str, env_type: str, params: str) -> None:
             return {"wall": time.perf_counter() - began, "latencies": latencies}
 
         async def create(asked: Any) -> Any:
-            """``instances`` of them; the tasks are dealt out in turn."""
+            """Create ``instances`` instances, with the tasks in turn."""
             tasks = itertools.cycle(asked["tasks"])
             plan = {f"bench-{next(numbers)}": next(tasks) for _ in range(asked["instances"])}
             instances[:] = plan
@@ -65,12 +66,12 @@ async def serve(url: str, token: str, env_type: str, params: str) -> None:
                     await post("create", task_id=plan[instance_id], instance_id=instance_id, params=json.loads(params))
                 )["state"]
                 if not state[-1]["content"]:
-                    raise RuntimeError("the instance started without a word")
+                    raise RuntimeError("the instance started without an observation")
 
             return await at_once(1, work)
 
         async def step(asked: Any) -> Any:
-            """``times`` steps with the message ``says``; each observation must contain ``heard``."""
+            """Run ``times`` steps with the message ``says``; each observation must contain ``heard``."""
 
             async def work(instance_id: str) -> None:
                 data = await post(
@@ -82,11 +83,11 @@ async def serve(url: str, token: str, env_type: str, params: str) -> None:
             return await at_once(asked["times"], work)
 
         async def evaluate(asked: Any) -> Any:
-            """``times`` evaluations, of which each must say success."""
+            """Run ``times`` evaluations, each of which must report success."""
 
             async def work(instance_id: str) -> None:
                 if (score := await post("evaluate", instance_id=instance_id, params={"sparse": True})) != 1.0:
-                    raise RuntimeError(f"{instance_id} is scored {score!r}: this measures something else")
+                    raise RuntimeError(f"{instance_id} has the score {score!r}: the measurement is invalid")
 
             return await at_once(asked["times"], work)
 

@@ -1,4 +1,4 @@
-"""An environment that costs nothing: what is left of a step is the service's own."""
+"""Environment without work: a step costs only the service's own work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from astuner.contracts.types import Task
 
 
 class Counter(Environment):
-    """Counts its steps."""
+    """Environment that counts its steps."""
 
     count = 0
 

@@ -1,4 +1,4 @@
-"""`env_counter` as the reference service wants it; `env_peer` puts it among the service's environments."""
+"""`env_counter` in the format of the reference service; `env_peer` copies it into the service's environments."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 
 class BaseEnv:
-    """The service takes classes with a base of this name."""
+    """Base class with the name that the service requires."""
 
 
 class CounterEnv(BaseEnv):
-    """Counts its steps."""
+    """Environment that counts its steps."""
 
     def __init__(self, task_id: str, instance_id: str, params: Any = None) -> None:
         self.count = 0

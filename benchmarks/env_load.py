@@ -1,4 +1,4 @@
-"""Many worlds at once: the environment service beside the EnvService that AgentEvolver and AgentJet train with."""
+"""Many parallel environments: the environment service compared with the EnvService of AgentEvolver and AgentJet."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from benchmarks.report import Report
 
 MANY, FEW = 64, 8
 THEIRS_AT_MOST = 16
-"""AppWorld worlds of the reference at once: it takes seconds of both cores to make one, and 64 would take minutes."""
+"""Maximum of parallel AppWorld worlds of the reference: one takes seconds of both cores, so 64 take minutes."""
 BURSTS = 15
 _SMALLER = (48, 32, 24, 16)
-"""What the reference is measured with when the machine cannot hold `MANY` of its worlds."""
+"""Smaller numbers of worlds to try if the machine cannot hold `MANY` worlds of the reference."""
 _SPARE = 3 << 30
-"""Bytes that are left to the rest of the machine."""
+"""Bytes of memory left to the rest of the machine."""
 Lives = Mapping[str, Sequence[Life]]
 
 _LOGIN = """\
@@ -59,19 +59,19 @@ def run(*, quick: bool) -> Report:
     how_often = "once" if rounds == 1 else f"{rounds} times with {few} worlds (medians) and once with {many}"
     report = Report(
         "Many worlds at once",
-        "The environment service beside the reference: the EnvService of agentscope-runtime, which is AgentEvolver's "
-        "too, a FastAPI server with one Ray actor per instance. The same client drives both over the same HTTP routes, "
-        "with the same actions, on the same AppWorld data (a root of invented people, built for this run); every "
-        "observation and score is checked. Each repetition starts the service, makes all worlds at once, uses them, "
-        f"releases them, and ends the service. With AppWorld one service runs at a time, "
-        f"{how_often}. **CPU per operation is what to go by**: what is done per "
-        "second depends on what else the machine does, most of all for a service that is one process.",
+        "The environment service compared with the reference, the EnvService of agentscope-runtime, which "
+        "AgentEvolver uses too: a FastAPI server with one Ray actor per instance. The same client drives both over "
+        "the same HTTP routes, with the same actions, on the same AppWorld data (synthetic people, generated for "
+        "this run); every observation and score is checked. Each repetition starts the service, creates all worlds "
+        "concurrently, uses them, releases them, and stops the service. With AppWorld one service runs at a time, "
+        f"{how_often}. **Compare CPU per operation**: throughput depends on other load on the machine, most of all "
+        "for a service with a single process.",
     )
     with tempfile.TemporaryDirectory(prefix="el-") as folder:
         machine = Machine.make(Path(folder) / "root")
         sides = (OURS, THEIRS) if ENV_SERVICE.python else (OURS,)
         if machine.python is None:
-            report.text(f"**AppWorld was not measured**: no interpreter has it; make one with `{COMMAND}`.")
+            report.text(f"**AppWorld was not measured**: no interpreter has it; create one with `{COMMAND}`.")
         else:
             _appworld(report, machine, sides, many, few, rounds)
         script = _counter(5 if quick else 10)
@@ -82,7 +82,7 @@ def run(*, quick: bool) -> Report:
         report.text(_versions())
     else:
         report.text(
-            f"**The reference was not measured**: {ENV_SERVICE.folder.name} is not there; make it: `{COMMAND}`."
+            f"**The reference was not measured**: {ENV_SERVICE.folder.name} does not exist; create it with `{COMMAND}`."
         )
     return report
 
@@ -105,11 +105,11 @@ def _appworld(report: Report, machine: Machine, sides: Sequence[str], many: int,
         instances = _most(wanted, each, available() - max(life.idle for life in small[name]))
         large[name] = [live(machine, name, script, instances)]
         if wanted < many:
-            report.text(f"**{name} was measured with {instances} worlds at most**: making {many} takes it minutes.")
+            report.text(f"**{name} was measured with at most {instances} worlds**: creating {many} takes minutes.")
         elif instances < many:
             report.text(
-                f"**{name} was measured with {instances} worlds instead of {many}**: {_mb(each)} MB each is more than "
-                "this machine has."
+                f"**{name} was measured with {instances} worlds instead of {many}**: {_mb(each)} MB each do not fit "
+                "into this machine's memory."
             )
     report.heading("AppWorld")
     if THEIRS in sides:
@@ -137,7 +137,7 @@ def _in_words(ours: Sequence[Life], theirs: Sequence[Life]) -> str:
         f"{sizes} at once, {OURS} over {THEIRS}: CPU of making a world {ratio(_cpu_ms('create'))}, of a step with an "
         f"API call {ratio(_cpu_ms('call'))}, of an evaluation {ratio(_cpu_ms('evaluate'))}, memory per world "
         f"{ratio(lambda life: life.used_world)}; worlds made per second {ratio(_rate('create'))}, steps with an API "
-        f"call per second {ratio(_rate('call'))}, whole episodes per second {ratio(_episodes_per_second)}."
+        f"call per second {ratio(_rate('call'))}, complete episodes per second {ratio(_episodes_per_second)}."
     )
 
 
@@ -146,7 +146,7 @@ def _counter(times: int) -> Script:
 
 
 def _most(wanted: int, each: float, free: float) -> int:
-    """The most worlds that fit into memory, of the numbers to measure with."""
+    """Return the largest number of worlds, up to ``wanted``, that fits into memory."""
     return next(n for n in (wanted, *(n for n in _SMALLER if n < wanted), 1) if n * each < free - _SPARE or n == 1)
 
 
@@ -164,7 +164,7 @@ def _row(
     form: Callable[[float], str],
     of: Callable[[list[float]], float] = statistics.median,
 ) -> list[str]:
-    """A row of medians, or of what else ``of`` makes of the lives."""
+    """Return a table row with the median of each group's measurements, or another aggregate ``of`` them."""
     return [what, *(form(of([cell(life) for life in lives])) for group in groups for lives in group.values())]
 
 
@@ -184,12 +184,12 @@ def _speed(*groups: Lives) -> list[list[str]]:
     for phase, what in _OPERATIONS.items():
         row = _row(f"{what}/s", groups, _rate(phase), _number)
         rows.append([*row, _loads(phase, groups)])
-    rows.append([*_row("whole episodes/s", groups, _episodes_per_second, _number), ""])
+    rows.append([*_row("complete episodes/s", groups, _episodes_per_second, _number), ""])
     return rows
 
 
 def _loads(phase: str, groups: Sequence[Lives]) -> str:
-    """The load averages after this phase, from the least to the most of all lives."""
+    """Return the lowest and highest load average after this phase."""
     found = [life.phases[phase].load for group in groups for lives in group.values() for life in lives]
     return f"{min(found):.1f} to {max(found):.1f}"
 
@@ -244,9 +244,9 @@ def _write_counter(report: Report, lives: Lives, many: int, script: Script) -> N
     report.heading("A world that costs nothing")
     (_, _, times) = script.steps["step"]
     report.text(
-        f"An environment that only counts, {many} at once: what remains is the service's own work, with HTTP and the "
-        f"way to the world's process. All services are up, and take turns in bursts of {times} steps of each world; "
-        f"medians of {len(lives[OURS])} bursts."
+        f"An environment that only counts, {many} at once: the cost is the service's own work, with HTTP and the "
+        f"communication with the world's process. All services are running and take turns in bursts of {times} steps "
+        f"of each world; medians of {len(lives[OURS])} bursts."
     )
     groups = (lives,)
     rows = [
@@ -301,19 +301,19 @@ def _versions() -> str:
 _HOW = """\
 How to read this:
 
-- **They do not do the same.** In a world of the reference, AppWorld, the answers and the code that a model wrote share
-  one process. In one of ours there are three: the apps, a shell for the code that the kernel confines, and a referee
-  between them; and every evaluation is a fresh process, the only one that sees the answers. That is what the memory of
-  a world and the CPU of an evaluation pay for. An episode is evaluated once, as a rule.
-- **Last steps**: the reference evaluates in the step that completes the task, and again when it is asked. Ours
-  evaluates when it is asked. The first evaluation of a process of the reference imports what it needs.
-- **Whole episodes/s** is the number of worlds over the time of all that is above it, with one evaluation each.
-- **CPU** is of the service and of all its worlds, without the clients. A world that is made alone costs less than one
-  that is made beside others on two cores.
-- **Memory** is PSS: what a process has alone, and its share of what it has with others. A world's is what all processes
-  of the service have with all worlds, less what they have without one, divided by the worlds. *Without worlds* means
-  after the first one has come and gone: ours then has the process that worlds are forked from, with AppWorld imported;
-  the reference has Ray's processes, and workers that Ray keeps ready, one of which a world then takes.
-- **Left** is looked at four seconds after the last release. The reference keeps each world's outputs on disk.
-- Both run as they come. Ray is what `pip install ray` gives, kept to 127.0.0.1 and without usage statistics. The
-  reference's authors ship it in a container image; here it runs without one."""
+- **The services do different work.** In the reference, AppWorld, the answers and the code that a model wrote share one
+  process per world. ASTuner uses three: the apps, a shell for the code (confined by the kernel), and a referee between
+  them. Every evaluation is a fresh process, the only one that can read the answers. The memory of a world and the CPU
+  of an evaluation pay for this isolation. An episode is usually evaluated once.
+- **Last steps**: the reference evaluates in the step that completes the task, and again on request. ASTuner evaluates
+  on request only. The first evaluation in a process of the reference imports its modules.
+- **Complete episodes/s** is the number of worlds divided by the time of all rows above it, with one evaluation each.
+- **CPU** covers the service and all its worlds, without the clients. A world that is created alone costs less than a
+  world that is created concurrently with others on two cores.
+- **Memory** is PSS: private memory, plus a proportional share of shared memory. The memory of a world is the memory of
+  all processes with all worlds, minus the memory without worlds, divided by the number of worlds. *Without worlds* is
+  measured after the first world was released. By then ASTuner's service has the process that it forks worlds from,
+  with AppWorld imported; the reference has Ray's processes and Ray's idle workers, one of which a world then takes.
+- **Left** is measured four seconds after the last release. The reference keeps each world's outputs on disk.
+- Both services run with their defaults. Ray comes from `pip install ray`, limited to 127.0.0.1 and without usage
+  statistics. The authors of the reference ship it in a container image; here it runs without one."""

@@ -1,11 +1,11 @@
-"""The EnvService of agentscope-runtime with AppWorld, in an environment of its own, to be measured by `env_load`.
+"""Install the EnvService of agentscope-runtime with AppWorld in a separate environment, for `env_load`.
 
-``python -m benchmarks.env_peer`` makes the environment (no torch; about 0.7 GB); without it, it is left out.
+``python -m benchmarks.env_peer`` creates the environment (no torch; about 0.7 GB). Without it, the peer is skipped.
 
-The wheel holds the server's files, but not what they need to run outside its container image, so that is put together
-here: the packages its server imports, AppWorld and Ray at versions that still work together (a newer Ray refuses
-AppWorld's pydantic 1), and the server's folder without the two modules of the client side, which import the rest of
-agentscope-runtime.  Not a line of the server or of its AppWorld environment is changed.
+The wheel contains the server's files, but not what they need outside its container image. This module assembles the
+rest: the packages that the server imports, AppWorld and Ray at versions that still work together (a newer Ray rejects
+AppWorld's pydantic 1), and the server's folder without the two client modules, which import the rest of
+agentscope-runtime.  The server and its AppWorld environment are unchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks.peers import Peer
 
 COMMAND = ".venv/bin/python -m benchmarks.env_peer"
-"""Makes the environment."""
+"""Command that creates the environment."""
 APPWORLD = "appworld==0.1.3.post1"
 _BESIDE = ("ray==2.40.0", APPWORLD, "jinja2>=3.1,<4")
 _CLIENT_SIDE = ("__init__.py", "training_box.py")
@@ -29,21 +29,22 @@ _COUNTER = Path(__file__).with_name("env_counter_older.py")
 
 @dataclass(frozen=True)
 class EnvServicePeer(Peer):
-    """A `Peer` whose parts have to be put together."""
+    """Peer that has to be assembled from several packages."""
 
     @property
     def box(self) -> Path:
-        """The folder that the service is started in."""
+        """Return the folder that the service starts in."""
         return self.folder / "service"
 
     @property
     def cache(self) -> Path:
-        """What AppWorld unpacks beside its package."""
+        """Return the folder that AppWorld unpacks into, outside its package."""
         return self.folder / "appworld-cache"
 
     def install(self) -> None:
-        """
-        :raises RuntimeError: this Python is not one that both AppWorld and Ray 2.40 run on.
+        """Create the environment.
+
+        :raises RuntimeError: AppWorld and Ray 2.40 do not both support this Python.
         :raises subprocess.CalledProcessError: pip failed.
         """
         if not (3, 11) <= sys.version_info < (3, 13):
@@ -64,7 +65,7 @@ class EnvServicePeer(Peer):
         (self.folder / ".done").touch()
 
     def with_counter(self, folder: Path) -> Path:
-        """A copy of the service in ``folder`` that has the benchmark's counter among its environments."""
+        """Copy the service into ``folder``, add the benchmark's counter environment, and return the copy."""
         copy = folder / "service"
         shutil.copytree(self.box, copy)
         counter = copy / "training_box" / "environments" / "counter"

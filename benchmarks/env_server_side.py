@@ -1,7 +1,7 @@
-"""Starts a service and watches it: memory, processes and CPU of everything that it started, until it has ended.
+"""Start a service and measure memory, processes and CPU of all its processes until they have ended.
 
-Whatever the service starts stays below this process, also what lost its parent on the way (a subreaper gets those), so
-nothing is overlooked when it is counted and nothing is left when this ends.  Python's own library only.
+This process is a subreaper: all processes of the service stay its descendants, even if their parent exits, so none is
+missed when they are counted and none remains at the end.  Standard library only.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _START_WITHIN, _STOP_WITHIN = 300.0, 20.0
 
 
 def start(plan: Mapping[str, Any]) -> tuple[subprocess.Popen[bytes], float]:
-    """The service, and the seconds until it answered.
+    """Start the service and return it with the seconds until it answered.
 
     :param plan: ``argv``, ``environ``, ``cwd`` and ``url``.
-    :raises RuntimeError: it ended, or did not answer in time.
+    :raises RuntimeError: The service exited or did not answer in time.
     """
     began = time.perf_counter()
     environ = {**os.environ, **plan["environ"]}
@@ -55,15 +55,15 @@ def _answers(url: str) -> bool:
 
 
 def stat_of(pid: int) -> list[str]:
-    """The fields of ``/proc/PID/stat`` from the third on, see proc(5).
+    """Return the fields of ``/proc/PID/stat`` from the third on, see proc(5).
 
-    :raises OSError: the process is gone.
+    :raises OSError: The process does not exist.
     """
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def descendants() -> dict[int, list[str]]:
-    """Every process below this one, zombies included, and its `stat_of`."""
+    """Return all descendants of this process, including zombies, with their `stat_of`."""
     found, children = {}, defaultdict(list)
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -82,9 +82,9 @@ def descendants() -> dict[int, list[str]]:
 
 
 def pss(pid: int) -> int:
-    """Bytes of memory: what a process has alone, and its share of what it has with others; 0 when it is gone.
+    """Return PSS in bytes: private memory plus a share of shared memory, or 0 if the process does not exist.
 
-    :raises PermissionError: it does not let itself be looked at; being root helps.
+    :raises PermissionError: The process cannot be inspected; run as root.
     """
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
@@ -94,7 +94,7 @@ def pss(pid: int) -> int:
 
 
 def cpu() -> float:
-    """CPU seconds so far of everything below this process, dead or alive."""
+    """Return the CPU seconds of all descendants of this process, running or ended."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = ended.ru_utime + ended.ru_stime
     for pid, fields in descendants().items():
@@ -108,7 +108,7 @@ def cpu() -> float:
 
 
 def _end_all() -> list[str]:
-    """Kill whatever is below this process; its programs."""
+    """Kill all descendants of this process and return their programs."""
     killed: list[str] = []
     while alive := [pid for pid, fields in descendants().items() if fields[0] not in "ZX"]:
         for pid in alive:
@@ -135,7 +135,7 @@ async def serve(plan: Mapping[str, Any]) -> None:
     service, seconds = start(plan)
 
     async def memory(asked: Any) -> Any:
-        """PSS and the number of processes."""
+        """Return PSS and the number of processes."""
         alive = [pid for pid, fields in descendants().items() if fields[0] not in "ZX"]
         return {"bytes": sum(map(pss, alive)), "processes": len(alive)}
 
@@ -143,7 +143,7 @@ async def serve(plan: Mapping[str, Any]) -> None:
         return cpu()
 
     async def stop(asked: Any) -> Any:
-        """Ask the service to end, wait, and end what is then still there."""
+        """Ask the service to stop, wait, and kill the remaining processes."""
         began = time.perf_counter()
         service.terminate()
         while time.perf_counter() - began < _STOP_WITHIN:

@@ -1,4 +1,4 @@
-"""The services that `env_load` compares, each started in a folder of its own, and the measuring of one of them."""
+"""Start the services that `env_load` compares, each in a separate folder, and measure them."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from benchmarks.side import REPOSITORY, Side
 OURS, THEIRS = "ASTuner", "EnvService"
 APPWORLD, COUNTER = "appworld", "counter"
 _SETTLE = 4.0
-"""Seconds after which what a release leaves behind is looked at."""
+"""Seconds to wait after a release before measuring what it left."""
 _IDLE = 3.0
-"""Seconds over which the CPU of a service is measured that nobody asks."""
+"""Seconds over which the CPU time of an idle service is measured."""
 _COUNTER = Path(__file__).with_name("env_counter.py")
 _SYNTHETIC = REPOSITORY / "plugins" / "astuner_appworld" / "astuner_appworld" / "synthetic"
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What so many operations took."""
+    """Cost of a number of operations."""
 
     wall: float
     cpu: float
     """CPU seconds of the service and its worlds."""
     latencies: Sequence[float]
     load: float
-    """The machine's load average when it had ended, our own work included."""
+    """Load average of the machine at the end, including the benchmark itself."""
 
     @property
     def per_second(self) -> float:
@@ -46,33 +46,33 @@ class Phase:
 
     @property
     def cpu_each(self) -> float:
-        """CPU seconds of one operation."""
+        """Return the CPU seconds of one operation."""
         return self.cpu / len(self.latencies)
 
 
 @dataclass
 class Life:
-    """A service from its start to its end."""
+    """Measurements of one service, from its start until it stops."""
 
     instances: int
     start: float = 0.0
     """Seconds until it answers."""
     first: float = 0.0
-    """Seconds until the first world is there."""
+    """Seconds until the first world is ready."""
     idle: float = 0.0
-    """Bytes, after the first world has come and gone."""
+    """Bytes after the first world was released."""
     idle_processes: int = 0
     idle_cpu: float = 0.0
-    """Share of a core while nobody asks anything."""
+    """Share of a core that the idle service uses."""
     alone: dict[str, Phase] = field(default_factory=dict)
-    """What one world takes when it is the only one."""
+    """Cost of a single world without others."""
     phases: dict[str, Phase] = field(default_factory=dict)
     world: float = 0.0
-    """Bytes that each world adds when all have been made."""
+    """Bytes that each world adds after all were created."""
     used_world: float = 0.0
     """The same after all steps and evaluations."""
     left: float = 0.0
-    """Bytes more than before, after all are released."""
+    """Additional bytes after all worlds were released."""
     left_processes: int = 0
     left_files: int = 0
     """Bytes that the worlds left on disk."""
@@ -84,33 +84,33 @@ class Life:
 
 @dataclass(frozen=True)
 class Script:
-    """What the agents do with their worlds."""
+    """Actions of the agents in their worlds."""
 
     env_type: str
     prepare: Sequence[str]
     steps: Mapping[str, tuple[str, str, int]]
-    """Name -> what is said, what must be heard, how many times."""
+    """Name -> (message, required text in the observation, number of steps)."""
     finish: str
     """The last step."""
     evaluations: int
     params: Mapping[str, Any] = field(default_factory=dict)
-    """Of our instances; the reference has no such limit."""
+    """Parameters of ASTuner's instances; the reference has no such limit."""
     of_task: str = ""
-    """Only tasks whose id begins so."""
+    """Prefix of the IDs of the tasks to use."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What both services run on."""
+    """Interpreter and data that both services use."""
 
     python: Path | None
-    """The interpreter that has AppWorld; None: no AppWorld here."""
+    """Interpreter with AppWorld, or None."""
     data: Path
-    """The folder with AppWorld's ``data``."""
+    """Folder with AppWorld's ``data``."""
 
     @classmethod
     def make(cls, folder: Path) -> Machine:
-        """With a data root of invented people; the reference's interpreter serves both sides if it is there."""
+        """Create a data root of synthetic people; both sides use the reference's interpreter if it exists."""
         ours = REPOSITORY / ".venv-appworld" / "bin" / "python"
         python = ENV_SERVICE.python or (ours if ours.exists() else None)
         if python is not None:
@@ -124,7 +124,7 @@ class Machine:
 
 
 def live(machine: Machine, name: str, script: Script, instances: int) -> Life:
-    """Start the service ``name``, have ``instances`` agents run the script at once, and end it."""
+    """Start the service ``name``, run the script with ``instances`` concurrent agents, and stop it."""
     with _up(machine, name, script, instances) as watch:
         watch.open()
         watch.life.phases |= watch.steps()
@@ -135,9 +135,9 @@ def live(machine: Machine, name: str, script: Script, instances: int) -> Life:
 def side_by_side(
     machine: Machine, names: Sequence[str], script: Script, instances: int, bursts: int
 ) -> dict[str, list[Life]]:
-    """All services are up, each with its agents; they take turns, a burst each, so that one hour is as good as another.
+    """Run all services with their agents and let them take turns, one burst each, so that load affects them equally.
 
-    :returns: for every service its one life, once with each of its bursts.
+    :returns: One life per burst for every service; all its entries share the service's measurements.
     """
     found: dict[str, list[dict[str, Phase]]] = {name: [] for name in names}
     with ExitStack() as up:
@@ -155,7 +155,7 @@ def side_by_side(
 
 @contextmanager
 def _up(machine: Machine, name: str, script: Script, instances: int) -> Iterator[_Watch]:
-    """The service ``name`` from its start to its end."""
+    """Start the service ``name`` and stop it at the end of the block."""
     life = Life(instances)
     with tempfile.TemporaryDirectory(prefix="el-") as folder:  # short: Ray's sockets lie below it
         plan, token, files = _plan(machine, name, script.env_type, Path(folder))
@@ -168,14 +168,14 @@ def _up(machine: Machine, name: str, script: Script, instances: int) -> Iterator
 
 
 class _Watch:
-    """Drives the clients and asks the server's side what it took; `open`, any number of `steps`, `close`."""
+    """Controller of the clients and the server's side: `open`, any number of `steps`, `close`."""
 
     def __init__(self, life: Life, script: Script, server: Side, client: Side, files: Path) -> None:
         self.life, self._script, self._server, self._client, self._files = life, script, server, client, files
         self._bytes_on_disk = 0
 
     def open(self) -> None:
-        """One world alone, then all of them are made."""
+        """Measure one world alone, then create all worlds."""
         life = self.life
         tasks = [task for task in self._client.ask("tasks") if task.startswith(self._script.of_task)]
         life.first = self._phase("create", instances=1, tasks=tasks).wall
@@ -186,7 +186,7 @@ class _Watch:
         life.world = (self._memory()["bytes"] - life.idle) / life.instances
 
     def close(self) -> None:
-        """All worlds are released, and what they leave behind is looked at."""
+        """Release all worlds and measure what they leave."""
         life = self.life
         life.used_world = (self._memory()["bytes"] - life.idle) / life.instances
         life.phases["release"] = self._phase("release")
@@ -196,7 +196,7 @@ class _Watch:
         life.left_files = _size(self._files) - self._bytes_on_disk
 
     def steps(self) -> dict[str, Phase]:
-        """From the first step to the evaluation, in all worlds that there are."""
+        """Run all steps and the evaluation in all worlds."""
         found, script = {}, self._script
         for says in script.prepare:
             self._client.ask("step", times=1, says=says, heard="")
@@ -209,7 +209,7 @@ class _Watch:
         return found
 
     def _idle(self) -> int:
-        """Notes what the service takes without a world; the bytes on disk."""
+        """Record memory and CPU of the service without worlds, and return its bytes on disk."""
         time.sleep(_SETTLE)
         began, cpu = time.perf_counter(), self._server.ask("all_cpu")
         time.sleep(_IDLE)
@@ -228,7 +228,7 @@ class _Watch:
 
 
 def _plan(machine: Machine, name: str, env_type: str, folder: Path) -> tuple[dict[str, Any], str, Path]:
-    """How the service is started, the token it wants, and where its worlds write."""
+    """Return the start plan of the service, its token, and the folder that its worlds write to."""
     port, worlds = _free_port(), folder / "w"
     worlds.mkdir()
     environ = {"TMPDIR": str(worlds)}
@@ -260,7 +260,7 @@ def _plan(machine: Machine, name: str, env_type: str, folder: Path) -> tuple[dic
 
 
 def _keep_settings(machine: Machine, folder: Path) -> None:
-    """What ``astuner env setup`` would have written."""
+    """Write the file that ``astuner env setup`` would have written."""
     folder.mkdir(mode=0o700, parents=True)
     settings = {"python": str(machine.python), "environ": {"APPWORLD_ROOT": str(machine.data.parent)}}
     file = folder / f"{APPWORLD}.json"
@@ -284,12 +284,12 @@ def _free_port() -> int:
 
 
 def _size(folder: Path) -> int:
-    """Bytes on disk of all files below."""
+    """Return the bytes on disk of all files below a folder."""
     done = subprocess.run(["du", "-s", "-B1", str(folder)], capture_output=True, text=True, check=True)
     return int(done.stdout.split()[0])
 
 
 def available() -> int:
-    """Bytes of memory that new processes can have."""
+    """Return the bytes of memory available to new processes."""
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))

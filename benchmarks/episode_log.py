@@ -1,4 +1,4 @@
-"""What the episode log costs a run, how large it is, and how fast a large one is opened, filtered and jumped into."""
+"""Cost of the episode log for a run, its size, and the speed of opening, filtering and reading a large log."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from benchmarks.report import Report, ms
 EPISODES = 100_000
 QUICK = 5_000
 MOST_SECONDS = 1.0
-"""To open, filter or jump."""
+"""Goal for opening, filtering and jumping, in seconds."""
 MOST_SHARE = 0.02
-"""Of a run's CPU time."""
+"""Goal for the share of a run's CPU time."""
 PER_STEP = 64
 SHAPES = {"short": (2, 15, 25), "tools": (6, 80, 120), "long": (40, 300, 400)}
 """Turns, tokens of each reply, new prompt tokens of each turn."""
@@ -50,10 +50,10 @@ def run(*, quick: bool) -> Report:
     count = QUICK if quick else EPISODES
     report = Report(
         "The episode log",
-        f"A log of {count:,} synthetic episodes, {PER_STEP} in a step, of two turns each, is written by "
-        "`EpisodeLogWriter` as a run does it, and read with `EpisodeLog`. Sizes are of random token "
-        "ids and random words, which compress worse than a model's. Wall time for what a person waits for, CPU time of "
-        "the whole process for what a run pays.",
+        f"`EpisodeLogWriter` writes a log of {count:,} synthetic episodes of two turns each, {PER_STEP} per step, as "
+        "in a run, and `EpisodeLog` reads it. Sizes are for random token IDs and random words, which compress worse "
+        "than real text. Wall time for operations that a person waits for, CPU time of the process for the cost to "
+        "a run.",
     )
     folder = Path(tempfile.mkdtemp(prefix="episode-log-"))
     try:
@@ -77,7 +77,7 @@ def _runs(report: Report, folder: Path, steps: int) -> None:
     )
     rows: list[tuple[object, ...]] = []
     for name, count, overrides in (
-        ("the math agent as it is shipped: 0.13 M weights, 22 generated tokens in an episode", steps, ()),
+        ("the shipped math agent: 0.13 M weights, 22 generated tokens in an episode", steps, ()),
         ("the same with 3 M random weights, 400 generated tokens", -(-steps // 7), long),
     ):
         found = _run(folder / f"run-{len(rows)}", (*overrides, f"astuner.trainer_common.total_steps={count}"))
@@ -93,12 +93,13 @@ def _runs(report: Report, folder: Path, steps: int) -> None:
                 "reached" if log / found["cpu"] < MOST_SHARE else "MISSED",
             )
         )
-    report.heading("What it takes of a training run")
+    report.heading("Cost for a training run")
     goal = f"goal < {MOST_SHARE:.0%}"
     report.table(("run", "steps", "CPU s", "of that the log", "share", "of the wall time waited", goal), rows)
     report.text(
-        "A run of the `local` backbone in a process of its own, from start to end with imports and validations. The "
-        "log's CPU time is that of the run's calls of it; these runs are so short that their lists are left to readers."
+        "A run of the `local` backbone in a separate process, from start to end with imports and validations. The "
+        "log's CPU time is the time spent in the run's calls to the log. These runs are so short that they leave "
+        "indexing to readers."
     )
 
 
@@ -136,8 +137,8 @@ def _shapes(report: Report, folder: Path, count: int) -> None:
     report.heading("Cost and size")
     report.table(("episode", "CPU ms", "CPU µs per token", "bytes per token"), rows)
     report.text(
-        "Token ids and logprobs are 8 bytes for a generated token and 4 for another before they are compressed; the "
-        "rest is text. What lists and searches need comes on top when the log is read."
+        "Before compression, token IDs and logprobs take 8 bytes for a generated token and 4 for any other; the rest "
+        "is text. The index for lists and searches is added when the log is read."
     )
 
 
@@ -167,7 +168,7 @@ def _large(report: Report, run_folder: Path, count: int) -> None:
         with EpisodeLog(run_folder) as opened:
             opened.list(limit=100)
         times.append(time.perf_counter() - started)
-    found.append(("open for the first time: what the run has left to readers is listed", times.pop(0)))
+    found.append(("open for the first time, including indexing", times.pop(0)))
     found.append(("open, first 100 episodes", statistics.median(times)))
     measure("last 100 episodes", lambda log: log.list(descending=True, limit=100))
     measure("scroll to the middle", lambda log: log.list(offset=count // 2, limit=100))
@@ -189,9 +190,7 @@ def _large(report: Report, run_folder: Path, count: int) -> None:
     )
     started = time.perf_counter()
     rewind(run_folder / "episodes", count // PER_STEP // 2)
-    report.text(
-        f"Forgetting the second half, as for a run that is resumed, takes {time.perf_counter() - started:.1f} s."
-    )
+    report.text(f"Removing the second half, as when a run resumes, takes {time.perf_counter() - started:.1f} s.")
 
 
 def make_episode(rng: random.Random, group: str, attempt: int, shape: tuple[int, int, int]) -> Episode:

@@ -1,4 +1,4 @@
-"""Episodes around an engine that answers at once, without a run around them: what one model call goes through."""
+"""Episodes on an engine that answers immediately, without a run: the work of a single model call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from benchmarks.records import ANSWER, call, first_messages, results
 
 
 def replies(tokenizer: Any, turns: int) -> list[list[int]]:
-    """The token ids of the model's reply at every turn, as its family writes it, end token included."""
+    """Return the token IDs of the model's reply at every turn, in the family's format, including the end token."""
     codec = ChatCodec(tokenizer)
     template = codec.template
     texts = [template.write_reply("", [call(turn)]) for turn in range(turns - 1)] + [template.write_reply(ANSWER)]
@@ -28,9 +28,9 @@ def replies(tokenizer: Any, turns: int) -> list[list[int]]:
 
 
 class ScriptedEngine(InferenceEngine):
-    """Answers at once, with the next reply of the conversation.
+    """Engine that immediately returns the next reply of the conversation.
 
-    :param replies: token ids at every turn; conversations are told apart by their session.
+    :param replies: Token IDs at every turn; the session identifies the conversation.
     """
 
     max_model_len = 1 << 20
@@ -52,12 +52,12 @@ class ScriptedEngine(InferenceEngine):
         )
 
     def forget(self) -> None:
-        """All conversations begin anew."""
+        """Restart all conversations."""
         self._asked.clear()
 
 
 class Episodes:
-    """Makes model tuners as an `EpisodeRunner` does, with the default checks."""
+    """Factory of model tuners with the default checks, like `EpisodeRunner`."""
 
     def __init__(self, tokenizer: Any, engine: InferenceEngine) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -69,7 +69,7 @@ class Episodes:
         self._made = 0
 
     def make(self, **options: Any) -> tuple[ModelTuner, EpisodeRecorder]:
-        """One episode that has just begun."""
+        """Return the model tuner and recorder of a new episode."""
         leave_out_what_is_loaded()
         self._made += 1
         recorder = EpisodeRecorder()
@@ -88,9 +88,9 @@ class Episodes:
 
 
 async def converse(ask: Any, number: int) -> int:
-    """The agent of the scripted conversation: how many model calls it made.
+    """Run the agent of the scripted conversation and return its number of model calls.
 
-    :param ask: ``await ask(messages)`` answers with an assistant message.
+    :param ask: ``await ask(messages)`` returns an assistant message.
     """
     messages: list[Any] = [*first_messages(number)]
     turn = 0

@@ -1,7 +1,7 @@
-"""Every example that shows learning, with five seeds, the default among them.
+"""Run every example that shows learning with five seeds, including the default seed.
 
-Each is run as its README says, in processes and run folders of their own; what counts is where a run ends, not its best
-moment.
+Each example runs as its README describes, in separate processes and run folders. The result is the state at the end of
+a run, not its best checkpoint.
 """
 
 from __future__ import annotations
@@ -37,22 +37,23 @@ MATH_AGENT = EXAMPLES / "math_agent/math_agent.yaml"
 
 @dataclass(frozen=True)
 class Example:
-    """An example, and what somebody gets who understands nothing of its task."""
+    """Example with the success of an agent that does not understand its task."""
 
     name: str
     naive: float
-    """Success on its held-out tasks."""
+    """Success of the naive agent on the held-out tasks."""
     how: str
-    """Of whom that is."""
+    """Description of the naive agent."""
     options: Sequence[str] = ()
     beside: Path | None = None
     measured_by: Path | None = None
     shuffled: str = ""
-    """Its judge in `benchmarks.shuffled_judge`. Where there is one, it is also run with that and with a learning rate
-    of 0, neither of which may learn, and its folder gets the curves as a picture."""
+    """Judge in `benchmarks.shuffled_judge`. If set, the example also runs with this judge and with learning rate 0, as
+    controls that must not learn, and its folder gets the curves as a picture.
+    """
 
     kind: Callable[[str], object] = str
-    """Of a task, by its query: what tasks share that may make them hard; by default each is of its own."""
+    """Maps a task's query to a kind: tasks of a kind may be hard for the same reason. Default: every task is a kind."""
 
     def conditions(self, seeds: Sequence[int]) -> Mapping[str, Condition]:
         found = {AS_SHIPPED: Condition((), seeds)}
@@ -69,7 +70,7 @@ class Example:
 
 
 TESTED = ("astuner.task_reader.jsonl.validation.file_path=data/test.jsonl", "astuner.data.max_validation_tasks=null")
-"""Where the recipe was chosen by validation tasks, these are others."""
+"""Overrides that evaluate the test tasks, because the recipe was chosen by validation tasks."""
 MEASURED = (
     Example("math_agent", 0.25, "the operation is drawn at random, and the numbers are in the right order"),
     Example("frozen_lake", 0.21, "goes down or right without looking", ("--with", "frozen_lake")),
@@ -77,7 +78,7 @@ MEASURED = (
     Example(
         "feedback",
         0.25,
-        "as of math_agent, whose held-out tasks and agent measure it: no user has asked these questions",
+        "as in math_agent, whose held-out tasks and agent are used: no user has asked these questions",
         ("--with", "feedback"),
         EXAMPLES / "feedback/users.py",
         MATH_AGENT,
@@ -94,31 +95,32 @@ MEASURED = (
     Example(
         "search_documents",
         0.25,
-        "searches as it should, and says any of the four numbers",
+        "searches correctly, and answers with any of the four numbers",
         TESTED,
         shuffled="ShuffledSearch",
         kind=lambda query: " ".join(re.findall(r"[A-Z]\w+", query)[1:]),  # the village or person; not `How`
     ),
 )
 SCRIPTED = ("rubrics", "flywheel")
-"""Examples of several runs each, whose own scripts measure them against their control arms."""
+"""Examples with several runs each, whose scripts compare them with their control arms."""
 
 
 def run(*, quick: bool, runs: Runs = FRESH, tasks: Sequence[str] = (), seeds: int | None = None) -> Report:
-    """
-    :param tasks: those to run; all by default.
-    :param seeds: only the first so many.
+    """Run the examples and report success before and after.
+
+    :param tasks: Examples to run. Default: all.
+    :param seeds: Run only the first ``seeds`` seeds.
     """
     names = [*(example.name for example in MEASURED), *SCRIPTED]
     if unknown := {*tasks} - {*names}:
-        raise SystemExit(f"no example is called {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+        raise SystemExit(f"unknown example: {', '.join(sorted(unknown))}. Available: {', '.join(names)}")
     measured = [example for example in MEASURED if not tasks or example.name in tasks]
     chosen = SEEDS[: 1 if quick else seeds]
     report = Report(
         "The examples that learn",
-        f"`astuner run examples/NAME/NAME.yaml --backbone local`, seeds {', '.join(map(str, chosen))}: success on the "
-        "held-out tasks before and at the end, with Wilson's 95 % interval. *Above* means that the whole interval at "
-        "the end lies above what somebody gets who understands nothing.",
+        f"`astuner run examples/NAME/NAME.yaml --backbone local`, seeds {', '.join(map(str, chosen))}: success on "
+        "the held-out tasks before and at the end, with Wilson's 95 % interval. *Above* means that the complete "
+        "interval at the end lies above the *naive* success.",
     )
     rows, with_controls = [], {}
     for example in measured:
@@ -149,7 +151,7 @@ def _row(example: Example, condition: str, run: Trained) -> tuple[object, ...]:
 
 
 def _scripted(name: str, seeds: Sequence[int], kept: Path | None, *, quick: bool) -> str:
-    """What an example's own script found; it keeps its stages, so that a second start goes on."""
+    """Run an example's script and return its report; the script keeps its stages, so it can resume in a kept folder."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = (kept.resolve() if kept else Path(temporary)) / name
         command = [sys.executable, str(EXAMPLES / name / f"{name}.py"), "--folder", str(folder)]

@@ -1,7 +1,7 @@
-"""What GPUs compute: the same experiments on `local`, on `verl` and `trinity` with vLLM, read from what the runs wrote.
+"""The same experiments on GPUs with `local`, and with `verl` and `trinity` on vLLM, read from the files of the runs.
 
-Everything travels with the repository or with packages: the weights of SmolLM2-135M, which learns, and random ones in
-the shapes of larger models, which only take time and memory.  Without a GPU, ``--quick`` rehearses it on a tiny model.
+All inputs come with the repository or with packages: the weights of SmolLM2-135M, which learns, and random weights in
+the shapes of larger models, which only take time and memory.  Without a GPU, ``--quick`` runs it on a tiny model.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from benchmarks.trained import FRESH, REPOSITORY, Command, Runs, Trained, run_as
 WORDS = REPOSITORY / "benchmarks/words.yaml"
 LONG_ANSWERS = REPOSITORY / "benchmarks/long_answers.yaml"
 REHEARSED = REPOSITORY / "examples/math_agent/math_agent.yaml"
-"""In place of the word problems where there is no GPU: the shipped model solves some of its tasks."""
+"""Replacement of the word problems without a GPU: the shipped model solves some of its tasks."""
 SEED = 310
 NEEDED = {"local": "astuner_local", "verl": "transfer_queue", "trinity": "trinity"}
-"""Backbone -> a module of what it needs, which no other brings."""
+"""Backbone -> a module that only this backbone's dependencies provide."""
 FULL, LORA = "all weights", "LoRA of rank 32"
 ADAPTERS = (
     "astuner.model.lora.rank=32",
@@ -41,14 +41,14 @@ ADAPTERS = (
     "astuner.trainer_common.optim.lr=1.0e-4",
 )
 WARM = 2
-"""Steps that are not measured: kernels are compiled in them, and memory is taken."""
+"""Steps that are not measured, because they compile kernels and allocate memory."""
 
 
 SHAPES = {
     "SmolLM2-1.7B": Shape(2048, 24, 32, 32, 8192),
     "Qwen2.5-7B": Shape(3584, 28, 28, 4, 18944),
 }
-"""Of models by these names, with the words and the tokenizer of SmolLM2: the second has a third of its own."""
+"""Shapes of these models, with SmolLM2's vocabulary and tokenizer (its vocabulary is a third of Qwen2.5's)."""
 
 
 @dataclass
@@ -59,30 +59,31 @@ class Measured:
     how: str
     run: Trained
     plan: Mapping[str, str]
-    """What ``--dry-run`` said before."""
+    """Plan that ``--dry-run`` printed."""
     gpu_gib: float
-    """The most memory of the GPU that was in use, beside what was in use before; 0 without a GPU."""
+    """Peak GPU memory in GiB, minus the memory in use before the run; 0 without a GPU."""
     certificate: Mapping[str, Any] = field(default_factory=dict)
 
     def of_steps(self, name: str) -> list[float]:
-        """A metric of the steps that are measured."""
+        """Return a metric of the measured steps."""
         steps = [row for row in self.run.rows if "time/train" in row and not row.get("nothing_learnable")]
         return [row[name] for row in steps[WARM:] if name in row]
 
     def mismatch(self) -> tuple[str, str]:
-        """Mean and largest, in nats."""
+        """Return mean and maximum, in nats."""
         mean, largest = self.of_steps("kl/mismatch_mean"), self.of_steps("kl/mismatch_max")
         return f"{median(mean):.2g}", f"{max(largest):.2g}"
 
     def rate(self, tokens: str, seconds: str) -> float:
-        """Tokens per second, the median over steps."""
+        """Return tokens per second, as the median over steps."""
         pairs = zip(self.of_steps(tokens), self.of_steps(seconds), strict=True)
         return median(n / s for n, s in pairs)
 
 
 def run(*, quick: bool, runs: Runs = FRESH, tasks: Sequence[str] = ()) -> Report:
-    """
-    :param tasks: ``local``, ``verl``, ``trinity``; all that can be run here by default.
+    """Run the backbones that are installed.
+
+    :param tasks: ``local``, ``verl``, ``trinity``. Default: all that this machine supports.
     """
     import torch
 
@@ -90,20 +91,21 @@ def run(*, quick: bool, runs: Runs = FRESH, tasks: Sequence[str] = ()) -> Report
     if torch.cuda.device_count() == 1 and "trinity" in here:
         here.remove("trinity")  # which has GPUs for rollouts and others for training
     if unknown := {*tasks} - {*here}:
-        raise SystemExit(f"{', '.join(sorted(unknown))} cannot be run here; there are {' and '.join(here)}")
+        raise SystemExit(f"{', '.join(sorted(unknown))} cannot run here; available: {' and '.join(here)}")
     card = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
     if not card and not quick:
-        raise SystemExit("torch sees no GPU here; python -m benchmarks gpu --quick rehearses it on the CPU")
+        raise SystemExit("torch found no GPU; python -m benchmarks gpu --quick rehearses it on the CPU")
     if not card:
         for engine in ("VERL", "TRINITY"):
             os.environ.setdefault(f"{engine}_PLATFORM", "cpu")
     chosen = [b for b in here if not tasks or b in tasks]
     report = Report(
         f"On a GPU: {card or 'a rehearsal without one'}",
-        "One GPU, `astuner run` as a person types it, in a process of its own with a fresh run folder; all figures are "
-        "read from what the runs wrote. On `verl` vLLM generates, trainer and engine share the card, and vLLM sleeps "
-        "during an update; on `trinity` trainer and engine have a card each. bfloat16, but for the weights that the "
-        f"optimizer moves. flash-attn: {'installed' if importlib.util.find_spec('flash_attn') else 'not installed'}.",
+        "One GPU, `astuner run` from the command line, in a separate process with a fresh run folder; all figures "
+        "are read from the files of the runs. On `verl` vLLM generates, trainer and engine share the GPU, and vLLM "
+        "sleeps during an update; on `trinity` trainer and engine have a GPU each. bfloat16, except for the weights "
+        "that the optimizer updates. flash-attn: "
+        f"{'installed' if importlib.util.find_spec('flash_attn') else 'not installed'}.",
     )
     with tempfile.TemporaryDirectory() as temporary:
         root = runs.folder.resolve() if runs.folder else Path(temporary)
@@ -113,7 +115,7 @@ def run(*, quick: bool, runs: Runs = FRESH, tasks: Sequence[str] = ()) -> Report
 
 
 def _word_problems(backbone: str, root: Path, quick: bool) -> Iterator[Measured]:
-    """The example, measured by its test tasks; with vLLM the run of all weights is killed on its way and goes on."""
+    """Train the example and evaluate its test tasks; with vLLM, kill the run of all weights midway and resume it."""
     steps, experiment = (4, REHEARSED) if quick else (40, WORDS)
     fewer = {"data.max_validation_tasks": 8, "data.train_batch_size": 4, "trainer_common.total_steps": steps}
     fewer |= {"trainer_common.test_freq": steps, "trainer_common.save_freq": steps // 2}
@@ -125,7 +127,7 @@ def _word_problems(backbone: str, root: Path, quick: bool) -> Iterator[Measured]
 
 
 def _long_answers(backbone: str, root: Path, quick: bool) -> Iterator[Measured]:
-    """Steps of 64 answers of equal length, from random weights."""
+    """Measure steps of 64 answers of equal length, from random weights."""
     for name, how, more in (("SmolLM2-1.7B", FULL, ()), ("Qwen2.5-7B", LORA, ADAPTERS)):
         fewer = {"data.train_batch_size": 2, "rollout.max_response_length_in_one_turn": 8}
         model = {} if quick else {"model.path": _model(name, root)}
@@ -135,7 +137,7 @@ def _long_answers(backbone: str, root: Path, quick: bool) -> Iterator[Measured]:
 
 
 def _engine(backbone: str) -> Sequence[str]:
-    """What a backbone is told beside the experiment."""
+    """Return overrides for a backbone in addition to the experiment."""
     if backbone == "local" or os.environ.get(f"{backbone.upper()}_PLATFORM"):
         return ()
     if backbone == "trinity":
@@ -144,10 +146,11 @@ def _engine(backbone: str) -> Sequence[str]:
 
 
 def _measured(backbone: str, how: str, command: Command, folder: Path, cut: int | None) -> Measured:
+    """Run a command and return its measurements.
+
+    :param cut: Step after which the run is killed; the same command then resumes it.
     """
-    :param cut: the step after which the run is killed; the same command goes on.
-    """
-    print(f"{backbone}, {how}: begins", file=sys.stderr, flush=True)
+    print(f"{backbone}, {how}: started", file=sys.stderr, flush=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     home = folder.with_name(f"{folder.name}.home")
     said = run_astuner(["run", *command.arguments, "--run-dir", str(folder), "--dry-run", "--json"], home)
@@ -161,7 +164,7 @@ def _measured(backbone: str, how: str, command: Command, folder: Path, cut: int 
 
 
 def _killed_after(step: int, command: Command, folder: Path, home: Path) -> None:
-    """Start the run, and kill it as nothing can be prepared for once a state of ``step`` can be gone on from."""
+    """Start the run and kill it without warning once it can resume from ``step``."""
     arguments = ["run", *command.arguments, "--seed", str(SEED), "--run-dir", str(folder)]
     environ = {**os.environ, "ASTUNER_HOME": str(home)}
     process = subprocess.Popen([sys.executable, "-m", "astuner", *arguments], env=environ, stdout=subprocess.DEVNULL)
@@ -175,7 +178,7 @@ def _killed_after(step: int, command: Command, folder: Path, home: Path) -> None
 
 @contextmanager
 def _memory() -> Iterator[list[float]]:
-    """GiB in use on the first GPU, twice a second; the first entry is what was there before."""
+    """Record GiB in use on the first GPU twice per second; the first entry is the use before the block."""
     found, over = [_gpu_gib()], threading.Event()
 
     def look() -> None:
@@ -200,7 +203,7 @@ def _gpu_gib() -> float:
 
 
 def _model(name: str, root: Path) -> Path:
-    """A folder with random weights in the shape ``name``; made once."""
+    """Return a folder with random weights in the shape ``name``, creating it once."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -228,9 +231,10 @@ def _learning(report: Report, found: Sequence[Measured]) -> None:
     report.heading("SmolLM2-135M learns the word problems")
     report.text(
         f"`examples/word_problems`, one seed, {found[0].run.before.tasks} test problems that no recipe was chosen by, "
-        "one greedy answer each, with Wilson's 95 % interval. With vLLM the run of all weights was killed (`kill -9`) "
-        "half way and went on by the same command; its seconds are those of its steps and validations. Mismatch: "
-        "|log-probability of the trainer - that of the rollout| of what was generated, same weights; mean and largest."
+        "one greedy answer each, with Wilson's 95 % interval. With vLLM the run of all weights was killed (`kill "
+        "-9`) midway and resumed with the same command; its seconds cover its steps and validations. Mismatch: "
+        "absolute difference between the trainer's and the rollout's log-probabilities of the generated tokens, with "
+        "the same weights; mean and maximum."
     )
     report.table(
         ("run", "before", "after", "s", "s/step", "mismatch", "largest", "clipped", "trained"),
@@ -254,9 +258,9 @@ def _speed(report: Report, found: Sequence[Measured]) -> None:
     report.heading("Long answers of larger models")
     report.text(
         "Random weights in the shapes of these models with SmolLM2's 49,152 words, bfloat16: 8 tasks x 8 answers of "
-        "512 tokens, `micro_batch_tokens` 8192, activation checkpointing. Medians of the steps behind the first "
-        f"{WARM}. *Used* is the most that `nvidia-smi` showed of the first card, CUDA and vLLM's part included (on "
-        "`verl` 0.4 of the card); *trainer* is torch's peak as VERL logs it."
+        "512 tokens, `micro_batch_tokens` 8192, activation checkpointing. Medians of the steps after the first "
+        f"{WARM}. *Used* is the peak that `nvidia-smi` showed for the first GPU, including CUDA and vLLM (on `verl` "
+        "0.4 of the GPU); *trainer* is torch's peak as VERL logs it."
     )
     report.table(
         ("run", "s/step", "generated tokens/s", "trained tokens/s", "mismatch", "largest", "used GiB", "trainer GiB"),

@@ -1,8 +1,9 @@
-"""Is the hot path still as fast as it was?  Ratios to what is measured in turns with it, beside recorded ones.
+"""Check that the hot path did not get slower: compare ratios to peers with recorded ratios.
 
-A ratio knows nothing of the machine's speed, but something of its kind: processors differ by a quarter in some.  So
-what is recorded is kept by processor, and says nothing on another one; there, measure the commit before in turns.
-Record anew (``--write``) after an upgrade of a peer.
+Each ratio divides the hot path's CPU time by the time of a peer that is measured in turns with it.  A ratio does not
+depend on the machine's speed, but on its kind: for some ratios processors differ by a quarter.  Recorded ratios are
+therefore stored per processor and do not apply to another one; there, measure the previous commit in turns.  Record the
+ratios again (``--write``) after an upgrade of a peer.
 """
 
 from __future__ import annotations
@@ -30,23 +31,23 @@ RECORDED = Path(__file__).with_name("guard.json")
 
 @dataclass(frozen=True)
 class Ratio:
-    """One of them: the CPU time of the hot path over that of what it is measured beside, so less is better."""
+    """CPU time of the hot path divided by the CPU time of its peer; lower is better."""
 
     what: str
     beside: str
     page: str
     value: float
     noise: float = 0.12
-    """By how much it differs from run to run where nothing was changed, on two busy cores."""
+    """Relative difference between runs without changes, on two busy cores."""
 
 
 def run(*, quick: bool) -> Report:
     report = Report(
         "Guard: the hot ratios",
-        "CPU time as a multiple of what is measured in turns with it, in this process (a server's, of its own), beside "
-        f"what was recorded in `{RECORDED.name}`. One that grew by more than its noise is a regression, and one that "
-        "shrank by more makes its page untrue too. Medians for steps, whose work varies; else the best repetition, "
-        "which neighbours disturb least.",
+        "CPU time as a multiple of a peer's, measured in turns in this process (for a server, in its process), "
+        f"compared with the ratio recorded in `{RECORDED.name}`. A ratio that grew by more than its noise is a "
+        "regression. A ratio that shrank by more makes its page outdated too. Medians for steps, whose work varies; "
+        "otherwise the best repetition, which other load affects least.",
     )
     ratios = [*_steps(4 if quick else 16), _call(2 if quick else 9), _http(1 if quick else 8), _log(2 if quick else 15)]
     by_processor: dict[str, Any] = json.loads(RECORDED.read_text(encoding="utf-8"))
@@ -58,14 +59,16 @@ def run(*, quick: bool) -> Report:
         worse, better = change > ratio.noise, change < -ratio.noise
         report.failed |= worse
         if worse or better:
-            untrue.append(f"`benchmarks/{ratio.page}.md`: {ratio.what} takes {change:+.0%} of what it did")
+            untrue.append(
+                f"`benchmarks/{ratio.page}.md`: {ratio.what} changed by {change:+.0%} from the recorded ratio"
+            )
         verdict = "REGRESSION" if worse else "better" if better else "as recorded" if before else "not recorded"
         numbers = f"{ratio.value:.3f}", f"{before:.3f}" if before else "–", f"±{ratio.noise:.0%}"
         rows.append((ratio.what, ratio.beside, *numbers, verdict))
     report.table(("what", "over", "now", "recorded", "noise", "that is"), rows)
     if "commit" in recorded:
         report.text(f"Recorded at commit {recorded['commit']} on {recorded['date']}.")
-        report.text("No longer true: " + "; ".join(untrue) + "." if untrue else "Every page is as true as it was.")
+        report.text("Outdated: " + "; ".join(untrue) + "." if untrue else "All pages are up to date.")
     else:
         report.text("Nothing is recorded on this kind of processor: measure the commit before in turns.")
     found = {

@@ -1,4 +1,4 @@
-"""Models that answer at once, so that only what is around a model takes time."""
+"""Models that answer immediately, to measure everything except the model."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ ANSWER = "\\boxed{21}"
 
 
 class InstantEngine(InferenceEngine):
-    """Calls the calculator at every turn of a conversation but the last, where it answers.
+    """Engine that calls the calculator at every turn of a conversation and answers at the last turn.
 
-    :param turns: of a conversation; conversations are told apart by their session.
+    :param turns: Turns of a conversation; the session identifies the conversation.
     """
 
     max_model_len = 1 << 20
@@ -48,7 +48,7 @@ class InstantEngine(InferenceEngine):
 
 
 class PlainAgent(Workflow):
-    """Ask, calculate, ask again, until there is no call any more."""
+    """Agent that asks and calculates until the model makes no more calls."""
 
     name = "plain_agent"
 
@@ -65,11 +65,11 @@ class PlainAgent(Workflow):
                 messages.append({"role": "tool", "tool_call_id": call["id"], "name": "calculator", "content": result})
 
     def before_call(self) -> None:
-        """Nothing; see `StampedAgent`."""
+        """Do nothing; `StampedAgent` overrides it."""
 
 
 class StampedAgent(PlainAgent):
-    """Notes the process's CPU time before every call. One at a time."""
+    """Agent that records the process's CPU time before every call. Run one at a time."""
 
     stamps: ClassVar[list[float]] = []
 

@@ -1,7 +1,7 @@
-"""Agent Lightning's LLM proxy (LiteLLM with its middleware and callbacks), in its own environment.
+"""Serve Agent Lightning's LLM proxy (LiteLLM with its middleware and callbacks), in its own environment.
 
-It has its default middleware and callbacks and keeps its spans in its in-memory store, in the process; see
-`call_overhead` for what is compared.
+It uses its default middleware and callbacks and its in-memory store for spans, in the process; see `call_overhead` for
+the comparison.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from benchmarks.side import obey, quiet
 
 
 async def serve(upstream: str) -> None:
-    """
-    :param upstream: URL of the server behind it.
+    """Serve Agent Lightning's proxy until the input ends.
+
+    :param upstream: URL of the inference server that the proxy calls.
     """
     from agentlightning.llm_proxy import LLMProxy
     from agentlightning.store.memory import InMemoryLightningStore
@@ -38,7 +39,7 @@ async def serve(upstream: str) -> None:
         return [{"url": f"{llm.endpoint}/v1/chat/completions", "key": "unused"} for llm in resources]
 
     async def settle(asked: Any) -> None:
-        """Spans are exported in the background; what that costs belongs to the calls."""
+        """Wait for spans that are exported in the background, because their cost belongs to the calls."""
         await asyncio.sleep(1.0)
         await asyncio.to_thread(trace.get_tracer_provider().force_flush)  # type: ignore[attr-defined]
 

@@ -30,10 +30,10 @@ from benchmarks.models import load
 REPOSITORY = Path(__file__).resolve().parent.parent
 MATH_AGENT = REPOSITORY / "examples" / "math_agent"
 AGENTSCOPE = f"{MATH_AGENT / ('agentscope1.py' if version('agentscope') < '2' else 'workflow.py')}->MathAgentWorkflow"
-"""The math agent for the installed AgentScope."""
+"""Math agent for the installed AgentScope."""
 JUDGE = "astuner.task_judge.math_answer_as_judge->MathAnswerAsJudge"
 LEARNING_RATE = 1e-6
-"""So small that the policy stays what it is, and with it the lengths of its answers."""
+"""Learning rate so small that the policy and the lengths of its answers stay the same."""
 
 
 def make_config(
@@ -49,11 +49,11 @@ def make_config(
     skip_zero_advantage: bool = True,
     dtype: str = "float32",
 ) -> Config:
-    """An experiment on the benchmark's tasks.
+    """Return the configuration of an experiment on the benchmark's tasks.
 
-    :param max_new_tokens: of one model call.
-    :param max_added_tokens: of an episode after its first prompt, tool results included.
-    :param skip_zero_advantage: leave out samples without a gradient, as is the default.
+    :param max_new_tokens: Limit of one model call.
+    :param max_added_tokens: Limit of an episode after its first prompt, including tool results.
+    :param skip_zero_advantage: Skip samples without a gradient, as by default.
     """
     astuner: dict[str, Any] = {
         "model": {"path": str(model), "dtype": dtype, "device": "cpu"},
@@ -85,25 +85,25 @@ def make_config(
 
 @dataclass
 class StepCount:
-    """What one step did."""
+    """Measurements of one step."""
 
     episodes: int
     prompt_tokens: int
-    """Of first prompts."""
+    """Tokens of the first prompts."""
     added_tokens: int
-    """After the first prompt: what the model wrote and what its tools said."""
+    """Tokens after the first prompt, from the model and its tools."""
     model_tokens: int
-    """Of these, what the model wrote."""
+    """Tokens after the first prompt, from the model only."""
     rollout_cpu: float
-    """Seconds of CPU time."""
+    """CPU seconds."""
     train_cpu: float
 
 
 @dataclass
 class LocalSteps:
-    """Takes one step at a time; `counts` tells what each did.
+    """Trainer of single steps; `counts` has their measurements.
 
-    :param forced: every answer has exactly the configured length: no token ends it.
+    :param forced: Generate exactly the configured length: no token ends an answer.
     """
 
     config: Config
@@ -125,7 +125,7 @@ class LocalSteps:
 
     @property
     def asked(self) -> InferenceEngine:
-        """The engine as rollouts ask it."""
+        """Return the engine that rollouts use."""
         return _Unending(self.engine) if self.forced else self.engine
 
     def __call__(self) -> None:
@@ -156,12 +156,12 @@ class LocalSteps:
 
 
 def make_engine(model: Any, eos_token_ids: Sequence[int], sequences: int) -> LocalEngine:
-    """An engine that decodes up to ``sequences`` at once."""
+    """Return an engine that decodes up to ``sequences`` sequences concurrently."""
     return LocalEngine(model, tokenizer_eos_ids=eos_token_ids, max_num_seqs=sequences)
 
 
 def collect_samples(model: str | Path, *, groups: int, group_size: int) -> list[Sample]:
-    """The samples of one step of the plain calculator agent, credit assigned, none left out."""
+    """Return all samples of one step of the plain calculator agent, with advantages."""
     with tempfile.TemporaryDirectory() as folder:
         config = make_config(
             Path(folder),
@@ -180,7 +180,7 @@ def collect_samples(model: str | Path, *, groups: int, group_size: int) -> list[
 
 
 class _Unending(InferenceEngine):
-    """The same engine with no stop tokens, so that every generation takes all the tokens it may."""
+    """Return the same engine without stop tokens, so that every generation has the maximum length."""
 
     def __init__(self, engine: InferenceEngine) -> None:
         self._engine = engine

@@ -1,7 +1,7 @@
-"""A training run in a process of its own, and what its episode log took of it: ``python -m benchmarks.logged_run …``.
+"""Run a training run in a separate process and measure the cost of its episode log.
 
-CPU time is counted where it is spent, in the calls of it.  So what else the machine does changes the number little,
-which it does to the difference between runs with and without a log.
+Usage: ``python -m benchmarks.logged_run …``. CPU time is counted inside the calls to the log.  Other load on the
+machine changes this number little, but it does change the difference between runs with and without a log.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _CALLS = ("__init__", "episode", "credit", "close")
 
 
 class _Spent:
-    """Seconds in the log's code."""
+    """Time spent in the log's code."""
 
     def __init__(self) -> None:
         self.calls = 0.0
-        """CPU time."""
+        """CPU seconds."""
         self.waiting = 0.0
-        """Wall time."""
+        """Wall seconds."""
 
     def watch(self) -> None:
         for name in _CALLS:
@@ -48,7 +48,7 @@ class _Spent:
 
 
 def main(experiment: str, folder: str, *overrides: str) -> None:
-    """Run it, and print what it took as JSON."""
+    """Run the experiment and print the measurements as JSON."""
     spent = _Spent()
     spent.watch()
     collect_rarely()  # as `astuner run` does

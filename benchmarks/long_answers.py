@@ -1,4 +1,4 @@
-"""Answers of random weights, which never end a text by themselves: the agent and judge of `long_answers.yaml`."""
+"""Agent and judge of `long_answers.yaml`, for random weights, which never end an answer themselves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from astuner import Judge, JudgeOutput, ModelTuner, Workflow, WorkflowOutput, Wo
 
 
 class LongAnswer(Workflow):
-    """One call of the model."""
+    """Agent with one call of the model."""
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         reply = await model_tuner.chat([{"role": "user", "content": workflow_task.task.main_query}])
@@ -14,7 +14,7 @@ class LongAnswer(Workflow):
 
 
 class ShareOfE(Judge):
-    """How much of the answer is the letter e: no two answers are worth the same, so that each is trained on."""
+    """Judge that returns the share of the letter e: rewards differ, so every answer is trained on."""
 
     def judge(self, workflow_task: WorkflowTask, output: WorkflowOutput) -> JudgeOutput:
         text = output.metadata["text"]

@@ -1,4 +1,4 @@
-"""The machine: what it is, and how fast it can possibly be."""
+"""The machine: a description, and its maximum speed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def machine_line() -> str:
-    """One line: CPU, cores, load, and the versions that matter."""
+    """Return one line with CPU, cores, load and relevant versions."""
     packages = ("torch", "transformers", "trl", "agentscope", "astuner-core")
     versions = ", ".join(f"{name} {_version(name)}" for name in packages)
     load = f"load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "load unknown"
@@ -22,7 +22,7 @@ def machine_line() -> str:
 
 
 def commit() -> str:
-    """Of the tree that is measured; ``-dirty`` where something in it is not committed."""
+    """Return the commit of the measured tree; ``-dirty`` if it has uncommitted changes."""
     command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     found = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
     return found.stdout.strip() or "unknown"
@@ -36,7 +36,7 @@ def _version(name: str) -> str:
 
 
 def cpu_name() -> str:
-    """As the processor calls itself, with its generation: rented machines call several of them the same."""
+    """Return the processor's name with its generation, because rented machines use one name for several processors."""
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.exists():
         return platform.processor() or platform.machine()
@@ -47,7 +47,7 @@ def cpu_name() -> str:
 
 
 def matmul_flops() -> float:
-    """Best float32 operations per second of one thread, over square matrix products."""
+    """Return the best float32 operations per second of one thread, over square matrix products."""
     import torch
 
     return product_flops(torch.float32)
@@ -55,7 +55,7 @@ def matmul_flops() -> float:
 
 @lru_cache(maxsize=4)
 def product_flops(dtype: Any) -> float:
-    """The same in another type."""
+    """Return the best floating-point operations per second of a matrix product in this type."""
     import torch
 
     best = 0.0
@@ -67,9 +67,9 @@ def product_flops(dtype: Any) -> float:
 
 @lru_cache(maxsize=64)
 def read_bandwidth(size: int) -> float:
-    """Best bytes per second at which one thread reads ``size`` bytes that it has just read.
+    """Return the best bytes per second at which one thread rereads ``size`` bytes.
 
-    A working set that fits a cache is read from that cache, so a small model's limit is far above that of main memory.
+    A working set that fits into a cache is read from that cache, so a small model's limit is far above main memory's.
     """
     import torch
 
@@ -78,7 +78,7 @@ def read_bandwidth(size: int) -> float:
 
 
 def _best(work: Callable[[], object], repeats: int = 10) -> float:
-    """Fewest seconds of one call."""
+    """Return the fewest seconds of one call."""
     seconds = []
     for _ in range(repeats + 3):
         started = time.perf_counter()

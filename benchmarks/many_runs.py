@@ -1,4 +1,4 @@
-"""Ten runs of 100,000 episodes each in `astuner view`: how long a person waits to compare, filter and open them."""
+"""Ten runs of 100,000 episodes each in `astuner view`: how long users wait to compare, filter and open them."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from benchmarks.report import Report, ms
 
 RUNS, EPISODES, QUICK = 10, 100_000, 2_000
 TASKS, EVERY = 256, 100
-"""Tasks of a validation, and steps between two."""
+"""Tasks of a validation, and steps between two validations."""
 METRICS = 60
-"""Numbers in a line of ``metrics.jsonl``."""
+"""Numbers in each line of ``metrics.jsonl``."""
 TIMES = 5
 Seconds: TypeAlias = tuple[float, float]
-"""Wall time, and CPU time of the server."""
+"""Wall seconds, and CPU seconds of the server."""
 EXAMPLE = Path(__file__).parents[1] / "examples" / "math_agent" / "math_agent.yaml"
 
 
 def run(*, quick: bool) -> Report:
     count = QUICK if quick else EPISODES
     report = Report(
-        "Ten large runs beside one another",
-        f"{RUNS} runs of {count:,} synthetic episodes each, two settings with five seeds, {PER_STEP} episodes in a "
-        f"step and a validation of {TASKS} tasks every {EVERY} steps, with {METRICS} metrics, are served by "
-        "`astuner view`, and asked for over its HTTP API as the page does. Wall time of a whole answer, and in "
-        "brackets the CPU time of the server, which is less where the machine has other work. The logs of a setting's "
-        "seeds are copies of one.",
+        "Ten large runs in the viewer",
+        f"`astuner view` serves {RUNS} runs of {count:,} synthetic episodes each: two settings with five seeds, "
+        f"{PER_STEP} episodes per step, a validation of {TASKS} tasks every {EVERY} steps, and {METRICS} metrics. "
+        "The requests go over its HTTP API, as the page sends them. Wall time of a complete response, and in "
+        "brackets the CPU time of the server, which is less if the machine has other work. The logs of a setting's "
+        "seeds are copies of one log.",
     )
     root = Path(tempfile.mkdtemp(prefix="many-runs-"))
     try:
@@ -63,9 +63,9 @@ def run(*, quick: bool) -> Report:
         ],
     )
     report.text(
-        "*First* is asked of a server that has just been started, so it opens logs and reads settings; *later* is the "
-        f"median of {TIMES} more. The system has the files in its cache, as they were just written. The runs have "
-        f"{size / 2**30:.1f} GiB."
+        "*First* is the first request to a fresh server, which opens logs and reads settings; *later* is the median "
+        f"of {TIMES} more requests. The files are in the system's cache, because they were just written. The runs "
+        f"take {size / 2**30:.1f} GiB."
     )
     return report
 
@@ -75,7 +75,7 @@ def _reached(seconds: float) -> str:
 
 
 def _make(folder: Path, number: int, count: int) -> None:
-    """Even runs have one setting and odd ones another."""
+    """Write a run; even and odd runs have different settings."""
     overrides = [
         f"astuner.experiment_dir={folder.parent}",
         f"astuner.experiment_name={folder.name}",
@@ -129,7 +129,7 @@ def _of_group(
 
 
 def _measure(root: Path, names: Sequence[str]) -> list[tuple[str, Seconds, Seconds]]:
-    """What, and how long it takes at first and later."""
+    """Return each request's name with the times of the first request and later ones."""
     metrics = ["reward/mean", "loss", "val/success", *(f"metric/{i}" for i in range(12))]
     sides = [("ab"[i % 2], name) for i, name in enumerate(names)]
     asked: dict[str, Sequence[str]] = {
@@ -180,14 +180,14 @@ def _seconds(port: int, pid: int, path: str) -> Seconds:
 
 
 def _cpu(pid: int) -> float:
-    """Seconds of CPU that a process has used, to 10 ms."""
+    """Return the CPU seconds of a process, to 10 ms."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
 def _serving(root: Path) -> Iterator[tuple[int, int]]:
-    """A viewer's port and process."""
+    """Start a viewer and yield its port and process ID."""
     command = [sys.executable, "-m", "astuner", "view", "--root", str(root), "--port", "0", "--no-browser", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:

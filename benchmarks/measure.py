@@ -1,8 +1,8 @@
-"""Times two or more ways of doing the same thing so that their ratio can be trusted.
+"""Measure two or more ways of doing the same work, so that their ratio is reliable.
 
-The sides take turns, one repetition each, so whatever else the machine does in a second falls on all of them.
-Ratios are of medians over repetitions; CPU time (of all threads of this process) barely notices neighbours, wall
-time does, so both are kept.
+The sides take turns, one repetition each, so other load on the machine affects all of them.  Ratios use medians over
+repetitions. CPU time (of all threads of this process) hardly depends on other load, but wall time does, so both are
+recorded.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Side = Callable[[], object]
 
 @dataclass
 class Timings:
-    """Seconds of each repetition of one side."""
+    """Seconds of each repetition of a side."""
 
     wall: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Timings:
 
 
 def timed(side: Side, into: Timings) -> None:
-    """Run ``side`` once and add what it took."""
+    """Run ``side`` once and record its time."""
     wall, cpu = time.perf_counter(), time.process_time()
     side()
     into.wall.append(time.perf_counter() - wall)
@@ -48,7 +48,7 @@ def timed(side: Side, into: Timings) -> None:
 
 
 def interleave(sides: Mapping[str, Side], *, repeats: int, warm_up: int = 2) -> dict[str, Timings]:
-    """Run every side ``warm_up + repeats`` times, in turns, starting with another one in every round."""
+    """Run every side ``warm_up + repeats`` times, in turns, with a different first side in every round."""
     names = list(sides)
     found = {name: Timings() for name in names}
     for number in range(warm_up + repeats):

@@ -1,4 +1,4 @@
-"""Tiny models in the shapes the comparisons need, with tokenizer and template of the shipped one; and a real one."""
+"""Tiny models in the shapes of the comparisons, with the shipped tokenizer and template, and a real model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder of this size; here a Qwen2 with tied embeddings and 512 tokens of vocabulary."""
+    """Shape of a decoder: a Qwen2 with tied embeddings and a vocabulary of 512 tokens."""
 
     hidden: int
     layers: int
@@ -21,12 +21,12 @@ class Shape:
 
 
 SHIPPED = Shape(64, 2, 2, 1, 192)
-"""The shape of `tiny-calculator`: 0.13 million weights."""
+"""Shape of `tiny-calculator`: 0.13 million weights."""
 SHAPES = {"tiny": SHIPPED, "0.8M": Shape(128, 4, 4, 2, 384), "3M": Shape(256, 4, 8, 2, 704)}
 
 
 def shipped_folder() -> str:
-    """The folder of `tiny-calculator`: it knows the form of an episode, and solves about one task in seven."""
+    """Return the folder of `tiny-calculator`, which knows an episode's format and solves about one task in seven."""
     from astuner_local.plugin import locate_model
 
     folder = locate_model("tiny-calculator")
@@ -43,7 +43,7 @@ def real_model_folder() -> str:
         folder = locate_model("smollm2-135m-float32")
         assert folder is not None, "astuner-smollm2 knows smollm2-135m-float32"
     if not (Path(folder) / "config.json").is_file():
-        sys.exit(f"ASTUNER_BENCHMARK_MODEL is {folder}; name a folder that holds a model and its tokenizer")
+        sys.exit(f"ASTUNER_BENCHMARK_MODEL is {folder}: set it to a folder with a model and its tokenizer")
     return folder
 
 
@@ -74,7 +74,7 @@ def make(name: str) -> Any:
 
 
 def load(path: str | Path, dtype: str = "float32") -> tuple[Any, Any]:
-    """Model and tokenizer of a folder, on the CPU."""
+    """Return model and tokenizer of a folder, on the CPU."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -83,12 +83,12 @@ def load(path: str | Path, dtype: str = "float32") -> tuple[Any, Any]:
 
 
 def parameters(model: Any) -> int:
-    """How many weights, tied ones once."""
+    """Return the number of weights; tied weights count once."""
     return sum(p.numel() for p in model.parameters())
 
 
 def save(model: Any, folder: str | Path) -> None:
-    """Write ``model`` with the shipped tokenizer, as a folder that both sides load."""
+    """Write ``model`` with the shipped tokenizer to a folder that both sides load."""
     from transformers import AutoTokenizer
 
     model.save_pretrained(folder)

@@ -1,7 +1,7 @@
-"""Other projects' servers, each in an environment of its own since their requirements exclude ours.
+"""Install servers of other projects in separate environments, because their requirements conflict with ASTuner's.
 
-``python -m benchmarks.peers`` makes them, `env_peer`'s too (no torch; about 2.2 GB); without one, its rows are left
-out.
+``python -m benchmarks.peers`` creates them and `env_peer`'s environment (no torch; about 2.2 GB). Rows of a missing
+environment are skipped.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 COMMAND = ".venv/bin/python -m benchmarks.peers"
-"""Makes the environments."""
+"""Command that creates the environments."""
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A project whose server is measured."""
+    """Project whose server is measured."""
 
     name: str
     requirement: str
@@ -29,12 +29,13 @@ class Peer:
 
     @property
     def python(self) -> Path | None:
-        """The interpreter of its environment, if that is there."""
+        """Return the interpreter of its environment, if it exists."""
         python = self.folder / "bin" / "python"
         return python if (self.folder / ".done").exists() else None
 
     def install(self) -> None:
-        """
+        """Create the environment.
+
         :raises subprocess.CalledProcessError: pip failed.
         """
         subprocess.run([sys.executable, "-m", "venv", str(self.folder)], check=True)

@@ -1,8 +1,7 @@
-"""Does a real language model learn, on tasks that nobody looked at, and only where there is something to learn?
+"""Check that a real language model learns on unseen tasks, and that controls without a learning signal do not.
 
-SmolLM2-135M on three examples, each run as a person would run it, but for the held-out tasks: the recipes were chosen
-by the examples' validation tasks, and these are their test tasks.  What is not in the folder of runs, and was not
-asked for, stands on the page as not run.
+SmolLM2-135M on three examples, each started as its README describes, but evaluated on its test tasks: the recipes were
+chosen by the validation tasks.  Runs that are neither requested nor in the folder of runs appear as not run.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from benchmarks.trained import (
 )
 
 SEEDS = (310, 311, 312)
-"""The recipes were chosen with the seed that the examples have, which is none of these."""
+"""Seeds of the benchmark. The recipes were chosen with the examples' seed, which is not among them."""
 LEAST_HELD_OUT = 256
 NOT_RUN = "not run"
 
@@ -41,13 +40,13 @@ class Task:
 
     name: str
     shuffled: str
-    """Its judge in `benchmarks.shuffled_judge`."""
+    """Judge in `benchmarks.shuffled_judge`."""
     still: bool = False
-    """Whether it is also run with a learning rate of 0: what moves then is the measurement."""
+    """Also run with learning rate 0, as a control: any change is noise of the measurement."""
 
     @property
     def wordings(self) -> Sequence[str]:
-        """Templates of the test tasks' texts."""
+        """Return the templates of the test tasks' texts."""
         kept = REPOSITORY / f"examples/{self.name}/wordings.yaml"
         if not kept.exists():
             return [text for _, text in WORDINGS]  # the word problems', from the package that makes them
@@ -70,7 +69,7 @@ class Task:
         held_out = (
             "astuner.task_reader.jsonl.validation.file_path=data/test.jsonl",
             "astuner.data.max_validation_tasks=null",
-            "astuner.trainer_common.test_freq=1000000",  # before, behind the warm start, and at the end
+            "astuner.trainer_common.test_freq=1000000",  # before, after the warm start, and at the end
             "astuner.trainer_common.save_freq=1000000",
         )
         experiment = str(REPOSITORY / f"examples/{self.name}/{self.name}.yaml")
@@ -92,22 +91,23 @@ def run(
     seeds: int | None = None,
     settings: Sequence[str] = (),
 ) -> Report:
-    """
-    :param tasks: those to run; all by default, ``none`` for none. Of the others what is in the folder of runs is shown.
-    :param seeds: only the first so many.
-    :param settings: for every run, such as where the model is.
+    """Run the tasks and report success before and after.
+
+    :param tasks: Tasks to run, or ``none``. Default: all. Other tasks show the results in the folder of runs.
+    :param seeds: Run only the first ``seeds`` seeds.
+    :param settings: Overrides for every run, such as the model's path.
     """
     names = [task.name for task in TASKS]
     if unknown := {*tasks} - {*names, "none"}:
-        raise SystemExit(f"no task is called {', '.join(sorted(unknown))}; there are {', '.join(names)}, or none")
+        raise SystemExit(f"unknown task: {', '.join(sorted(unknown))}. Available: {', '.join(names)}, or none")
     chosen = SEEDS[: 1 if quick else seeds]
     more = (*settings, *(("astuner.data.train_batch_size=2", "astuner.rollout.num_repeat=2") if quick else ()))
     report = Report(
         "A real language model, before and after",
-        "`astuner run examples/TASK/TASK.yaml --backbone local`: SmolLM2-135M, each run a process of its own with a "
-        f"fresh run folder. Success on {LEAST_HELD_OUT} test tasks that no recipe was chosen by (their wordings, "
+        "`astuner run examples/TASK/TASK.yaml --backbone local`: SmolLM2-135M, each run in a separate process with "
+        f"a fresh run folder. Success on {LEAST_HELD_OUT} test tasks that no recipe was chosen by (their wordings, "
         "things or numbers are in no training task), one greedy answer each, with Wilson's 95 % interval: *before*, "
-        "after the *warm start* where the recipe has one, and *after* GRPO. What is not run yet is said to be.",
+        "after the *warm start* if the recipe has one, and *after* GRPO. Missing runs are marked.",
     )
     for task in TASKS:
         found = _runs_of(task, chosen, runs, task.command(*more), asked=not tasks or task.name in tasks)
@@ -116,12 +116,13 @@ def run(
         if not quick:
             _verdict(report, task, found)
     report.text(
-        "*Shuffled rewards*: in training each episode gets the verdict of another, randomly chosen one "
-        "(`benchmarks/shuffled_judge.py`). *Learning rate 0*: GRPO runs, and nothing moves; the warm start has a rate "
-        "of its own. A change is after less before, task by task; *learned* means that the interval of what GRPO "
-        "changed lies above 0. Tasks share wordings and seeds share tasks, so the intervals are a bootstrap that draws "
-        f"whole seeds and whole wordings ({DRAWS:,} draws; 50 wordings of tickets, 12 of the shop, 8 of the word "
-        "problems): what another seed on other wordings might show, as far as three seeds can tell."
+        "*Shuffled rewards*: in training each episode gets the verdict of another, randomly chosen episode "
+        "(`benchmarks/shuffled_judge.py`). *Learning rate 0*: GRPO runs, but the weights do not change; the warm "
+        "start has a separate rate. A change is success after minus success before, task by task; *learned* means "
+        "that the interval of GRPO's change lies above 0. Tasks share wordings and seeds share tasks, so the "
+        f"intervals come from a bootstrap that draws complete seeds and complete wordings ({DRAWS:,} draws; 50 "
+        "wordings of tickets, 12 of the shop, 8 of the word problems). They cover other seeds on other wordings, as "
+        "far as three seeds allow."
     )
     return report
 
@@ -129,7 +130,7 @@ def run(
 def _runs_of(
     task: Task, seeds: Sequence[int], runs: Runs, command: Command, *, asked: bool
 ) -> dict[str, list[Trained]]:
-    """Every run that is there, or is made because it was asked for."""
+    """Return all kept runs, and the requested ones, which are started if missing."""
     mine = Runs(runs.folder / task.name if runs.folder else None, runs.jobs)
     conditions = {
         name: Condition(c.overrides, [s for s in seeds if s in c.seeds and (asked or is_kept(mine, name, s))], c.learns)
@@ -155,7 +156,7 @@ def _table(report: Report, task: Task, seeds: Sequence[int], found: Mapping[str,
 
 
 def _verdict(report: Report, task: Task, found: Mapping[str, Sequence[Trained]]) -> None:
-    """What each phase changed, and whether GRPO learned where it should, and there alone."""
+    """Report the change in each phase, and whether GRPO learned in the runs that should learn and only there."""
     rows: list[tuple[object, ...]] = []
     for name, condition in task.conditions.items():
         if not found[name]:

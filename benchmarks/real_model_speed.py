@@ -1,7 +1,7 @@
-"""A real language model: a GRPO step against TRL's, generating against transformers' `generate` and the machine.
+"""Measure a real language model: GRPO steps against TRL, generation against transformers' `generate` and the machine.
 
-The model is SmolLM2-135M, or the one in a folder that you name: ASTUNER_BENCHMARK_MODEL=FOLDER. With
-ASTUNER_BENCHMARK_VLLM=PYTHON, the interpreter of an environment that has vLLM, it stands beside them.
+The model is SmolLM2-135M, or the model in the folder ASTUNER_BENCHMARK_MODEL. Set ASTUNER_BENCHMARK_VLLM to the
+Python interpreter of an environment with vLLM to add vLLM to the tables.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from benchmarks.trl_side import SETTINGS, quiet
 PROMPT, NEW = 64, 48
 SEQUENCES = (8, 32, 64)
 GROUPS, GROUP_SIZE = 2, 8
-"""With more, TRL's logits of all tokens at once do not fit beside another trainer into 16 GiB."""
+"""With larger groups, TRL's logits of all tokens do not fit into 16 GiB together with another trainer."""
 DTYPES = ("float32", "bfloat16")
 
 
@@ -56,7 +56,7 @@ def run(*, quick: bool) -> Report:
     del model
     repeats = 1 if quick else 3
     report = Report(
-        "A real language model on a CPU: steps and generating",
+        "A real language model on a CPU: steps and generation",
         f"{Path(folder).resolve().name}, {size / 1e6:.0f} million weights, one thread. The sides take turns, in "
         f"one process when they generate and in one each when they train; medians of {repeats} repetitions; ratios "
         "are of CPU time, since neighbours disturb it less. "
@@ -80,7 +80,7 @@ def run(*, quick: bool) -> Report:
 def _single_turns(report: Report, folder: str, dtype: str, repeats: int) -> None:
     report.heading(f"A GRPO step of single turns, {dtype}")
     report.text(
-        f"{GROUPS} tasks x {GROUP_SIZE} answers of exactly {NEW} tokens, TRL's best case: nothing is uneven, and every "
+        f"{GROUPS} tasks x {GROUP_SIZE} answers of exactly {NEW} tokens, TRL's best case: equal lengths, and every "
         f"sample is trained. TRL: {SETTINGS.replace('bf16=False', f'bf16=False, the model in {dtype}')}."
     )
     _compare(report, folder, dtype, repeats, tools=False, longest=NEW, tolerance=0, wanted=2)
@@ -89,10 +89,10 @@ def _single_turns(report: Report, folder: str, dtype: str, repeats: int) -> None
 def _tool_turns(report: Report, place: Path, folder: str, dtype: str, repeats: int) -> None:
     report.heading(f"A GRPO step of a tool agent over two turns, {dtype}")
     report.text(
-        f"{GROUPS} tasks x {GROUP_SIZE} episodes: a call of the calculator, its result, an answer. The model has seen "
-        f"{_WARM_STEPS * _CONVERSATIONS} such conversations first (`local.warm_start`), and writes nearly always what "
-        "is asked for; both sides have the template `hermes`. Every sample is trained. TRL writes a schema of its own "
-        "for the tool, which makes its prompts a tenth longer."
+        f"{GROUPS} tasks x {GROUP_SIZE} episodes: a call of the calculator, its result, an answer. The model was "
+        f"trained on {_WARM_STEPS * _CONVERSATIONS} such conversations first (`local.warm_start`) and nearly always "
+        "follows the format; both sides use the template `hermes`. Every sample is trained. TRL generates its own "
+        "schema for the tool, which makes its prompts a tenth longer."
     )
     model = _taught(place, folder)
     _compare(report, model, dtype, repeats, tools=True, longest=_TOOL_TOKENS, tolerance=_SAMPLED, wanted=3)
@@ -101,10 +101,11 @@ def _tool_turns(report: Report, place: Path, folder: str, dtype: str, repeats: i
 def _compare(
     report: Report, model: str, dtype: str, repeats: int, *, tools: bool, longest: int, tolerance: float, wanted: float
 ) -> None:
-    """
-    :param longest: most tokens after the first prompt; where there are no tools, each answer has just as many.
-    :param tolerance: by how much the sides' tokens may differ.
-    :param wanted: the ratio that is the goal.
+    """Measure steps of both trainers in turns and report them.
+
+    :param longest: Token limit after the first prompt; without tools, the exact length of each answer.
+    :param tolerance: Allowed relative difference between the token counts of the sides.
+    :param wanted: Ratio that is the goal.
     """
     asked = {"model": model, "dtype": dtype, "tools": tools, "longest": longest}
     asked |= {"groups": GROUPS, "group_size": GROUP_SIZE}
@@ -129,16 +130,16 @@ def _compare(
 
 _TRAINERS = ("TRL", "local")
 _WARM_UP = 2
-"""Steps of each that are not timed: their memory grows."""
+"""Untimed steps of each side, in which its memory grows."""
 _SAMPLED = 0.1
-"""Answers are sampled, and some ramble: over so few episodes the tokens of the sides differ by chance."""
+"""Tolerance of token counts: answers are sampled, some are long, and the episodes are few."""
 _WARM_STEPS, _CONVERSATIONS = 8, 8
 _TOOL_TOKENS = 112
-"""After the first prompt: a call (about 35), its result (20), an answer (10), and room for what rambles."""
+"""Tokens after the first prompt: a call (about 35), its result (20), an answer (10), and a margin for long answers."""
 
 
 def _taught(place: Path, folder: str) -> str:
-    """The model, once it has learned to call the calculator and to answer, with the template that this takes."""
+    """Return the model after it learned to call the calculator and to answer, with the matching chat template."""
     rng = random.Random(0)
     problems = distinct(_WARM_STEPS * _CONVERSATIONS, 2, held_out=False)
     lines = [json.dumps({"messages": transcript(problem, rng), "tools": TOOLS}) for problem in problems]
@@ -221,11 +222,12 @@ def _rollout(report: Report, folder: str, dims: Any, dtype: str, repeats: int) -
 
 
 def _vllm(report: Report, folder: str, repeats: int) -> dict[str, dict[int, float]]:
-    """vLLM's tokens per CPU second at each count, in each type that it runs in, where there is one."""
+    """Return vLLM's tokens per CPU second for each count and supported data type, if vLLM is available."""
     python = os.environ.get("ASTUNER_BENCHMARK_VLLM")
     if python is None:
         report.text(
-            "vLLM was not measured: ASTUNER_BENCHMARK_VLLM=PYTHON names the interpreter of one (see README.md)."
+            "vLLM was not measured: set ASTUNER_BENCHMARK_VLLM to the interpreter of an environment with vLLM (see "
+            "README.md)."
         )
         return {}
     columns, version = {}, ""
@@ -235,15 +237,15 @@ def _vllm(report: Report, folder: str, repeats: int) -> dict[str, dict[int, floa
         done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
         if done.returncode:
             print(done.stderr, file=sys.stderr)  # not on the page: it has this machine's paths
-            report.text(f"vLLM did not run in {name}: it ended with {done.returncode}.")
+            report.text(f"vLLM failed in {name} with exit code {done.returncode}.")
             continue
         found = json.loads(done.stdout.splitlines()[-1])
         version, cpu = found["version"], {n: [cpu for cpu, _ in found["seconds"][str(n)]] for n in SEQUENCES}
         columns[f"vLLM, {name}"] = {n: n * NEW / statistics.median(cpu[n]) for n in SEQUENCES}
     if columns:
         report.text(
-            f"vLLM {version}, compiled, in a process of its own before the others' turns: one thread, nothing shared, "
-            "no text made of the tokens. It stands beside them; the ratios are to `generate`."
+            f"vLLM {version}, compiled, in a separate process before the other measurements: one thread, no prefix "
+            "sharing, no detokenization. It is listed for comparison; the ratios refer to `generate`."
         )
     return columns
 
@@ -282,11 +284,11 @@ def _engine(engine: Any, loop: asyncio.AbstractEventLoop, count: int, vocab: int
 
 def _expect(new: int) -> None:
     if new != NEW:
-        raise RuntimeError(f"{new} new tokens instead of {NEW}; the two sides did not do the same work")
+        raise RuntimeError(f"{new} new tokens instead of {NEW}: the sides did different amounts of work")
 
 
 def _least_seconds(dims: Any, dtype: Any, count: int) -> float:
-    """As `rollout_vs_hf.least_seconds`, of a model of any shape in any type."""
+    """Return `rollout_vs_hf.least_seconds` of a model of any shape and data type."""
     head, kv_width = dims.vocab * dims.hidden, dims.kv_heads * dims.head_dim
     pairs = sum(range(PROMPT + NEW))
     attention = 4 * dims.layers * dims.heads * dims.head_dim * pairs

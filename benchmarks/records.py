@@ -1,7 +1,7 @@
-"""A conversation as agents have them: search calls of the model, and results of a few lines.
+"""Scripted conversation: search calls of the model, and results of a few lines.
 
-It is the same for every side of a comparison.  Texts carry the number of their conversation, so that no two are
-alike and nothing can be remembered from another one.
+It is the same for every side of a comparison.  Texts contain the number of their conversation, so conversations differ
+and caches cannot help.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ ANSWER = "None of the boxes was opened."
 
 
 def first_messages(number: int) -> list[dict[str, Any]]:
-    """The messages of the first model call of conversation ``number``."""
+    """Return the messages of the first model call of conversation ``number``."""
     question = f"Which box of delivery {number} was never opened? Search, then answer."
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
 
 
 def arguments(turn: int) -> dict[str, Any]:
-    """What the model searches for."""
+    """Return the arguments of the model's search."""
     return {"query": f"box {turn * 37 % 101}, not opened", "limit": 3}
 
 
 def call(turn: int) -> dict[str, Any]:
-    """The model's call, with arguments as an object.
+    """Return the model's call, with arguments as an object.
 
-    Its id has nine characters, which is what Mistral's template takes.
+    Its ID has nine characters, as Mistral's template requires.
     """
     return {"type": "function", "id": f"call{turn:05}", "function": {"name": "search", "arguments": arguments(turn)}}
 
 
 def result(number: int, turn: int) -> str:
-    """What the search finds."""
+    """Return the result of the search."""
     return "\n".join(
         f"{number:06}-{turn:03}-{line} | shelf {turn * 7 % 40}, row {line} | seen {turn + line} times, not opened"
         for line in range(3)
@@ -67,7 +67,7 @@ def result(number: int, turn: int) -> str:
 
 
 def openai_reply(turn: int, turns: int) -> dict[str, Any]:
-    """The model's reply as an OpenAI message: a search at every turn but the last, counted from 0."""
+    """Return the model's reply as an OpenAI message: a search, or the answer at the last turn (counted from 0)."""
     if turn >= turns - 1:
         return {"role": "assistant", "content": ANSWER}
     function = {"name": "search", "arguments": json.dumps(arguments(turn))}
@@ -79,6 +79,6 @@ def openai_reply(turn: int, turns: int) -> dict[str, Any]:
 
 
 def results(message: Mapping[str, Any], number: int, turn: int) -> list[dict[str, Any]]:
-    """The tool messages that follow a reply; none where it is the answer."""
+    """Return the tool messages that follow a reply; none after the answer."""
     calls: Sequence[Mapping[str, Any]] = message.get("tool_calls") or ()
     return [{"role": "tool", "tool_call_id": c["id"], "content": result(number, turn)} for c in calls]

@@ -1,4 +1,4 @@
-"""What a benchmark found: tables with a few sentences, as Markdown that also reads well in a terminal."""
+"""Report of a benchmark: tables with a few sentences, as Markdown that is also readable in a terminal."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from benchmarks.machine import commit, machine_line
 
 @dataclass
 class Report:
-    """Sections in order; `markdown` adds where and when it was measured."""
+    """Sections of a page; `markdown` adds where and when it was measured."""
 
     title: str
     intro: str
-    """What is compared with what, and how."""
+    """Description of the comparison."""
     parts: list[str] = field(default_factory=list)
     pictures: dict[str, Callable[[Path], object]] = field(default_factory=dict)
-    """File name -> what draws it; drawn when the report is kept."""
+    """File name -> function that draws the picture when the report is written."""
     failed: bool = False
-    """Whether something is worse than it was."""
+    """True if a result is worse than the recorded one."""
 
     def text(self, text: str) -> None:
         self.parts.append(text)
@@ -30,7 +30,7 @@ class Report:
         self.parts.append(f"## {text}")
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        """The first column is left-aligned, the others right-aligned."""
+        """Add a table; the first column is left-aligned, the others right-aligned."""
         cells = [list(header), *([str(cell) for cell in row] for row in rows)]
         widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
         lines = [
@@ -43,14 +43,15 @@ class Report:
         self.parts.append("\n".join([lines[0], rule, *lines[1:]]))
 
     def picture(self, name: str, draw: Callable[[Path], None], caption: str) -> None:
-        """A picture beside the page."""
+        """Add a picture next to the page."""
         self.pictures[name] = draw
         self.parts.append(f"![{caption}]({name})")
 
     def markdown(self, command: str, seconds: float) -> str:
-        """
-        :param command: what made this.
-        :param seconds: how long that took.
+        """Return the page as Markdown.
+
+        :param command: Command that produced the report.
+        :param seconds: Duration of the command.
         """
         stamp = (
             f"{datetime.date.today().isoformat()}, commit {commit()}, `{command}` ({seconds:.0f} s). {machine_line()}"
@@ -59,7 +60,7 @@ class Report:
 
 
 def goal(ratio: float, least: float) -> str:
-    """A ratio with whether it reaches its goal."""
+    """Return a ratio and whether it reaches its goal."""
     return f"{ratio:.2f}x (goal ≥ {least:g}x: {'reached' if ratio >= least else 'MISSED'})"
 
 

@@ -1,4 +1,4 @@
-"""Generating: the engine against transformers' ``generate``, and against what the machine could do at best."""
+"""Generation: the engine compared with transformers' ``generate`` and with the limit of the machine."""
 
 from __future__ import annotations
 
@@ -121,14 +121,14 @@ def _engine(engine: Any, loop: asyncio.AbstractEventLoop, count: int) -> Callabl
 
 def _expect(new: int) -> None:
     if new != NEW:
-        raise RuntimeError(f"{new} new tokens instead of {NEW}; the two sides did not do the same work")
+        raise RuntimeError(f"{new} new tokens instead of {NEW}: the sides did different amounts of work")
 
 
 def least_seconds(shape: Shape, count: int) -> float:
-    """What generating ``count`` sequences takes on this machine if only arithmetic and reading count.
+    """Return the minimum time to generate ``count`` sequences here, counting only arithmetic and memory reads.
 
     A token costs 2 operations per weight it passes (the head only where a token is drawn) and 4 x heads x head size
-    per layer and earlier token; a decode step reads all weights once and all keys and values.
+    per layer and earlier token. A decode step reads all weights once, and all keys and values.
     """
     head_dim = shape.hidden // shape.heads
     kv_width = shape.kv_heads * head_dim

@@ -1,6 +1,6 @@
-"""What a step in bfloat16 gains, with weights rounded at random and to the nearest, beside float32.
+"""Gain of a step in bfloat16, with stochastic rounding and rounding to nearest, compared with float32.
 
-The model is that of `real_model_speed`.
+Uses the model of `real_model_speed`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.models import load, real_model_folder
 from benchmarks.report import Report
 
 LEARNING_RATE, STEPS, NEW = 3e-5, 8, 32
-"""The rate that `astuner new experiment --model smollm2-135m` writes."""
+"""Learning rate that `astuner new experiment --model smollm2-135m` writes."""
 GROUPS, GROUP_SIZE = 4, 8
 
 
@@ -34,11 +34,10 @@ def run(*, quick: bool) -> Report:
     torch.set_num_threads(1)
     steps, model, at_random = 2 if quick else STEPS, real_model_folder(), PolicyOptimizer._write_weights
     report = Report(
-        "What bfloat16 weights gain from a step",
+        "Gain of a step with bfloat16 weights",
         f"{Path(model).resolve().name}, {steps} optimizer steps on one batch: {GROUPS * GROUP_SIZE} answers of {NEW} "
-        f"tokens, of which a coin decided whether they are good (advantage 1) or bad (-1), AdamW at {LEARNING_RATE:g}. "
-        "The table has the gain: the mean of an answer's log-probability per token times its advantage, less what it "
-        "was before.",
+        f"tokens with random advantages of 1 or -1, AdamW at {LEARNING_RATE:g}. The gain is the change of the mean "
+        "of an answer's log-probability per token times its advantage.",
     )
     samples, trainer_config = _samples(model)
 
@@ -50,8 +49,8 @@ def run(*, quick: bool) -> Report:
     rows = []
     for what, dtype, write in (
         ("float32", "float32", at_random),
-        ("bfloat16, rounded at random: what we do", "bfloat16", at_random),
-        ("bfloat16, rounded to the nearest", "bfloat16", to_the_nearest),
+        ("bfloat16, stochastic rounding (ASTuner)", "bfloat16", at_random),
+        ("bfloat16, rounding to nearest", "bfloat16", to_the_nearest),
     ):
         PolicyOptimizer._write_weights = write  # type: ignore[method-assign, assignment]
         try:
@@ -64,7 +63,7 @@ def run(*, quick: bool) -> Report:
 
 
 def _samples(model: str) -> tuple[list[Sample], Any]:
-    """Answers of the model in float32, good or bad by chance, and how to train on them."""
+    """Return answers of the float32 model with random advantages, and the trainer's configuration."""
     with tempfile.TemporaryDirectory() as folder:
         config = make_config(
             Path(folder),
@@ -87,7 +86,7 @@ def _samples(model: str) -> tuple[list[Sample], Any]:
 
 
 def _gains(model: Any, samples: Sequence[Sample], trainer_config: Any, steps: int) -> tuple[list[float], float]:
-    """The gain after each step, and the seconds that writing the weights takes."""
+    """Return the gain after each step, and the seconds spent on writing the weights."""
     from astuner_local.trainer.trainer import PolicyTrainer
 
     trainer = PolicyTrainer(model, trainer_config, temperature=1.0, device="cpu", total_optimizer_steps=steps)

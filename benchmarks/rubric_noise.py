@@ -1,8 +1,8 @@
-"""How much noise of the helper model learned rubrics stand, and what votes buy.
+"""Measure how much noise of the helper model learned rubrics tolerate, and how much votes help.
 
-The helper is scripted (`plugins/astuner_rubrics/tests/true_rubric.py`) and asked in this process: it reads the very
-messages that a real one would get.  Its errors are of two kinds, and the page has a table for each: a whole answer that
-says the opposite, and single grades that do, each for itself.
+The helper is scripted (`plugins/astuner_rubrics/tests/true_rubric.py`) and runs in this process: it reads the same
+messages as a real one.  Its errors are of two kinds, with a table for each: complete answers that are inverted, and
+single grades that are inverted independently.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from benchmarks.report import Report
 from plugins.astuner_rubrics.tests.true_rubric import TrueRubric
 
 WEIGHTS = {"source": 4, "example": 2, "polite": 1}
-"""The true rubric: no two qualities make up for a heavier one, so that every pair has a better answer."""
+"""Weights of the true rubric: no two qualities outweigh a heavier one, so every pair has a better answer."""
 PAIRS, HELD_OUT, UNSEEN = 140, 0.4, 400
 LEVELS = (0.0, 0.05, 0.1, 0.2)
 VOTES = (1, 3, 5)
 SEEDS = tuple(range(5))
 GOAL = 0.9
-"""Agreement on held-out pairs that the issue asks for."""
+"""Goal of the agreement on held-out pairs."""
 
 
 @dataclass(frozen=True)
 class Recovered:
-    """One rubric file, learned through one noisy helper."""
+    """Result of one rubric file, learned with one noisy helper."""
 
     held_out: float
-    """Agreement on the held-out pairs as `astuner judge learn` reports it: the noisy helper grades them."""
+    """Agreement on the held-out pairs that `astuner judge learn` reports; the noisy helper grades them."""
     rubric: float
-    """Agreement with the truth on pairs nobody has seen, when a helper without noise reads the rubrics."""
+    """Return the agreement with the truth on unseen pairs when a helper without noise reads the rubrics."""
 
 
 class InProcess:
-    """A helper that is a function: what `learn` needs of a `Journal`."""
+    """Helper model that is a function, with the part of a `Journal` that `learn` needs."""
 
     model = "scripted"
 
@@ -58,17 +58,17 @@ class InProcess:
 def run(*, quick: bool) -> Report:
     seeds, levels, votes = (SEEDS[:1], (0.1,), (1, 3)) if quick else (SEEDS, LEVELS, VOTES)
     report = Report(
-        "Rubrics learned through a helper model that errs",
+        "Rubrics learned with a noisy helper model",
         f"`astuner judge learn` on {PAIRS} pairs, {HELD_OUT:.0%} of them held out, whose true rubric is known (three "
-        "qualities that count 4 : 2 : 1, and two that count nothing), with a scripted helper that answers as the true "
-        f"rubric would, but errs. Mean (least) of {len(seeds)} seeds. *Held out* is the agreement that the command "
-        "reports: the same noisy helper grades, with as many votes. *Rubric* is what the learned rubrics themselves "
-        f"are worth: read without noise, on {UNSEEN} pairs that nobody has seen. The goal is {GOAL:.0%}.",
+        "qualities that count 4 : 2 : 1, and two that count nothing), with a scripted helper that follows the true "
+        f"rubric, with errors. Mean (minimum) of {len(seeds)} seeds. *Held out* is the agreement that the command "
+        "reports: the same noisy helper grades, with as many votes. *Rubric* is the quality of the learned rubrics: "
+        f"read without noise, on {UNSEEN} unseen pairs. The goal is {GOAL:.0%}.",
     )
     for kind, title, says in (
-        ("noise", "Whole answers", "so often an answer of the helper is the opposite in all its grades, or a proposal "
-                                   "is junk, turned round, or about something else"),
-        ("grade_noise", "Single grades", "so often each single grade is the opposite, for itself"),
+        ("noise", "Whole answers", "share of answers of the helper with all grades inverted, and of proposals that "
+                                   "are junk, inverted, or off topic"),
+        ("grade_noise", "Single grades", "share of grades that are inverted, each independently"),
     ):  # fmt: skip
         report.heading(title)
         report.text(f"The first column: {says}.")
@@ -84,7 +84,7 @@ def run(*, quick: bool) -> Report:
 
 
 def recover(seed: int, votes: int, **noise: float) -> Recovered:
-    """Learn; rubrics that were not learned agree with nothing."""
+    """Learn rubrics and return their agreement; it is 0 if learning failed."""
     world = TrueRubric(WEIGHTS, seed=seed, **noise)
     with tempfile.TemporaryDirectory(prefix="rubric-noise-") as folder:
         path = Path(folder) / "samples.jsonl"

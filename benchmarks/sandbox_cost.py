@@ -1,4 +1,4 @@
-"""What a call of the Python tool costs: a warm sandbox, against starting an interpreter for every call."""
+"""Cost of a call of the Python tool: a warm sandbox, compared with starting an interpreter for every call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.report import Report, goal, ms
 
 AT_ONCE, CALLS = 8, 64
 LEAST_RATIO = 1.0
-"""A confined run is to cost no more than an unconfined interpreter's bare start."""
+"""Goal: a confined run costs at most as much as starting an unconfined interpreter."""
 SCRIPTS = {
     "`print(6 * 7)`": "print(6 * 7)",
     "with five imports": (
@@ -29,11 +29,11 @@ SCRIPTS = {
 
 def run(*, quick: bool) -> Report:
     report = Report(
-        "What a call of the Python tool costs",
-        "One script from the request to its answer, on the clock (the work is in other processes, whose CPU time this "
-        "one does not see). The sandbox forks a process from a warm one, takes its rights away, runs the script and "
-        "removes its folder. `python -I -c` is the least that a fresh interpreter costs, without any confinement. "
-        "AgentScope 2's `Bash` tool, which starts `python -c`, is what an AgentScope agent runs code with.",
+        "Cost of a call of the Python tool",
+        "One script from the request to its answer, in wall time, because the work is in other processes. The "
+        "sandbox forks a process from a warm one, drops its privileges, runs the script and removes its folder. "
+        "`python -I -c` is the minimum cost of a fresh interpreter, without any confinement. AgentScope 2's `Bash` "
+        "tool, which starts `python -c`, is the way in which an AgentScope agent runs code.",
     )
     with PythonSandbox(SandboxLimits(parallel=AT_ONCE), require=True) as sandbox:
         _one_after_another(report, sandbox, repeats=3 if quick else 100)
@@ -55,7 +55,7 @@ def _one_after_another(report: Report, sandbox: PythonSandbox, *, repeats: int) 
 
 
 def _at_once(report: Report, sandbox: PythonSandbox, *, repeats: int) -> None:
-    """The same with several callers."""
+    """Measure the same with several concurrent callers."""
     code = next(iter(SCRIPTS.values()))
 
     def all_of_them(one: Callable[[], object]) -> Callable[[], object]:
@@ -80,11 +80,11 @@ def _sides(sandbox: PythonSandbox, code: str) -> dict[str, Callable[[], object]]
     def in_the_sandbox() -> None:
         result: CodeResult = sandbox.run(code, 60)
         if (result.stdout, result.returncode) != (expected, 0):
-            raise RuntimeError(f"this is something else: {result}")
+            raise RuntimeError(f"unexpected result: {result}")
 
     def agentscopes() -> None:
         if expected not in asyncio.run(_agentscopes(code)):
-            raise RuntimeError("this is something else")
+            raise RuntimeError("unexpected result of AgentScope's tool")
 
     return {"sandbox": in_the_sandbox, "python -I -c": lambda: _fresh(code), "AgentScope's tool": agentscopes}
 

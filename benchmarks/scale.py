@@ -1,8 +1,8 @@
-"""From one machine to a thousand: what grows with them, measured at small sizes, fitted, and multiplied out.
+"""From one machine to a thousand: measure each cost at small sizes, fit its growth, and extrapolate.
 
-On a Ray backbone the machines generate and train; one process, the driver, hands out the episodes, takes each back
-whole, logs it and computes its advantage.  What every machine has for itself (an endpoint, workers, engines) grows
-with the machines; what all of them share (the driver, its disk, the disk of the checkpoints) does not.
+On a Ray backbone the machines generate and train. One process, the driver, hands out the episodes, receives them
+complete, logs them and computes their advantages.  Resources of each machine (an endpoint, workers, engines) grow with
+the machines; shared resources (the driver, its disk, the disk of the checkpoints) do not.
 """
 
 from __future__ import annotations
@@ -37,29 +37,32 @@ from benchmarks.side import Side
 MACHINES = (1, 4, 16, 64, 256, 1000)
 GPUS_OF_ONE = 8
 TOKENS_OF_ONE = 20_000
-"""Tokens per second that the GPUs of a machine generate: assumed, not measured here."""
+"""Tokens per second that the GPUs of a machine generate (assumed)."""
 EPISODE = SHAPES["tools"]
 """Turns, tokens of each reply, new prompt tokens of each turn."""
 PARAMETERS = 7e9
-"""Of the model whose checkpoint is counted: assumed."""
+"""Parameters of the model whose checkpoint is counted (assumed)."""
 BYTES_OF_ONE = 14
-"""On disk for each parameter: float32 weights, two moments of Adam in float32, the export in bfloat16."""
+"""Bytes on disk per parameter: float32 weights, two moments of Adam in float32, the export in bfloat16."""
 SAVE_SECONDS = 60.0
-"""That a checkpoint may take."""
+"""Maximum seconds for a checkpoint."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Seconds (or bytes) of n are ``cost * n ** power``, by least squares of the logarithms."""
+    """Power law ``cost * n ** power`` of seconds or bytes, by least squares of the logarithms."""
 
     cost: float
     power: float
     worst: float
-    """The largest factor between a measured value and the line."""
+    """Largest factor between a measured value and the fit."""
 
     @classmethod
     def of(cls, found: Mapping[float, float]) -> Fit:
-        """:param found: size -> what it took; sizes of two or more."""
+        """Return the fit of the measurements.
+
+        :param found: Size -> measured value, for two or more sizes.
+        """
         x, y = [math.log(n) for n in found], [math.log(value) for value in found.values()]
         power = statistics.linear_regression(x, y)
         worst = max(abs(v - (power.slope * n + power.intercept)) for n, v in zip(x, y, strict=True))
@@ -72,10 +75,11 @@ class Fit:
 def run(*, quick: bool) -> Report:
     report = Report(
         "From one machine to a thousand",
-        "Each term is measured at the sizes of its row on one small machine, as the CPU time of the process that pays "
-        "it (checkpoints: on the clock), and a power law is fitted: the exponent says how the whole grows with the "
-        "size, so 1.00 is linear; *off by* is the largest factor between a measured size and the line. Then it is "
-        f"multiplied out. An episode is {EPISODE[0]} turns of {EPISODE[2]} new and {EPISODE[1]} generated tokens.",
+        "Each term is measured at the sizes of its row on one small machine, as the CPU time of the process that "
+        "pays it (checkpoints: wall time), and a power law is fitted: the exponent is the growth of the total with "
+        "the size, so 1.00 is linear; *off by* is the largest factor between a measured size and the fit. The "
+        f"result is then extrapolated. An episode has {EPISODE[0]} turns of {EPISODE[2]} new and {EPISODE[1]} "
+        "generated tokens.",
     )
     folder = Path(tempfile.mkdtemp(prefix="scale-"))
     try:
@@ -93,22 +97,22 @@ def run(*, quick: bool) -> Report:
 
 @dataclass(frozen=True)
 class Term:
-    """One thing that grows."""
+    """A cost that grows with a size."""
 
     what: str
     unit: str
-    """Of what one of the sizes costs; MB/s: how many of them a second takes."""
+    """Unit of the cost of one element; for MB/s, the throughput."""
     scale: float
-    """Units in a second, or in a byte."""
+    """Units per second or byte."""
     found: Mapping[float, float]
-    """Size -> seconds, or bytes, of all of it."""
+    """Size -> total seconds or bytes."""
 
     @property
     def fit(self) -> Fit:
         return Fit.of(self.found)
 
     def each(self, n: float) -> float:
-        """Seconds, or bytes, of one where there are ``n``, by the line."""
+        """Return the seconds or bytes of one element at size ``n``, by the fit."""
         return self.fit(n) / n
 
     def row(self) -> tuple[str, ...]:
@@ -136,7 +140,7 @@ def _terms(folder: Path, quick: bool) -> dict[str, Term]:
 
 
 def _best(repeats: int, work: Callable[[], float]) -> float:
-    """The median of what ``work`` says."""
+    """Return the median of the results of ``work``."""
     return statistics.median(work() for _ in range(repeats))
 
 
@@ -148,7 +152,7 @@ def _cpu(work: Callable[[], object]) -> float:
 
 
 def _http(sizes: Sequence[int], repeats: int) -> dict[float, float]:
-    """Agents at once -> CPU seconds of the endpoint's process for one call of each."""
+    """Return concurrent agents -> CPU seconds of the endpoint's process for one call of each."""
     tokenizer, folder = templates.tokenizer(TEMPLATE), tempfile.mkdtemp(prefix="scale-tokenizer-")
     tokenizer.save_pretrained(folder)
     side = Side(sys.executable, "benchmarks.astuner_side", folder, json.dumps(replies(tokenizer, TURNS)), "")
@@ -160,7 +164,7 @@ def _http(sizes: Sequence[int], repeats: int) -> dict[float, float]:
         side.ask("settle")
         seconds = side.cpu() - before
         if (recorded := side.ask("end", calls=agents * TURNS)) != agents * TURNS:
-            raise RuntimeError(f"{recorded} of {agents * TURNS} calls were recorded; this measures something else")
+            raise RuntimeError(f"{recorded} of {agents * TURNS} calls were recorded: the measurement is invalid")
         return seconds / TURNS
 
     try:
@@ -172,7 +176,7 @@ def _http(sizes: Sequence[int], repeats: int) -> dict[float, float]:
 
 
 def _log(folder: Path, sizes: Sequence[int], repeats: int) -> tuple[dict[float, float], dict[float, float]]:
-    """Episodes -> CPU seconds of writing them; tokens -> bytes of the log."""
+    """Return episodes -> CPU seconds of writing them, and tokens -> bytes of the log."""
     pool = [make_episode(random.Random(n), "g", 0, EPISODE) for n in range(64)]
     seconds: dict[float, float] = {}
     size: dict[float, float] = {}
@@ -202,7 +206,7 @@ def _another(one: Episode, n: int) -> Episode:
 
 
 def _seats(repeats: int) -> dict[float, float]:
-    """Workers -> CPU seconds of choosing the one with least to do, 1,000 times, as `Fleet` does."""
+    """Return workers -> CPU seconds of choosing the least busy one 1,000 times, like `Fleet`."""
 
     class Seat:
         def __init__(self) -> None:
@@ -216,7 +220,7 @@ def _seats(repeats: int) -> dict[float, float]:
 
 
 def _save(folder: Path, megabytes: Sequence[int], repeats: int) -> dict[float, float]:
-    """Bytes -> seconds on the clock until they are on the disk."""
+    """Return bytes -> wall seconds until they are on disk."""
     import torch
 
     def once(size: int) -> float:
@@ -232,12 +236,12 @@ def _save(folder: Path, megabytes: Sequence[int], repeats: int) -> dict[float, f
 
 
 def _ray(repeats: int) -> tuple[dict[float, float], dict[float, float]]:
-    """Episodes -> CPU seconds of the driver for asking a worker for each and getting it; bytes -> of put and get."""
+    """Return episodes -> CPU seconds of the driver for requesting and receiving them, and bytes -> for put and get."""
     import numpy as np
 
     from astuner_ray.cluster import private_variables
 
-    os.environ.update(private_variables())  # on loopback, and for nobody else
+    os.environ.update(private_variables())  # bind to loopback only
     import ray
 
     episode = make_episode(random.Random(0), "g", 0, EPISODE)
@@ -320,20 +324,20 @@ def _arithmetic(report: Report, terms: Mapping[str, Term]) -> None:
     )
     report.text(
         f"Assumed, not measured: a machine generates {TOKENS_OF_ONE:,} tokens/s, so {per_second:.1f} episodes/s, and "
-        f"has 8 workers; a checkpoint of {PARAMETERS / 1e9:g} billion parameters at {BYTES_OF_ONE} bytes each may take "
-        f"{SAVE_SECONDS:g} s. Bytes per token and CPU times are those of the largest size measured; choosing a worker "
-        "follows its line."
+        f"has 8 workers; a checkpoint of {PARAMETERS / 1e9:g} billion parameters at {BYTES_OF_ONE} bytes each may "
+        f"take {SAVE_SECONDS:g} s. Bytes per token and CPU times are the values of the largest measured size; "
+        "choosing a worker follows its fit."
         + (
             ""
             if "taken" in terms
-            else " Ray is not in this environment, so what an episode takes to arrive is left out."
+            else " Ray is not installed in this environment, so the cost of receiving an episode is not included."
         )
     )
     _ends(report, terms, per_second, driver)
 
 
 def _ends(report: Report, terms: Mapping[str, Term], per_second: float, driver: Mapping[str, float]) -> None:
-    """Where one core of the driver is full."""
+    """Report at which size one core of the driver is saturated."""
 
     def load(machines: float) -> float:
         return per_second * machines * (sum(driver.values()) + terms["seat"].fit(8 * machines) / 1000)
@@ -344,7 +348,7 @@ def _ends(report: Report, terms: Mapping[str, Term], per_second: float, driver: 
     report.heading("Where it stops growing")
     report.text(
         f"The driver is one process, and its Python runs on one core. An episode costs it {costs}, and choosing a "
-        f"worker, which grows with the workers, so with the machines: the whole grows as their square. One core is "
-        f"full at {full:,} machines, or {per_second * full:,.0f} episodes/s; without the choosing it would be "
-        f"{without:,.0f} machines."
+        "worker, which grows with the number of workers and therefore of machines: the total grows quadratically. "
+        f"One core is saturated at {full:,} machines, or {per_second * full:,.0f} episodes/s; without the choice of a "
+        f"worker it would be {without:,.0f} machines."
     )

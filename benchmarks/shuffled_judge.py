@@ -1,8 +1,7 @@
-"""A judge whose rewards are right on average and say nothing: the control that must not learn.
+"""Judge with shuffled rewards: the control that must not learn.
 
-In training every episode gets the verdict of some other, randomly chosen episode that was judged earlier; in
-validation the truth.  So the rewards that are trained on have the distribution of the real ones, and no relation to
-what the episode did.
+In training every episode gets the verdict of another, randomly chosen episode that was judged earlier; in validation
+its own.  The training rewards have the distribution of the real rewards, but do not depend on the episode.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from astuner.contracts.types import Split
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 POOL = 256
-"""Verdicts that wait to be given away: four steps of 64 episodes, so hardly any stays within its own group."""
+"""Number of pending verdicts: four steps of 64 episodes, so few verdicts stay within their own group."""
 FIRST_SHARE = 0.15
-"""Successes among the verdicts that are there before the first; about those of the untrained model."""
+"""Share of successes among the initial verdicts; about the success rate of the untrained model."""
 
 
 class ShuffledJudge(Judge):
-    """`MathAnswerAsJudge`, with the training verdicts dealt out at random."""
+    """`MathAnswerAsJudge` with randomly permuted training verdicts."""
 
     true: ClassVar[str] = "astuner_math.judges->MathAnswerAsJudge"
-    """The judge whose verdicts these are."""
+    """Judge that produces the verdicts."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -45,36 +44,36 @@ class ShuffledJudge(Judge):
 
 
 class ShuffledLabel(ShuffledJudge):
-    """The same of the ticket triage."""
+    """Shuffled judge of the ticket triage."""
 
     true = "ticket_triage/triage.py->RightLabel"
 
 
 class ShuffledLookup(ShuffledJudge):
-    """The same of the shop lookup."""
+    """Shuffled judge of the shop lookup."""
 
     true = "shop_lookup/shop.py->RightNumber"
 
 
 class ShuffledNumber(ShuffledJudge):
-    """The same of the word problems."""
+    """Shuffled judge of the word problems."""
 
     true = "word_problems/solver.py->LastNumber"
 
 
 class ShuffledTable(ShuffledJudge):
-    """The same of learning to ask."""
+    """Shuffled judge of learning to ask."""
 
     true = "learning_to_ask/waiter.py->RightTable"
 
 
 class ShuffledCountdown(ShuffledJudge):
-    """The same of Countdown."""
+    """Shuffled judge of Countdown."""
 
     true = "countdown/game.py->Reached"
 
 
 class ShuffledSearch(ShuffledJudge):
-    """The same of searching documents."""
+    """Shuffled judge of searching documents."""
 
     true = "search_documents/librarian.py->RightAndRead"

@@ -1,7 +1,7 @@
-"""Servers in processes of their own, which answer questions on their standard input: one JSON line each way.
+"""Run servers in separate processes that answer requests on standard input: one JSON line each way.
 
-Only Python's own library is used, since a side may run in an environment that has nothing of ASTuner.  What a side
-writes to its standard output otherwise ends up in its log, and the log in the error when it fails.
+Only the standard library is used, because a side may run in an environment without ASTuner.  Everything else that a
+side writes to standard output goes to its log, and the log is part of the error message if the side fails.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Any
 Commands = Mapping[str, Callable[[Mapping[str, Any]], Awaitable[Any]]]
 REPOSITORY = Path(__file__).resolve().parent.parent
 _LOG_SHOWN = 3000
-"""Characters of a log's end that an error shows."""
+"""Characters of the log's end in an error message."""
 
 
 class Side:
-    """The asking end.
+    """Client of a server in a separate process.
 
-    :param python: the interpreter of its environment.
-    :raises RuntimeError: it did not start; the message ends with its log.
+    :param python: Interpreter of its environment.
+    :raises RuntimeError: It did not start; the message ends with its log.
     """
 
     def __init__(self, python: Path | str, module: str, *arguments: str, **environment: str) -> None:
@@ -43,14 +43,15 @@ class Side:
         )
         try:
             self.started: Any = self._answer()
-            """What it had to say when it was ready."""
+            """Value that the side reported when it was ready."""
         except BaseException:
             self.close()
             raise
 
     def ask(self, command: str, **options: Any) -> Any:
-        """
-        :raises RuntimeError: the side failed; the message ends with its log.
+        """Send a request to the side and return its answer.
+
+        :raises RuntimeError: The side failed; the message ends with its log.
         """
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"command": command, **options}) + "\n")
@@ -58,12 +59,12 @@ class Side:
         return self._answer()
 
     def cpu(self) -> float:
-        """CPU seconds of all its threads so far."""
+        """Return the CPU seconds of all its threads."""
         seconds: float = self.ask("cpu")
         return seconds
 
     def close(self) -> None:
-        """Its input ends, and so does it."""
+        """Close the side's input, which ends it."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
@@ -87,9 +88,9 @@ class Side:
 
 
 async def obey(ready: Any, commands: Commands) -> None:
-    """The answering end: say ``ready``, then answer until the input ends.
+    """Write ``ready``, then answer requests until the input ends.
 
-    Every side knows ``cpu``, and ``settle``, which waits for what it does after an answer, if anything.
+    Every side supports ``cpu``, and ``settle``, which waits for background work after an answer.
     """
     out = _answers()
     _say(out, ready)
@@ -104,7 +105,7 @@ async def obey(ready: Any, commands: Commands) -> None:
 
 
 def quiet() -> None:
-    """From now on, what is printed goes to the log. Before imports that print."""
+    """Redirect printed text to the log. Call it before imports that print."""
     _answers()
 
 
@@ -112,7 +113,7 @@ _descriptor: list[int] = []
 
 
 def _answers() -> int:
-    """The real standard output, which nobody else writes to any more."""
+    """Return the original standard output, which nothing else writes to after this call."""
     if not _descriptor:
         _descriptor.append(os.dup(1))
         os.dup2(2, 1)

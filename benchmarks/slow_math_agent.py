@@ -1,4 +1,4 @@
-"""The math agent of the examples, whose tool takes its time: what an agent waits for while no GPU works for it."""
+"""The math agent of the examples with a slow tool, to simulate waiting of an agent while no GPU works for it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _spec.loader.exec_module(_example)
 
 
 class SlowMathAgent(_example.MathAgentWorkflow):  # type: ignore[name-defined]
-    """Waits before it begins: half of ``SLOW_MATH_AGENT_SECONDS`` to one and a half of it, drawn for each episode.
+    """Math agent that waits 0.5 to 1.5 times ``SLOW_MATH_AGENT_SECONDS`` before it begins, by episode.
 
-    A validation does not wait: its time is not what is measured.
+    Validations do not wait, because their time is not measured.
     """
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:

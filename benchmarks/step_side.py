@@ -1,6 +1,4 @@
-"""One trainer's GRPO steps in a process of its own: what it frees between steps is neither taken nor given back by
-another's.
-"""
+"""Run GRPO steps of one trainer in a separate process, so that trainers do not share freed memory."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from benchmarks.local_side import LocalSteps, make_config
 
 
 def make(asked: dict[str, Any], place: Path) -> trl_side.TrlSteps | LocalSteps:
-    """The trainer that is asked for; where there are no tools, each answer has just as many tokens as it may."""
+    """Return the requested trainer; without tools, each answer has exactly the maximum number of tokens."""
     model, dtype, tools, longest = (asked[name] for name in ("model", "dtype", "tools", "longest"))
     sizes = {"groups": asked["groups"], "group_size": asked["group_size"]}
     if asked["trainer"] == "TRL":
@@ -47,7 +45,7 @@ async def serve(asked: dict[str, Any]) -> None:
             return taken | {"count": asdict(steps.counts[-1])}
 
         async def step(_: Any) -> dict[str, Any]:
-            return await asyncio.to_thread(take)  # `local` has a loop of its own
+            return await asyncio.to_thread(take)  # `local` runs its own event loop
 
         await side.obey({}, {"step": step})
         steps.close()

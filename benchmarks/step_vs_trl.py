@@ -1,4 +1,4 @@
-"""A whole GRPO step: `local` against TRL's `GRPOTrainer`."""
+"""A complete GRPO step: `local` against TRL's `GRPOTrainer`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from benchmarks.report import Report, goal, ms
 from benchmarks.trl_side import SETTINGS, TrlSteps, quiet
 
 MULTI_TURN_TOKENS = 72
-"""After the first prompt: a call (15), its result (15), an answer (5), and room for a policy that rambles."""
+"""Tokens after the first prompt: a call (15), its result (15), an answer (5), and a margin for long answers."""
 SINGLE_TURN_TOKENS = 48
 TOLERANCE = 0.05
-"""By how much sampled token counts of two sides may differ, on average over all steps."""
+"""Allowed relative difference of the sides' sampled token counts, on average over all steps."""
 _PLAIN = "benchmarks.agents->CalculatorLoop"
 LOCAL, WITH_AGENTSCOPE = "local", "local, AgentScope's agent and the math judge"
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -35,9 +35,9 @@ def run(*, quick: bool) -> Report:
         "A GRPO step: `local` against TRL's GRPOTrainer",
         "Same weights, tasks, tools, rewards, optimizer and number of episodes (8 tasks x 8 episodes), one thread, "
         "float32. One process; the sides take turns, one step each, and every number is the median over the steps. "
-        "A step is everything: drawing tasks, generating, running tools, rewards, forward, backward, optimizer. "
-        f"The learning rate is so small that all sides keep sampling from the same policy. TRL: {SETTINGS}. "
-        "Goals are judged by CPU time of the whole process, which neighbours disturb least.",
+        "A step includes everything: drawing tasks, generation, tools, rewards, forward, backward, optimizer. The "
+        f"learning rate is so small that all sides keep sampling from the same policy. TRL: {SETTINGS}. Goals are "
+        "judged by CPU time of the process, which other load affects least.",
     )
     with quiet():
         _multi_turn(report, repeats)
@@ -47,7 +47,7 @@ def run(*, quick: bool) -> Report:
 
 
 def multi_turn(repeats: int) -> tuple[dict[str, Timings], dict[str, list[StepCount]]]:
-    """Steps of the tool agent: of TRL, and of `VARIANTS`."""
+    """Measure steps of the tool agent with TRL and with `VARIANTS`."""
     model = shipped_folder()
     with contextlib.ExitStack() as stack:
         sides: dict[str, Any] = {"TRL": TrlSteps(model, max_completion=MULTI_TURN_TOKENS, tools=True, forced=False)}
@@ -71,11 +71,11 @@ def _multi_turn(report: Report, repeats: int) -> None:
     timings, counts = multi_turn(repeats)
     report.heading("A tool agent over two turns")
     report.text(
-        "The shipped `tiny-calculator` writes a calculator call, reads the result, answers. TRL runs it through "
-        "`environment_factory`; `local` runs a plain workflow that calls `model_tuner.chat` through the real episode "
-        "engine, and, for information, the example's AgentScope agent with the example's judge, which TRL has no "
-        "counterpart for. By default `local` leaves out samples whose advantage is 0, because they carry no gradient; "
-        "the first row trains them all the same, as TRL does."
+        "The shipped `tiny-calculator` writes a calculator call, reads the result, and answers. TRL runs it through "
+        "`environment_factory`. `local` runs a plain workflow that calls `model_tuner.chat` through the real episode "
+        "engine, and, for information, the example's AgentScope agent with the example's judge, for which TRL has no "
+        "counterpart. By default `local` skips samples whose advantage is 0, because they carry no gradient; the "
+        "first row trains them too, as TRL does."
     )
     _table(report, timings, counts)
     ratio, real = (timings["TRL"].median_cpu / timings[name].median_cpu for name in (LOCAL, WITH_AGENTSCOPE))
@@ -106,9 +106,9 @@ def _single_turn(report: Report, name: str, repeats: int) -> None:
     check_tokens(counts, 0.0)
     report.heading(f"Single turns of equal length, {size / 1e6:.2f} million random weights")
     report.text(
-        f"64 answers of exactly {SINGLE_TURN_TOKENS} tokens each: TRL's best case, since nothing is uneven and no turn "
-        "is prefilled twice. TRL is made to go on by `min_new_tokens`, `local` by having no end token. Random weights "
-        "write random tokens, so samples share their prompts and nothing else."
+        f"64 answers of exactly {SINGLE_TURN_TOKENS} tokens each: TRL's best case, because all lengths are equal and "
+        "no turn is prefilled twice. `min_new_tokens` keeps TRL generating; `local` runs without an end token. "
+        "Random weights write random tokens, so samples share only their prompts."
     )
     _table(report, timings, counts)
     ratio = timings["TRL"].median_cpu / timings["local, every sample trained"].median_cpu
@@ -151,8 +151,11 @@ def _table(report: Report, timings: Mapping[str, Timings], counts: Mapping[str, 
 
 
 def check_tokens(counts: Mapping[str, Sequence[StepCount]], tolerance: float) -> None:
-    """:raises RuntimeError: the sides did not do the same amount of work, so their times must not be compared."""
+    """Check that the sides processed the same amount of tokens.
+
+    :raises RuntimeError: The amounts differ, so the times are not comparable.
+    """
     for unit in ("episodes", "model_tokens", "added_tokens"):
         mean = {name: statistics.fmean(getattr(s, unit) for s in steps) for name, steps in counts.items()}
         if max(mean.values()) > min(mean.values()) * (1 + tolerance):
-            raise RuntimeError(f"the sides differ in {unit} per step: {mean}; their times say nothing")
+            raise RuntimeError(f"the sides differ in {unit} per step: {mean}; their times are not comparable")

@@ -1,8 +1,8 @@
-"""The chat templates of real model families, with a tokenizer that was trained on this repository's text.
+"""Chat templates of real model families, with a tokenizer trained on this repository's text.
 
-The tests keep the templates (``plugins/astuner_families/tests/templates``, see the README there).  The vocabularies
-of those models are not kept; a byte-level BPE of a few thousand tokens makes pieces of a realistic length, which is
-what the costs depend on.
+The templates are test data (``plugins/astuner_families/tests/templates``, see the README there).  The vocabularies of
+these models are not included; a byte-level BPE of a few thousand tokens produces tokens of a realistic length, which
+determines the cost.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 DATA = REPOSITORY / "plugins" / "astuner_families" / "tests" / "templates"
 FAMILIES: dict[str, dict[str, Any]] = json.loads((DATA / "families.json").read_text(encoding="utf-8"))
 NAMES = tuple(name for name, known in FAMILIES.items() if "file" in known and known["calls"])
-"""Those that show tools to the model."""
+"""Families whose template presents tools to the model."""
 VOCABULARY = 8000
 _MORE = {name: ("<tool_response>", "</tool_response>") for name in ("qwen3", "qwen3.5")}
-"""Tokens that their vocabularies have, beside those that matter to the tests."""
+"""Additional tokens of their vocabularies, which the tests do not need."""
 
 
 @cache
 def tokenizer(name: str) -> Any:
-    """A Hugging Face tokenizer with the family's chat template and special tokens."""
+    """Return a Hugging Face tokenizer with the family's chat template and special tokens."""
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
@@ -46,7 +46,7 @@ def tokenizer(name: str) -> Any:
 
 @cache
 def _trained() -> str:
-    """A byte-level BPE as JSON; about as many characters per token as a real model's on code and English."""
+    """Return a byte-level BPE as JSON, with about as many characters per token on code and English as real models."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     backend = Tokenizer(models.BPE())

@@ -1,7 +1,7 @@
-"""Whole training runs as a person would start them, and whether they learned.
+"""Start complete training runs from the command line and check whether they learned.
 
-Each run is an ``astuner run`` in a process of its own with a fresh run folder; everything is read from what the run
-itself wrote.
+Each run is an ``astuner run`` in a separate process with a fresh run folder; all results are read from the files of the
+run.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from benchmarks.report import Report
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 AS_SHIPPED = "as shipped"
-"""The condition without changes."""
+"""Name of the condition without changes."""
 DRAWS = 10_000
-"""Of the bootstrap."""
+"""Number of bootstrap draws."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ class Trained:
     rewards: Sequence[float]
     """Mean training reward of each step."""
     seconds: float
-    """Of the whole command, start of Python and validations included; of a run that was cut off, of its steps."""
+    """Duration of the command, including the start of Python and validations; for an interrupted run, of its steps."""
     rows: Sequence[Mapping[str, Any]]
-    """What the run wrote into ``metrics.jsonl``."""
+    """Rows of the run's ``metrics.jsonl``."""
     episodes: Mapping[int, Sequence[Mapping[str, Any]]]
-    """Step -> its validation's episodes, in the order of the tasks; none of a run that is measured from outside."""
+    """Step -> episodes of its validation, in the order of the tasks; empty for a run with external evaluation."""
 
     @property
     def before(self) -> Validation:
@@ -70,48 +70,48 @@ class Trained:
 
 @dataclass(frozen=True)
 class Command:
-    """``astuner run ARGUMENTS``, and how it is measured."""
+    """An ``astuner run`` command, and how its runs are evaluated."""
 
     arguments: Sequence[str]
     least_held_out: int = 1
-    """Fewer held-out tasks than this are no measure."""
+    """Minimum number of held-out tasks."""
     beside: Path | None = None
-    """A program that runs while it does, such as the users who talk to what is trained."""
+    """Program that runs alongside the command, such as simulated users of the model."""
     measured_by: Path | None = None
-    """The experiment whose held-out tasks tell what was learned, where the run itself validates nothing."""
+    """Experiment whose held-out tasks evaluate the run, if the run itself has no validation."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """What is changed, and for which seeds."""
+    """Changes of a command, and the seeds to run."""
 
     overrides: Sequence[str]
     seeds: Sequence[int]
     learns: bool = True
-    """Whether it should."""
+    """True if runs of this condition should learn."""
 
 
 @dataclass(frozen=True)
 class Runs:
-    """Where runs are kept, and how many go on at once."""
+    """Folder of the runs, and how many run concurrently."""
 
     folder: Path | None = None
-    """A run that came to its end there is read, not made again; None: they are kept nowhere."""
+    """Folder in which finished runs are read instead of repeated; None keeps no runs."""
     jobs: int = 1
 
 
 FRESH = Runs()
-"""Every run is made, one after the other, and kept nowhere."""
+"""Start every run, one after another, and keep none."""
 
 
 def train(seed: int, command: Command, folder: Path, overrides: Sequence[str] = ()) -> Trained:
-    """The command with a seed, in ``folder``; what came to its end there before is only read.
+    """Train with a seed in ``folder`` and return the result; read a finished run without repeating it.
 
-    :raises RuntimeError: it failed, or there is no fair figure from before the training.
+    :raises RuntimeError: The run failed, or has no usable validation before training.
     """
     took = folder / "seconds.json"
     if not took.exists():
-        arguments = ["run", *command.arguments, *overrides, "--seed", str(seed)]  # goes on where it was cut off
+        arguments = ["run", *command.arguments, *overrides, "--seed", str(seed)]  # resumes an interrupted run
         folder.parent.mkdir(parents=True, exist_ok=True)
         started, cut_off = time.perf_counter(), folder.exists()
         home = folder.with_name(f"{folder.name}.home")  # access files, of this run alone
@@ -119,9 +119,9 @@ def train(seed: int, command: Command, folder: Path, overrides: Sequence[str] = 
             run_astuner([*arguments, "--run-dir", str(folder)], home)
         seconds = _working(_rows(folder)) if cut_off else time.perf_counter() - started
         took.write_text(json.dumps({"seconds": seconds}))
-        if command.measured_by is None:  # nobody asks its weights again, and those of a real model are gigabytes
+        if command.measured_by is None:  # the weights are not needed anymore, and a real model's take gigabytes
             for weights in ("checkpoints", "resume"):
-                if (folder / weights).exists():  # a run may have saved nothing to go on from
+                if (folder / weights).exists():  # a run may have saved no checkpoint to resume from
                     shutil.rmtree(folder / weights)
     rows = _rows(folder)
     if command.measured_by is None:
@@ -130,7 +130,7 @@ def train(seed: int, command: Command, folder: Path, overrides: Sequence[str] = 
         validations = _evaluated(command.measured_by, folder, max(row["step"] for row in rows))
     if validations[0].tasks < command.least_held_out or validations[0].step != 0:
         raise RuntimeError(
-            f"the first validation was {validations[0]} at step {validations[0].step}: not a fair before"
+            f"the first validation was {validations[0]} at step {validations[0].step}: not a valid baseline"
         )
     rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
     kept = folder / "episodes"
@@ -147,22 +147,22 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _working(rows: Sequence[Mapping[str, Any]]) -> float:
-    """Seconds in steps and validations."""
+    """Return the seconds in steps and validations."""
     return sum(row.get("time/step", 0.0) + row.get("time/validation", 0.0) for row in rows)
 
 
 def is_kept(runs: Runs, name: str, seed: int) -> bool:
-    """Whether the run of a condition came to its end before."""
+    """Return whether the run of a condition has finished."""
     return runs.folder is not None and (run_folder(runs.folder, name, seed) / "seconds.json").exists()
 
 
 def run_folder(root: Path, name: str, seed: int) -> Path:
-    """Where a run of a condition is kept."""
+    """Return the folder of a condition's run."""
     return root / name.replace(" ", "-") / str(seed)
 
 
 def run_astuner(arguments: Sequence[str], home: Path) -> str:
-    """What a command printed."""
+    """Run a command and return its output."""
     command = [sys.executable, "-m", "astuner", *arguments]
     environ = {**os.environ, "ASTUNER_HOME": str(home)}
     done = subprocess.run(command, cwd=home.parent, env=environ, capture_output=True, text=True)
@@ -173,7 +173,7 @@ def run_astuner(arguments: Sequence[str], home: Path) -> str:
 
 @contextmanager
 def _beside(program: Path | None, home: Path) -> Iterator[None]:
-    """Run a Python program meanwhile; it is ended with the block."""
+    """Run a Python program during the block."""
     if program is None:
         yield
         return
@@ -187,7 +187,7 @@ def _beside(program: Path | None, home: Path) -> Iterator[None]:
 
 
 def _evaluated(experiment: Path, folder: Path, steps: int) -> list[Validation]:
-    """What ``astuner eval`` says of an experiment's held-out tasks, for the model before the run and at its end."""
+    """Return the results of ``astuner eval`` on an experiment's held-out tasks, for the base and the latest model."""
     kept = folder / "evaluated.json"
     if not kept.exists():
         asked = ["eval", str(experiment), "--backbone", "local", "--run-dir", str(folder), "--json", "--checkpoint"]
@@ -200,12 +200,12 @@ def _evaluated(experiment: Path, folder: Path, steps: int) -> list[Validation]:
 
 
 def train_all(conditions: Mapping[str, Condition], command: Command, runs: Runs = FRESH) -> dict[str, list[Trained]]:
-    """Every seed under every condition, by condition in the order of its seeds."""
+    """Run every seed under every condition; return the runs by condition, in the order of its seeds."""
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(runs.jobs) as pool:
         root = runs.folder.resolve() if runs.folder else Path(temporary)
 
         def one(name: str, condition: Condition, seed: int) -> Trained:
-            print(f"{name}, seed {seed}: begins, or goes on", file=sys.stderr)
+            print(f"{name}, seed {seed}: started or resumed", file=sys.stderr)
             run = train(seed, command, run_folder(root, name, seed), condition.overrides)
             print(f"{name}, seed {seed}: {run.before} -> {run.after}, {run.seconds:.0f} s", file=sys.stderr)
             return run
@@ -215,7 +215,7 @@ def train_all(conditions: Mapping[str, Condition], command: Command, runs: Runs 
 
 
 def table(report: Report, found: Mapping[str, Sequence[Trained]]) -> None:
-    """A row for each run."""
+    """Add a row for each run."""
     report.table(
         ("run", "seed", "before", "after", "steps", "seconds"),
         [
@@ -233,9 +233,9 @@ def verdict(
     title: str = "Verdict",
     change_of: Callable[[Sequence[Trained]], tuple[float, float, float]] | None = None,
 ) -> None:
-    """A row for each condition: did it learn, and should it have?
+    """Add a row for each condition: whether it learned, and whether it should have.
 
-    :param change_of: how the change is found; `pooled_change` by default.
+    :param change_of: Function that computes the change. Default: `pooled_change`.
     """
     report.heading(title)
     rows = []
@@ -254,9 +254,9 @@ def verdict(
 
 
 def pooled_change(runs: Sequence[Trained], start: int = 0) -> tuple[float, float, float]:
-    """After minus before over all runs, with a 95 % interval (normal approximation of two proportions).
+    """Return success after minus before over all runs, with a 95 % interval (normal approximation of two proportions).
 
-    :param start: which validation is before.
+    :param start: Index of the validation before the change.
     """
 
     def pooled(validations: Sequence[Validation]) -> tuple[float, float]:
@@ -299,7 +299,7 @@ def bootstrap(runs: Sequence[Trained], kind: Callable[[str], object], start: int
 
 
 def draw(found: Mapping[str, Sequence[Trained]], path: Path) -> None:
-    """Training reward on the left, every validation on the right."""
+    """Draw training rewards on the left and all validations on the right."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -331,5 +331,5 @@ def _validation(row: Mapping[str, Any]) -> Validation:
 
 
 def _smooth(values: Sequence[float], width: int = 10) -> list[float]:
-    """The mean of each value and up to ``width - 1`` before it."""
+    """Return the moving average of each value and up to ``width - 1`` previous values."""
     return [sum(part) / len(part) for part in (values[max(0, i - width + 1) : i + 1] for i in range(len(values)))]

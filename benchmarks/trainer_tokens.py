@@ -1,4 +1,4 @@
-"""Training: what not padding, and computing shared prefixes once, save in an update."""
+"""Savings in an update from packing without padding and from computing shared prefixes once."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def run(*, quick: bool) -> Report:
     report = Report(
         "Training: tokens computed, and time per update",
         "One batch of the calculator agent (8 tasks x 8 episodes, two turns, sampled by `tiny-calculator`), every "
-        "sample trained, one optimizer step (AdamW, clipped gradient), one thread, float32; larger models train on the "
-        "same tokens. *Padded* is the usual layout: prompts padded on the left, completions on the right, "
-        "transformers' own forward pass under an attention mask, log-probabilities of the completion's tokens, the "
-        "same clipped loss. In turns, in one process; medians.",
+        "sample trained, one optimizer step (AdamW, clipped gradient), one thread, float32; larger models train on "
+        "the same tokens. *Padded* is the usual layout: prompts padded on the left, completions on the right, "
+        "transformers' forward pass with an attention mask, log-probabilities of the completion tokens, the same "
+        "clipped loss. In turns, in one process; medians.",
     )
     shown = False
     for name in ("tiny",) if quick else SHAPES:
@@ -113,7 +113,7 @@ def _prompt_length(sample: Sample) -> int:
 
 
 def _naive(model: Any, samples: Sequence[Sample]) -> Callable[[], object]:
-    """A padded update as most trainers write it."""
+    """Run a padded update as most trainers implement it."""
     import torch
 
     prompts = [_prompt_length(s) for s in samples]

@@ -1,7 +1,7 @@
-"""GRPO steps of TRL's `GRPOTrainer`, one at a time.
+"""Run GRPO steps of TRL's `GRPOTrainer`, one at a time.
 
-The trainer owns its loop, so it runs in a thread that waits at the end of every step until it is told to go on.
-What passes between two waits is one whole step: data, generation, tools, rewards, forward, backward, optimizer.
+The trainer owns its loop, so it runs in a thread that pauses at the end of every step until it is released.
+The work between two pauses is one complete step: data, generation, tools, rewards, forward, backward, optimizer.
 Configured for speed: float32, no gradient checkpointing, no logging, no saving, no reference model.
 """
 
@@ -28,10 +28,10 @@ SETTINGS = (
 
 
 class _Calculator:
-    """TRL's environment: public methods are the tools."""
+    """TRL's environment; its public methods are the tools."""
 
     def reset(self, **row: Any) -> None:
-        """Nothing to reset."""
+        """Do nothing: the environment has no state."""
 
     def calculator(self, expression: str) -> str:
         """Evaluate an arithmetic expression.
@@ -46,11 +46,11 @@ class _Calculator:
 
 
 class TrlSteps:
-    """Takes one step at a time; `counts` tells what each did.
+    """Trainer of single steps; `counts` has their measurements.
 
-    :param tools: the multi-turn calculator agent; else single turns.
-    :param forced: every answer has exactly ``max_completion`` tokens.
-    :param max_completion: tokens after the first prompt, tool results included.
+    :param tools: Run the multi-turn calculator agent instead of single turns.
+    :param forced: Generate exactly ``max_completion`` tokens for every answer.
+    :param max_completion: Limit of tokens after the first prompt, including tool results.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class TrlSteps:
     ) -> None:
         self.counts: list[StepCount] = []
         self._rollout: tuple[float, list[Any], list[Any], list[Any] | None] | None = None
-        """Of the present step: CPU seconds of generation, prompts, what follows, and which of that is the model's."""
+        """Current step: CPU seconds of generation, prompts, tokens after them, and the mask of the model's tokens."""
         self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
         self._stop = False
         self._failure: BaseException | None = None
@@ -109,7 +109,7 @@ class TrlSteps:
         try:
             if not self._stop:
                 self._trainer.train()
-        except BaseException as failure:  # for whoever waits for the step: a thread has nobody else to tell
+        except BaseException as failure:  # the caller that waits for the step raises it
             self._failure = failure
         self._done.release()
 
@@ -201,7 +201,7 @@ class TrlSteps:
 
 @contextlib.contextmanager
 def quiet() -> Any:
-    """Without the notices that transformers and TRL print while a trainer is made and runs."""
+    """Hide the notices that transformers and TRL print when a trainer is created and runs."""
     import transformers
 
     before = transformers.logging.get_verbosity()

@@ -1,7 +1,7 @@
-"""An inference server that costs little: it answers at once, with the next reply of the scripted conversation.
+"""Serve a cheap stub of an inference server that immediately returns the next reply of the scripted conversation.
 
-``/v1/chat/completions`` is OpenAI's; ``/inference/v1/generate`` is vLLM's for token ids.  Both tell from the request
-how far a conversation is.
+``/v1/chat/completions`` is OpenAI's route; ``/inference/v1/generate`` is vLLM's route for token IDs.  Both derive the
+turn from the request.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MODEL = "scripted"
 
 
 def chat_body(turn: int, turns: int) -> dict[str, Any]:
-    """An answer as OpenAI's API gives it."""
+    """Return an answer in the format of OpenAI's API."""
     message = openai_reply(turn, turns)
     finish = "tool_calls" if message.get("tool_calls") else "stop"
     return {
@@ -32,16 +32,17 @@ def chat_body(turn: int, turns: int) -> dict[str, Any]:
 
 
 def generate_body(response_ids: list[int]) -> dict[str, Any]:
-    """An answer as vLLM's generate route gives it."""
+    """Return an answer in the format of vLLM's generate route."""
     logprobs = [{"token": f"token_id:{i}", "logprob": -0.5, "top_logprobs": []} for i in response_ids]
     choice = {"index": 0, "token_ids": response_ids, "finish_reason": "stop", "logprobs": {"content": logprobs}}
     return {"request_id": "scripted", "choices": [choice]}
 
 
 async def serve(turns: int, replies: list[list[int]]) -> None:
-    """
-    :param turns: of every conversation.
-    :param replies: the token ids of the model's reply at every turn, end token included.
+    """Serve the scripted replies until the input ends.
+
+    :param turns: Turns of every conversation.
+    :param replies: Token IDs of the model's reply at every turn, including the end token.
     """
     from aiohttp import web
 

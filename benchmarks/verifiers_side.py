@@ -1,7 +1,7 @@
-"""The interception server of `verifiers`, in its own environment; see `call_overhead` for what is compared.
+"""Serve the interception server of `verifiers`, in its own environment; see `call_overhead` for the comparison.
 
-Its rollouts are registered as its `Rollout` does, without a harness: the agents are the benchmark's own.  The client
-``eval`` forwards messages to an OpenAI server; ``train`` renders them to token ids and asks vLLM's generate route.
+Rollouts are registered as in its `Rollout`, without a harness: the agents are the benchmark's.  The client ``eval``
+forwards messages to an OpenAI server; ``train`` renders them to token IDs and calls vLLM's generate route.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from benchmarks.side import obey, quiet
 
 
 async def serve(client: str, upstream: str, tokenizer: str) -> None:
-    """
+    """Serve verifiers' interception server until the input ends.
+
     :param client: ``eval`` or ``train``.
-    :param upstream: URL of the server behind it.
-    :param tokenizer: folder of the tokenizer that ``train`` renders with.
+    :param upstream: URL of the inference server that it calls.
+    :param tokenizer: Folder of the tokenizer that ``train`` renders with.
     """
     from renderers.configs import Qwen3RendererConfig
     from verifiers.v1.clients import EvalClientConfig, ModelContext, TrainClientConfig
@@ -59,7 +60,7 @@ async def serve(client: str, upstream: str, tokenizer: str) -> None:
         for session, secrets in running:
             recorded += len(session.trace.calls)
             if errors := [call.error for call in session.trace.calls if call.error]:
-                raise RuntimeError(f"verifiers noted an error: {errors[0]}")
+                raise RuntimeError(f"verifiers recorded an error: {errors[0]}")
             server.unregister(*secrets)
         running.clear()
         return recorded

@@ -1,8 +1,8 @@
-"""vLLM in an environment of its own, to be measured beside `generate` by `real_model_speed`.
+"""Run vLLM in a separate environment, for the comparison with `generate` in `real_model_speed`.
 
-Its engine is in this process (no worker: the CPU time of a process is then all there is) with one thread, compiled as
-vLLM does by default, without prefix sharing and without turning tokens into text. Seconds of CPU are those of all
-threads and of children that have ended; none lives while it generates. Compiling and one repetition come first.
+Its engine runs in this process with one thread (no worker, so the CPU time of the process is complete), compiled as by
+default, without prefix sharing and without detokenization. CPU seconds cover all threads and finished child processes;
+no child runs during generation. Compilation and one repetition come first.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ MOST_STEPS = 8
 
 
 def run_tool(block) -> dict:
-    """What the tool says; what is wrong with a call, the model gets to read."""
+    """Return the tool's result, or an error message that the model reads."""
     result = {"type": "tool_result", "tool_use_id": block.id}
     if block.name != "calculator" or not isinstance(block.input.get("expression"), str):
         return {**result, "is_error": True, "content": "call calculator with an expression"}

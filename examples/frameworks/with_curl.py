@@ -31,7 +31,7 @@ class CurlAgent(Workflow):
 
 
 async def curl(url: str, key: str, body: str) -> str:
-    """What curl writes. The key goes in by a pipe, since whoever lists processes sees their arguments."""
+    """Return curl's output. The key is passed through a pipe, because process lists show arguments."""
     settings = [
         ("url", url),
         ("header", f"Authorization: Bearer {key}"),
@@ -55,7 +55,7 @@ async def curl(url: str, key: str, body: str) -> str:
 
 
 def pieced_together(events: str) -> dict:
-    """The assistant's message in the chunks of a stream."""
+    """Return the assistant's message from the chunks of a stream."""
     message = {"role": "assistant", "content": ""}
     for line in events.splitlines():
         if not line.startswith("data: ") or line == "data: [DONE]":

@@ -16,7 +16,7 @@ MOST_STEPS = 8
 
 
 def run_tool(name: str, arguments: str) -> str:
-    """What the tool says; what is wrong with a call, the model gets to read."""
+    """Return the tool's result, or an error message that the model reads."""
     try:
         given = json.loads(arguments)
         return calculator(given["expression"]) if name == "calculator" else f"error: there is no tool {name}"
