@@ -1,4 +1,4 @@
-"""Define the moderator's texts and parse answers.
+r"""Define the moderator's texts and parse answers.
 
 The texts are short, because the tiny model has a context of 1,024 tokens. A choice is a player's number in
 ``\\boxed{}``, which chat models know from math. It is parsed strictly; unreadable choices are abstentions.
