@@ -53,17 +53,18 @@ class Provider:
 
     The section of a task reader, judge or workflow is next to the key that selects it (``astuner.task_reader.<name>``,
     ``astuner.task_judge.<name>``, ``astuner.rollout.<name>``). A service uses ``astuner.services.<name>``, a backbone
-    the root section with its name. Other kinds get the model's defaults. Checking a config imports the model's module,
-    so keep it as light as the plugin's module.
+    the root section with its name. Objects of other kinds get the model's defaults. Checking an experiment imports the
+    model's module, so it must not import torch or other large packages.
     """
     requires: tuple[str, ...] = ()
-    """Modules that ``target`` needs. ASTuner looks for them without importing them (for ``a.b``, it imports ``a``)."""
+    """Modules that ``target`` needs. ASTuner checks that they exist without importing them (for ``a.b``, it imports
+    ``a``)."""
     install: str = ""
     """Command to run if a module in ``requires`` is missing."""
     conflicts: tuple[str, ...] = ()
     """Distributions that cannot share an environment with this one."""
     aliases: tuple[str, ...] = ()
-    """Legacy names that still resolve to it, as names or as ``"package.module->Name"``."""
+    """Legacy names of the object, each a name or ``"package.module->Name"``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,9 +183,9 @@ def list_models() -> Sequence[str]:  # type: ignore[empty-body]
 
 @hookspec
 def register_aliases() -> Mapping[tuple[str, str], Sequence[str]]:  # type: ignore[empty-body]
-    """Return legacy names of objects that other plugins register: (kind, name) -> legacy names.
+    """Return a mapping from objects of other plugins, as (kind, name), to their legacy names.
 
-    Names that are not registered are ignored. For its own objects, a plugin uses ``Provider.aliases``.
+    Objects that no plugin registers are ignored. For its own objects, a plugin uses ``Provider.aliases``.
 
     Example::
 
