@@ -262,8 +262,8 @@ DIALECTS = ("openai_chat", "openai_responses", "anthropic_messages")
 def fields() -> str:
     """Return how each field of a request is handled, by route."""
     note = (
-        "For trained agents, `sampling: run` ignores the sampling parameters, effort and verbosity that these tables list "
-        "as\nrejected, except `logit_bias`.\n"
+        "For trained agents, `sampling: run` ignores the sampling parameters, effort and verbosity that these tables "
+        "list as\nrejected, except `logit_bias`.\n"
     )
     tables = (_fields_of(import_module(f"astuner_gateway.endpoint.{name}")) for name in DIALECTS)
     return "\n".join(["### Supported fields\n", note, *tables])

@@ -55,11 +55,11 @@ class ProgramConfig(Section):
     metadata_fields: list[str] = Field(default_factory=list)
     """Metadata fields of the task to add to the object of `input: json`. Do not add the reference answer."""
     output: Literal["text", "json"] = "text"
-    """Standard output. `text`: the answer, which the judge reads as `final_answer`; `json`: a last line with an object of
-    any of `final_answer`, `reward`, `is_success`, `metadata` and `metrics`."""
+    """Standard output. `text`: the answer, which the judge reads as `final_answer`; `json`: a last line with an object
+    of any of `final_answer`, `reward`, `is_success`, `metadata` and `metrics`."""
     agents: list[str] = Field(default_factory=list)
-    """Names of several agents in the program. `ASTUNER_KEY_X` contains the key of agent X; `OPENAI_API_KEY` is the key of
-    the first. The role of agent X is the entry X of `astuner.agents`."""
+    """Names of several agents in the program. `ASTUNER_KEY_X` contains the key of agent X; `OPENAI_API_KEY` is the key
+    of the first. The role of agent X is the entry X of `astuner.agents`."""
 
 
 class ProgramFailed(Exception):
