@@ -261,7 +261,12 @@ DIALECTS = ("openai_chat", "openai_responses", "anthropic_messages")
 
 def fields() -> str:
     """Return how each field of a request is handled, by route."""
-    return "\n".join(_fields_of(import_module(f"astuner_gateway.endpoint.{name}")) for name in DIALECTS)
+    note = (
+        "For trained agents, `sampling: run` ignores the sampling parameters, effort and verbosity that these tables "
+        "list as\nrejected, except `logit_bias`.\n"
+    )
+    tables = (_fields_of(import_module(f"astuner_gateway.endpoint.{name}")) for name in DIALECTS)
+    return "\n".join(["### Supported fields\n", note, *tables])
 
 
 def _fields_of(module: Any) -> str:
@@ -281,6 +286,17 @@ def _fields_of(module: Any) -> str:
         f"Accepted without effect: {', '.join(labels)}.\n\n"
         "| rejected parameter (accepted values) | reason |\n|---|---|\n" + "\n".join(rows) + "\n"
     )
+
+
+def program_keys() -> str:
+    """Return the keys of the workflow `program`."""
+    from astuner_gateway.program import ProgramConfig
+
+    rows = []
+    for name, field in ProgramConfig.model_fields.items():
+        default = f" Default: `{field.default}`." if isinstance(field.default, str) else ""
+        rows.append(f"| `{name}` | {_cell(' '.join((field.description or '').split()))}{default} |")
+    return "| key of `astuner.rollout.program` | meaning |\n|---|---|\n" + "\n".join(rows) + "\n"
 
 
 def _every_field(module: Any) -> Iterator[tuple[str, Any]]:
@@ -411,6 +427,7 @@ PARTS: dict[str, Callable[[], str]] = {
     **{f"{table} metrics": partial(metrics, table) for table in ("episodes", "samples", "update", "speed")},
     "validation metrics": partial(metrics, "validation"),
     "older keys": renamed,
+    "program keys": program_keys,
     "provider": provider,
     "trinity keys": partial(engine_keys, "astuner_trinity", "Trinity"),
     "trinity refuses": partial(engine_refused, "astuner_trinity"),

@@ -11,19 +11,19 @@ from tests.frameworks.harness import ROOT
 
 PAGE = ROOT / "docs" / "frameworks.md"
 PART = re.compile(r"(<!-- table of clients -->\n).*?(<!-- end of table -->)", re.DOTALL)
-HEAD = ("client", "versions", "runs", "turns that continue exactly", "reason for inexact turns, notes", "fix")
+HEAD = ("client", "versions", "turns that continue exactly", "notes")
 
 
 def _row(client: Client, found: dict[str, Any] | None) -> str:
-    runs, exact, breaks, cure = "not tried", "", "", client.cure
+    exact, breaks, cure = "not tested", "", client.cure and f"Fix: {client.cure}"
     if found is not None and "turns" in found:
-        later = found["later"]
-        runs, exact = "yes", f"{found['exact'] / later:.0%} ({found['exact']} of {later})".replace("%", " %")
+        exact = f"{found['exact']} of {found['later']}"
         breaks = "; ".join(f"`{reason}`: {why}" for reason, why in client.branches.items())
     elif found is not None:
-        runs = f"no: {found.get('failed') or found['not_run']}"
-    why = ". ".join(part.rstrip(".") for part in (breaks, client.notes) if part)
-    cells = [f"{client.title} ({client.language})", client.version, runs, exact, why, cure]
+        exact = f"does not run: {found.get('failed') or found['not_run']}"
+    notes = ". ".join(part.rstrip(".") for part in (breaks, client.notes, cure) if part)
+    title = client.title if client.language == "Python" else f"{client.title} ({client.language})"
+    cells = [title, client.version, exact, notes]
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 

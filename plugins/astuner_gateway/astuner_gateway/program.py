@@ -44,20 +44,22 @@ class ProgramConfig(Section):
     """Settings of the workflow `program`."""
 
     argv: list[str] = Field(min_length=1)
-    """Program and its arguments, run without a shell."""
+    """Program and its arguments, run without a shell. Relative paths start in `cwd`."""
     cwd: str | None = None
     """Working directory, relative to the experiment file; null: directory of the experiment file."""
     env: dict[str, str] = Field(default_factory=dict)
     """Additional environment variables."""
     input: Literal["text", "json"] = "text"
-    """Standard input: the query of the task, or one JSON object with task_id, main_query and init_messages."""
+    """Standard input. `text`: the query of the task; `json`: one object with `task_id`, `main_query` and
+    `init_messages`."""
     metadata_fields: list[str] = Field(default_factory=list)
-    """Metadata fields of the task to include in the JSON object. Do not include the reference answer."""
+    """Metadata fields of the task to add to the object of `input: json`. Do not add the reference answer."""
     output: Literal["text", "json"] = "text"
-    """Standard output: the answer, or a last line of JSON (`final_answer`, `reward`, `is_success`, `metadata`, …)."""
+    """Standard output. `text`: the answer, which the judge reads as `final_answer`; `json`: a last line with an object
+    of any of `final_answer`, `reward`, `is_success`, `metadata` and `metrics`."""
     agents: list[str] = Field(default_factory=list)
-    """Names of agents in the program: ASTUNER_KEY_X contains the key of agent X, whose role is the entry X of
-    astuner.agents."""
+    """Names of several agents in the program. `ASTUNER_KEY_X` contains the key of agent X; `OPENAI_API_KEY` is the key
+    of the first. The role of agent X is the entry X of `astuner.agents`."""
 
 
 class ProgramFailed(Exception):
