@@ -202,7 +202,9 @@ def import_(
     ctx: typer.Context,
     sources: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SOURCE...", help="Databases, or OTLP, exports or chats as JSON.", show_default=False),
+        typer.Argument(
+            metavar="SOURCE...", help="Databases, OTLP traces, platform exports or chats.", show_default=False
+        ),
     ] = None,
     to: Annotated[
         Path | None,
@@ -287,7 +289,13 @@ def import_(
         if target is not None and not dry_run:
             typer.echo(f"written: {', '.join(target.names)}")
             if target.validation is not None and not done.validation:
-                typer.echo("note: no tasks are held out, so there is no validation.jsonl (use --validation-share 0.1)")
+                share = settings.validation_share
+                advice = (
+                    f"the share {share:g} gives no task; add tasks or increase --validation-share"
+                    if share
+                    else f"use --validation-share {INTO_A_FOLDER:g}"
+                )
+                typer.echo(f"note: no tasks are held out, so there is no validation.jsonl ({advice})")
 
 
 @dataclass(frozen=True)

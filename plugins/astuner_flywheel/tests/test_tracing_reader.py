@@ -427,6 +427,9 @@ def test_import_into_a_folder_holds_out_a_tenth_unless_told(tmp_path: Path) -> N
     done = run("import", "--config", config, "--to", to)
     assert "note: no tasks are held out, so there is no validation.jsonl (use --validation-share 0.1)" in done.output
     assert sorted(file.name for file in to.iterdir()) == ["report.json", "train.jsonl"]
+    single = lines(tmp_path / "single.jsonl", chat("what is 2 + 3?", "5"))
+    done = run("import", single, "--to", tmp_path / "single")
+    assert "(the share 0.1 gives no task; add tasks or increase --validation-share)" in done.output
 
 
 def test_import_needs_no_model(tmp_path: Path, rated: Path) -> None:

@@ -29,9 +29,9 @@ class Part(Section):
     judge: str = Field(min_length=1)
     """A registered name, `module->Class` or `path/to/file.py->Class`, as in `task_judge.judge`."""
     weight: float = 1.0
-    """Factor of its reward. Use a negative weight for a penalty."""
+    """Factor of the part's reward. Use a negative weight for a penalty."""
     config: dict[str, Any] | None = None
-    """Options of this part. Default: `astuner.task_judge.NAME`. Set it to use one judge with different options."""
+    """Options of this judge. Default: its section of `astuner.task_judge`."""
 
 
 class WeightedConfig(Section):
@@ -42,7 +42,8 @@ class WeightedConfig(Section):
     normalise: bool = True
     """Divide the sum by the sum of the absolute weights, so that rewards from 0 to 1 give a reward from 0 to 1."""
     success: str = "all"
-    """When an attempt succeeds: `all` or `any` parts with a positive weight succeed, or the part `LABEL` does."""
+    """Rule of success. `all`: each part with a positive weight must succeed; `any`: one of them must; a label: that
+    part must."""
 
     @model_validator(mode="after")
     def _fits(self) -> WeightedConfig:

@@ -39,7 +39,7 @@ class LlmJudgeConfig(AskingConfig):
     success_at: float | None = None
     """Minimum grade of a successful attempt. Default: the highest grade."""
     samples: int = Field(1, ge=1, le=25)
-    """Number of verdicts: the majority of an odd number on a binary scale, otherwise their mean."""
+    """Number of verdicts. On a binary scale, it must be odd and the majority counts. Otherwise, the mean counts."""
 
     @field_validator("criteria")
     @classmethod

@@ -130,14 +130,14 @@ class RelativeConfig(AskingConfig):
     mode: Literal["listwise", "pairwise"] = "listwise"
     """Request a ranking of all attempts, or compare two at a time."""
     orders: int = Field(2, ge=1, le=24)
-    """Number of orders in which a ranking is requested, every second one reversed. The mean counts."""
+    """Listwise: number of rankings per group. Every second ranking shows the attempts in reverse order."""
     max_pairs: int | None = Field(None, ge=1)
-    """Pairwise: approximate number of pairs to compare per group, each in both orders. Default: all."""
+    """Pairwise: approximate number of pairs per group. Each is compared in both orders. Default: all."""
     ties: bool = True
     """Allow attempts to be equally good."""
     alone: str | None = None
-    """Judge for attempts that cannot be compared: single attempts and all attempts of the validation, where a rank in
-    the own group does not measure progress. Its options are in `astuner.task_judge.NAME`."""
+    """Name of the judge for single attempts and for validation, where a rank does not measure progress. Its options
+    are in `astuner.task_judge.NAME`."""
 
 
 @dataclass(frozen=True)
