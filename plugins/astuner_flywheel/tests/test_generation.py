@@ -265,7 +265,7 @@ def test_samples_are_read_by_the_usual_fields(tmp_path):
         (b"", "is empty"),
         (b'{"question": "a", "answer": "b"}\n{oops', "s.jsonl:2: not a sample"),
         (b'{"question": "a"}', "s.jsonl:1: 'answer' is missing .*set answer_field"),
-        (b'{"text": "a", "answer": "b"}', "s.jsonl:1: it has no field main_query or question"),
+        (b'{"text": "a", "answer": "b"}', "s.jsonl:1: field main_query or question"),
         (b'{"question": "caf\xe9", "answer": "b"}', "s.jsonl:1: not a sample: it is not UTF-8"),
         (b"[1]", "it is not an object"),
     ],

@@ -265,7 +265,7 @@ def test_feedback_on_an_earlier_reply_is_not_taken_for_one_on_the_last(tmp_path:
         ({"response_id": "r" * 600, "rating": 1}, "response_id", "1 to 512"),
         ({"response_id": "r", "correction": ["6"]}, "correction", "must be a text"),
         ({"response_id": "r", "reward": 1}, "reward", "available: response_id, trace_id"),
-        (b'{"response_id": "r", "rating": NaN}', None, "NaN is no JSON number"),
+        (b'{"response_id": "r", "rating": NaN}', None, "NaN is not a JSON number"),
         (b"[1]", None, "it is not an object"),
         (b"\xff", None, "not UTF-8"),
     ],

@@ -65,8 +65,8 @@ def test_users_under_different_prompts_make_tasks_without_one(tmp_path):
     ("history", "says"),
     [
         (SAID, "every sample in .*users.jsonl continues a conversation .*add samples that can be understood alone"),
-        ("hello", "users.jsonl:1: init_messages is not a list of messages with a role"),
-        ([{"content": "no role"}], "users.jsonl:1: init_messages is not a list of messages with a role"),
+        ("hello", "users.jsonl:1: init_messages must be a list of messages"),
+        ([{"content": "no role"}], "users.jsonl:1: init_messages must be a list of messages"),
     ],
 )
 def test_samples_that_cannot_be_shown_are_refused_before_anybody_is_asked(tmp_path, history, says):

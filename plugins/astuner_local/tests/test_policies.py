@@ -465,7 +465,7 @@ def test_an_external_agent_takes_part_and_is_never_trained(
 
 def test_a_run_in_which_nobody_learns_is_refused(game: Any) -> None:
     path = game()
-    with pytest.raises(ConfigError, match="has no agent that trains"):
+    with pytest.raises(ConfigError, match="trains no agent"):
         run(path, ["astuner.agents.wolf.train=false", "astuner.agents.villager.train=false"], backbone="local")
 
 
