@@ -307,7 +307,7 @@ def test_the_dozen_lines_of_the_readme_run(agent_of_the_readme: Path) -> None:
     assert len([line for line in code if line.strip() and not line.startswith("from ")]) == 12
     data = agent_of_the_readme / "data"
     trained, held_out = (len((data / f"{part}.jsonl").read_text().splitlines()) for part in ("train", "validation"))
-    assert re.search(rf"\b{trained} sentences\b.*\b{held_out} held-out", read("README.md"), re.DOTALL)
+    assert re.search(rf"\b{trained} tasks\b.*\b{held_out} held-out", read("README.md"), re.DOTALL)
     shown = next(b.text for b in BLOCKS if b.language == "json" and b.page == ROOT / "README.md")
     assert shown in (data / "validation.jsonl").read_text(encoding="utf-8")
     result = run("my_agent.yaml", backbone="debug")
