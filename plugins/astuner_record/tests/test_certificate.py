@@ -256,7 +256,7 @@ def test_a_transcript_holds_everything_that_was_asked_and_who_answered() -> None
     assert json.loads(json.dumps(written)) == written
     text = transcript_text(replace(episode(turns, verdict), external=[said]))
     assert text.index("who?") < text.index("repeated_request, not trained") < text.index("approximate: names")
-    assert "big, not of this run" in text
+    assert "[big, " in text
 
 
 WORKFLOW = '''
