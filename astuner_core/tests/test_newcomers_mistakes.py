@@ -192,7 +192,7 @@ FILES = (
     Mistake(
         "more context than the model has",
         {"my.yaml": ("max_model_len: 512", "max_model_len: 13000")},
-        ("astuner.rollout.max_model_len is 13000", "made for 2048 tokens", "2048 or less"),
+        ("astuner.rollout.max_model_len is 13000", "2048 tokens", "2048 or less"),
         ("my.yaml", "13000"),
     ),
     Mistake(

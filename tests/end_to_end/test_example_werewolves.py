@@ -405,7 +405,7 @@ def test_a_player_whose_context_is_full_says_nothing_more_and_the_game_goes_on()
     assert episode.reward is not None
 
 
-@table(("roles", "why"), [(["werewolf"] * 6, "6 werewolves"), (["baker"] * 6, "no role 'baker'")])
+@table(("roles", "why"), [(["werewolf"] * 6, "6 players are werewolves"), (["baker"] * 6, "role 'baker'")])
 def test_a_task_that_is_no_game_fails_with_the_reason(roles, why):
     episode, _ = episode_of(first_allowed, workflow_task=task(roles=roles))
     assert episode.stop_reason is StopReason.WORKFLOW_FAILED

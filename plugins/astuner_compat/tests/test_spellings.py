@@ -110,7 +110,7 @@ def test_without_this_package_an_older_key_is_unknown_and_the_package_is_named(t
             load_config(file, disabled_plugins=["compat"])
     file.write_text("astune: {model: {path: m}}\n")
     assert load_config(file).notes
-    with pytest.raises(ConfigError, match=r"below astuner:; .* older file: pip install astuner-compat$"):
+    with pytest.raises(ConfigError, match=r"below astuner:; .*: pip install astuner-compat$"):
         load_config(file, disabled_plugins=["compat"])
 
 

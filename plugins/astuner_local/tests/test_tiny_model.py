@@ -138,7 +138,7 @@ def test_the_script_says_how_to_measure_what_it_made(tmp_path, capsys, monkeypat
 def test_the_script_says_what_it_can_make(capsys):
     with pytest.raises(SystemExit):
         make.main([])
-    assert "give --out DIR, --tasks-out DIR, or both" in capsys.readouterr().err
+    assert "--out DIR, --tasks-out DIR, or both" in capsys.readouterr().err
 
 
 # --- the chat template ----------------------------------------------------------------------------------------------

@@ -182,7 +182,7 @@ def test_a_config_that_grows_as_it_is_read_is_a_problem_of_its_run_alone(tmp_pat
     with viewing(tmp_path, static=static) as client:
         assert len(client.get("/api/runs").ok["runs"]) == 4
         for name in ("aliases", "deep", "long"):
-            assert any(f"{name}/resolved.yaml: " in p for p in client.of(name).ok["problems"])
+            assert any("resolved.yaml" in p for p in client.of(name).ok["problems"])
 
 
 def test_without_the_build_it_says_how_to_make_it(root: Path, tmp_path: Path) -> None:
