@@ -438,7 +438,7 @@ def appworlds_loop(place: Place, name: str) -> None:
     file = (ROOT / "examples/appworld/appworld.yaml").read_text()
     (folder / "loop.yaml").write_text(re.sub("workflow: appworld .*", "workflow: loop.py->AppWorld", file))
     done = place.works("astuner --conf loop/loop.yaml --with-appworld --backbone='debug'")
-    assert done.stderr.count("config.astune is config.astuner now") == 1
+    assert done.stderr.count("config.astune was renamed to config.astuner") == 1
     assert "step 1" in done.stdout + done.stderr
 
 

@@ -255,7 +255,7 @@ def test_code_that_cannot_be_imported_is_said_in_one_line(tmp_path, code, says):
     assert (shown.code, shown.out) == (1, "")
     (line,) = shown.err.strip().splitlines()
     assert says.format(folder=tmp_path) in line
-    assert Path(line.rpartition("(its log: ")[2].rstrip(")")).is_file()
+    assert Path(line.rpartition(" ")[2].rstrip(")")).is_file()
 
 
 class Terminal:

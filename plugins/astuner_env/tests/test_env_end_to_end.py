@@ -206,7 +206,7 @@ def test_a_mistake_in_the_name_of_a_world_is_one_line(here: Path, name: str, say
     (line,) = done.stderr.strip().splitlines()
     assert line.startswith(f"astuner: the environment service for {name} did not start: ")
     assert says.format(here=here) in line
-    assert Path(line.rpartition("(its log: ")[2].rstrip(")")).is_file()
+    assert Path(line.rpartition(" ")[2].rstrip(")")).is_file()
 
 
 @pytest.mark.slow

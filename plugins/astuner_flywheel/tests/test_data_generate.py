@@ -666,7 +666,7 @@ def test_a_document_or_key_that_changed_is_noticed(tmp_path, capsys):
         code, _, err = astuner(capsys, "data", "generate", path, "astuner.task_reader.data_generation.check=false")
         assert code == 2
         assert "d.md has changed" in err
-        assert "check was True and is False" in err
+        assert "check changed from True to False" in err
         assert "--fresh" in err
         assert astuner(capsys, "data", "generate", path, "--folder", tmp_path / "new")[0] == 0
     assert len(rows(tmp_path / "new" / "train.jsonl")) + len(rows(tmp_path / "new" / "validation.jsonl")) == 20

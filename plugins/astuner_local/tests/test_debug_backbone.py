@@ -156,7 +156,10 @@ def test_a_server_without_token_ids_is_refused_with_the_reason(
 
 @table(
     ("url", "says"),
-    [("http://127.0.0.1:9/v1", "no OpenAI-compatible server answers"), ("localhost:80", "example: http://127.0.0.1:8000/v1")],
+    [
+        ("http://127.0.0.1:9/v1", "no OpenAI-compatible server answers"),
+        ("localhost:80", "example: http://127.0.0.1:8000/v1"),
+    ],
 )
 def test_a_server_that_is_not_there_is_said(url: str, says: str) -> None:
     with pytest.raises(RunError, match=says):

@@ -58,7 +58,7 @@ def test_a_constant_judge_is_zero_variance_and_the_alarm_survives_a_resume(tmp_p
     assert alarm["message"] == "All rewards of the last 5 steps are 0.5, so the policy gets no learning signal"
     assert set(alarm) == {"step", "time", "rule", "severity", "message", "advice"}
     folder = tmp_path / "run"
-    assert "WARNING (zero_variance) step 5: all rewards" in (folder / "run.log").read_text()
+    assert "WARNING (zero_variance) step 5: All rewards" in (folder / "run.log").read_text()
     assert (
         "All rewards of the last 5 steps are 0.5, so the policy gets no learning signal"
         in (folder / "report.html").read_text()

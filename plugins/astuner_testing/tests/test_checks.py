@@ -282,7 +282,7 @@ async def blocks(self, task, tuner):
         (returns_text, "Return WorkflowOutput"),
         (nan_reward, "finite number"),
         (random_prompt, r"the second time.*call 0"),
-        (on_the_class, "4 episodes at once"),
+        (on_the_class, "4 concurrent episodes"),
         (blocks, "blocked the event loop"),
     ],
 )

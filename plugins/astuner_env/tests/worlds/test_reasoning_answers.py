@@ -86,7 +86,7 @@ def test_a_scorer_that_runs_the_answer_sees_none_of_it(name: str, attack: str, t
     result = world.step({"role": "assistant", "content": f"<answer>{attack.format(path=str(path))}</answer>"})
     assert not path.exists()
     assert result.reward == 0
-    assert "not shown to the scorer" in result.info["scorer"]
+    assert "not passed to the scorer" in result.info["scorer"]
 
 
 VALUES = st.recursive(
