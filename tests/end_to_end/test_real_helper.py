@@ -106,7 +106,7 @@ def test_asked_as_a_judge(server: dict[str, Any], structured: str, tmp_path: Pat
     unread = [error for state, *_, error in calls if state == "failed"]
     if len(unread) == len(calls):  # no verdict: no reward, and it is said why
         assert done.returncode != 0
-        assert "the helper model 'real' gave no answer" in done.stdout + done.stderr
+        assert "the helper model 'real' gave no valid answer" in done.stdout + done.stderr
     else:
         assert done.returncode == 0, done.stderr
     print(f"{structured}: {len(calls) - len(unread)} of {len(calls)} verdicts could be read")
@@ -138,5 +138,5 @@ def test_asked_as_a_writer_of_tasks(server: dict[str, Any], structured: str, tmp
     written = (tmp_path / "generated" / "more" / "train.jsonl").is_file()
     assert (done.returncode == 0) == written, done.stderr
     if not written:
-        assert "no task came of the" in done.stderr
+        assert "no task resulted from the" in done.stderr
     print(f"{structured}: {json.dumps(report)[:600]}")

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow  # fetches 93 MB where this machine has not done s
 def test_its_tokens_are_exact_with_tools_and_without_the_template_it_says_what_to_write():
     overrides = ["astuner.model.path=smollm2-135m"]
     bare = check_config(load_config(MATH, overrides, backbone="local"), scenarios=["tool-call"])
-    assert "write chat_template: hermes" in bare.text()
+    assert "Set astuner.model.chat_template to hermes" in bare.text()
     exact = check_config(load_config(MATH, [*overrides, "astuner.model.chat_template=hermes"], backbone="local"))
     assert exact.problems() == {}
     assert exact.counts["exact"] == 9

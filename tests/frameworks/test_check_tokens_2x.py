@@ -45,7 +45,7 @@ BY_DESIGN = "by design: each summary starts a new training sample"
             "from another agent",
         ),
         ("one_model_for_two", "history_retold", "as another role's text", "as_agentscope_model('critic')"),
-        ("hints", "messages_removed", "such as a one-shot hint", "keep the message in the agent's memory"),
+        ("hints", "messages_removed", "such as a one-time hint", "keep the message in the agent's memory"),
     ],
 )
 def test_a_branch_has_its_cause_and_its_cure(name: str, reason: str, why: str, cure: str) -> None:
@@ -57,7 +57,7 @@ def test_a_branch_has_its_cause_and_its_cure(name: str, reason: str, why: str, c
 
 def test_a_turn_after_a_summary_says_so() -> None:
     after = turns("compression")[2]
-    assert (after["what"], after["why"]) == ("start", "has the summary of turn 1 instead of the messages before it")
+    assert (after["what"], after["why"]) == ("start", "replaces earlier messages by the summary of turn 1")
 
 
 def test_an_agent_that_waits_for_a_person_fails_the_check() -> None:

@@ -31,6 +31,6 @@ def test_a_scaffolded_agent_passes_its_own_test(environment: str, major: str, tm
 
     variables = {**os.environ, "ASTUNER_HOME": str(tmp_path / "home")}
     written = python("astuner", "new", "experiment", "sums", folder=tmp_path)
-    assert re.search(rf"written for AgentScope {major}\.x \({major}\.\S+ is installed\)", written)
+    assert re.search(rf"uses AgentScope {major}\.x \({major}\.\S+ is installed\)", written)
     tested = python("pytest", "-q", "-p", "no:cacheprovider", "test_workflow.py", folder=tmp_path / "sums")
     assert "1 passed" in tested

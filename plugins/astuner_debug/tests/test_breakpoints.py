@@ -102,7 +102,7 @@ def test_on_a_terminal_it_is_pdb_at_the_line_after_and_the_run_goes_on(folder: P
     run = subprocess.Popen(command, cwd=folder, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     said = ""
-    for words, answer in (("(Pdb) ", "p secret + 1000\n"), ("1041\r\n(Pdb) ", "c\n"), ("run folder", "")):
+    for words, answer in (("(Pdb) ", "p secret + 1000\n"), ("1041\r\n(Pdb) ", "c\n"), ("Run folder", "")):
         said = _read_until(ours, words, said)
         if words == "(Pdb) ":
             time.sleep(0.6)  # longer than the file's own episode_timeout

@@ -410,7 +410,7 @@ def test_a_workflow_without_its_service_says_what_to_type(home: Path) -> None:
 @pytest.mark.slow
 def test_time_limits_that_leave_no_room_are_refused(home: Path) -> None:
     async def scenario(place: Place) -> None:
-        with pytest.raises(ConfigError, match=r"rating_timeout is 900, .*episode_timeout = 600"):
+        with pytest.raises(ConfigError, match=r"rating_timeout is 900 s, .*episode_timeout = 600"):
             await place.offer()
 
     play(home, scenario, workflow="{rating_timeout: 900}")

@@ -522,7 +522,7 @@ def test_a_collector_that_is_down_delays_nothing_and_is_spoken_of_once(play: Pla
         tracer.close()
     assert 1 <= len(remarks) <= 2, remarks  # it may have been said before the end, too
     assert remarks[-1] == (
-        f"5 of 5 spans did not reach the collector at {to.url}: nothing takes connections there; check that it runs, "
+        f"5 of 5 spans did not reach the collector at {to.url}: connection refused; check that it is running, "
         "and --trace"
     )
 

@@ -110,7 +110,7 @@ def test_a_run_whose_judge_spends_its_budget_stops_and_goes_on_when_it_is_raised
         told = " ".join(stopped.stderr.split())
         assert "the helper model 'judge' has spent" in told, stopped.stderr[-3000:]
         assert "of its budget of 200" in told
-        assert "Raise astuner.helper_models.judge.budget" in told
+        assert "raise astuner.helper_models.judge.budget" in told
         assert "Traceback" not in stopped.stderr
         done = [row for row in read_jsonl(tmp_path / "run" / "metrics.jsonl") if "reward/mean" in row]
         assert 1 <= len(done) < 5, "what was done is saved"

@@ -402,7 +402,7 @@ def test_the_same_seed_gives_the_same_card(tmp_path):
     one, two = (card_of(noisy, labels, Plan(limit=40, seed=3)) for _ in range(2))
     same = [m for m in one.measures if not m.key.startswith("seconds")]
     assert same == [m for m in two.measures if not m.key.startswith("seconds")]
-    assert one.notes == ("20 of 60 examples were left out (raise --limit)",)
+    assert one.notes == ("20 of 60 examples were left out; raise --limit to use them",)
     other = card_of(noisy, labels, Plan(limit=40, seed=4))
     assert line(other, "concordance") != line(one, "concordance")
 

@@ -70,7 +70,7 @@ def test_learn_then_check_then_edit(astuner, folder):
     with ScriptedModel(world) as server:
         code, out, err = astuner("judge", "learn", samples, *options(server))
         assert (code, "agreement on held-out examples: 100%" in out) == (0, True)
-        assert "21 pairwise examples to learn from, 9 held out" in err
+        assert "21 pairwise training examples, 9 held out" in err
         code, out, _ = astuner("judge", "check", "rubrics.yaml", "--labels", labels, *options(server),
                                "--strict", "--out", "card.html")  # fmt: skip
         assert out.startswith("# rubrics.yaml: fit\n")
@@ -225,7 +225,7 @@ def test_rubrics_are_not_written_over_what_a_person_made(astuner, folder):
         for out, more, says in (
             (samples, ("--overwrite",), "is an input of this command"),
             ("e.yaml", ("--overwrite",), "is an input of this command"),
-            ("notes.txt", (), "is there and no rubric file; name another place, or add --overwrite"),
+            ("notes.txt", (), "exists and is not a rubric file; use another file, or add --overwrite"),
         ):
             before = (folder / out).read_bytes()
             code, _, err = astuner("judge", "learn", samples, "--config", "e.yaml", "--out", out, *more)

@@ -88,7 +88,7 @@ def test_it_serves_until_ctrl_c(root: Path) -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
         assert process.stderr is not None
-        assert process.stderr.read() == "stopped\n"
+        assert process.stderr.read() == "Stopped\n"
 
 
 @pytest.mark.slow
