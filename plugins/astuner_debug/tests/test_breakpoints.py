@@ -113,7 +113,7 @@ def test_on_a_terminal_it_is_pdb_at_the_line_after_and_the_run_goes_on(folder: P
     assert "-> secret += 1" in said
     assert said.count("(Pdb)") == 2, "once per process"
     assert "breakpoint HERE at" in said
-    assert 'nothing came to: bp("NOWHERE")' in said
+    assert 'breakpoints never reached: bp("NOWHERE")' in said
     assert "rewards [1.0, 1.0]" in said
 
 

@@ -125,7 +125,7 @@ def test_a_run_whose_judge_spends_its_budget_stops_and_goes_on_when_it_is_raised
     assert len(server.requests) > asked
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["helper_models"]["judge"]["calls"] == len(server.requests), "of the whole run, its first part too"
-    assert "helper model judge" in result.summary()
+    assert "Helper model judge" in result.summary()
 
 
 @pytest.mark.slow

@@ -144,7 +144,7 @@ def test_a_disk_that_is_full_when_the_books_are_closed_is_told_in_one_line(
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
 
     monkeypatch.setattr(TrainingRun, "close", close)
-    with pytest.raises(RunError, match="[Ff]ree (disk )?space"):
+    with pytest.raises(RunError, match=r"[Ff]ree (disk )?space"):
         train(short("astuner.trainer_common.total_steps=1", "astuner.data.max_validation_tasks=1"))
 
 

@@ -238,7 +238,7 @@ def test_rubrics_are_not_written_over_what_a_person_made(astuner, folder):
         learned = rubrics.read_text()
         rubrics.write_text(learned.replace("The answer ", "The answer openly "))
         code, _, err = astuner("judge", "learn", samples, "--config", "e.yaml")
-        assert (code, "was edited since it was learned; name another place, or add --overwrite" in err) == (2, True)
+        assert (code, "was edited after learning; use another file, or add --overwrite" in err) == (2, True)
         assert "openly" in rubrics.read_text()
         assert astuner("judge", "learn", samples, "--config", "e.yaml", "--overwrite")[0] == 0
         assert rubrics.read_text() == learned

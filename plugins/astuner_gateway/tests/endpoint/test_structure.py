@@ -97,7 +97,7 @@ def test_usual_schemas_are_checked(schema: Any, right: Any, wrong: Any) -> None:
     ],
 )
 def test_an_answer_that_takes_too_long_is_not_what_was_asked_for(schema: Any, answer: str) -> None:
-    assert re.search("cannot be checked|can be checked|longer than|more than the", Structure.of(schema, "s").complaint(answer) or "")
+    assert re.search("can(not)? be checked|longer than", Structure.of(schema, "s").complaint(answer) or "")
 
 
 BOTH = objects(a={"anyOf": [{"$ref": "#"}, {"$ref": "#"}]}, b={"type": "null"})
