@@ -80,7 +80,7 @@ class Run:
 
         A page that neighbours have mapped as well, such as torch's code, counts less: beside other tests less is taken.
         """
-        for_them = re.search(r"processes +(\d+): (?s:.*?)host memory +about ([\d.]+) GiB", self.said())
+        for_them = re.search(r"Processes +(\d+): (?s:.*?)Host memory +about ([\d.]+) GiB", self.said())
         assert for_them, self.said()
         shares = []
         for process in self.processes():
@@ -94,7 +94,7 @@ class Run:
 
     def planned_disk(self) -> str:
         """See that the plan's sizes of a checkpoint and a state are within a fifth of what is there; the figures."""
-        found = re.search(r"disk +([\d.]+) MiB a checkpoint, .*? and ([\d.]+) MiB to continue from", self.said())
+        found = re.search(r"Disk +([\d.]+) MiB per checkpoint.*? and ([\d.]+) MiB to resume", self.said())
         assert found, self.said()
         (state,) = (self.folder / "resume").glob(f"**/global_step_{self.resumable_at()}")
         newest = max((self.folder / "checkpoints").glob("step-*"))

@@ -22,7 +22,7 @@ def test_what_fails_is_counted_and_never_scored_until_too_much_fails(runs: Mappi
     faults.check_counted_and_never_scored(runs["faulty"])
     log = (runs["faulty"].folder / "run.log").read_text()
     for text in (runs["faulty"].said(), log):  # also of the one whose episodes were then done by another
-        assert text.count("an episode worker died, and its episodes (") >= 3, text
+        assert text.count("an episode worker died; its ") >= 3, text
 
 
 def test_an_agent_that_cannot_be_imported_in_a_worker_stops_the_run_and_says_so(runs: Mapping[str, Run]) -> None:

@@ -767,7 +767,7 @@ def test_what_verl_cannot_honour_is_refused_by_name(override: str, says: str) ->
 
 def test_several_policies_are_refused() -> None:
     agents = a("agents.one.policy=left", "agents.two.policy=right")
-    with pytest.raises(ConfigError, match="speak with 2 policies"):
+    with pytest.raises(ConfigError, match=r"uses 2 policies"):
         check_capabilities(load_config(QUICK_START, agents, backbone="verl"), CAPABILITIES)
 
 

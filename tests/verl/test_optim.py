@@ -322,7 +322,7 @@ def test_the_rate_follows_from_the_training_step() -> None:
 
 def test_the_state_of_another_optimizer_is_refused() -> None:
     state = plain("adamw-linear").state_dict()
-    with pytest.raises(CheckpointError, match=r"state is of \d+ weights by AdamW and \d+ .*optim\.optimizer"):
+    with pytest.raises(CheckpointError, match=r"state covers \d+ weights by AdamW and \d+ .*optim\.optimizer"):
         plain("muon-linear").load_state_dict(state)
 
 
