@@ -454,7 +454,7 @@ def test_a_killed_export_leaves_nothing_behind(run: Path, to: str, number: signa
 def test_what_the_page_says_reads_the_log(
     run: Path, number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip(["pandas", "datasets", "pyarrow"][number])
+    pytest.importorskip(["pandas", "pyarrow"][number])
     page = Path(__file__).parents[3] / "docs" / "episode_log.md"
     snippets = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     assert len(snippets) == 2
