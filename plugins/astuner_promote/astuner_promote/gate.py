@@ -228,7 +228,7 @@ class Gate:
         alarm = next((alarm for alarm in found.get("alarms", ()) if alarm["rule"] == OVERLAP), None)
         if alarm and found.get("leakage") != "allow":
             raise ConfigError(
-                f"{self.config.path}: {alarm['message']}; {alarm['advice']}, or set astuner.data.leakage=allow"
+                f"{self.config.path}: {alarm['message']}. {alarm['advice']}, or set astuner.data.leakage=allow"
             )
         return alarm["message"] if alarm else ""
 

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from astuner import append_jsonl, read_jsonl
 from astuner.contracts.errors import AstunerError, ConfigError, DataError
@@ -144,25 +144,16 @@ def _in_order(numbers: Sequence[float], tie: float) -> str:
 
 
 THEMES_PROMPT = "themes-1"
-_NO_DESCRIPTION = ConfigDict(json_schema_extra=lambda schema: schema.pop("description", None))
-"""Keep docstrings out of schemas that are sent to models, because they are part of the prompt."""
 
 
-class Theme(BaseModel):
-    """A theme of criteria, with tips."""
-
-    model_config = _NO_DESCRIPTION
-
+# No docstrings: they would be in the schemas that models read.
+class Theme(BaseModel):  # noqa: D101
     theme: str
     tips: list[str]
     criteria: list[int]
 
 
-class Themes(BaseModel):
-    """The themes proposed by the helper model."""
-
-    model_config = _NO_DESCRIPTION
-
+class Themes(BaseModel):  # noqa: D101
     themes: list[Theme]
 
 

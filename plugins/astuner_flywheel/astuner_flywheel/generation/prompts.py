@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from astuner_flywheel.generation.config import DataGenerationConfig
 from astuner_helpers.untrusted import neutralise
@@ -52,46 +52,29 @@ def _marker(text: str, secret: str, number: int) -> str:
 
 VERSION = "2"
 
-_NO_DESCRIPTION = ConfigDict(json_schema_extra=lambda schema: schema.pop("description", None))
-"""Keep docstrings out of schemas that are sent to models, because they are part of the prompt."""
 Messages = list[dict[str, str]]
 
 _SYSTEM: dict[str, str] = yaml.safe_load(Path(__file__).with_name("prompts.yaml").read_text(encoding="utf-8"))
 
 
-class ProposedTask(BaseModel):
-    """A task proposed by the helper model."""
-
-    model_config = _NO_DESCRIPTION
-
+# No docstrings: they would be in the schemas that models read.
+class ProposedTask(BaseModel):  # noqa: D101
     question: str
     answer: str
     evidence: str = ""
 
 
-class Proposal(BaseModel):
-    """The tasks of one answer."""
-
-    model_config = _NO_DESCRIPTION
-
+class Proposal(BaseModel):  # noqa: D101
     tasks: list[ProposedTask] = Field(max_length=200)
 
 
-class Solution(BaseModel):
-    """An independent solution of a task."""
-
-    model_config = _NO_DESCRIPTION
-
+class Solution(BaseModel):  # noqa: D101
     reasoning: str = ""
     found: bool = True
     answer: str
 
 
-class Comparison(BaseModel):
-    """Whether two answers have the same meaning."""
-
-    model_config = _NO_DESCRIPTION
-
+class Comparison(BaseModel):  # noqa: D101
     reason: str = ""
     same: bool
 
