@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from astuner.builtin.console import ConsoleSink, JsonlSink
-from astuner.contracts.events import StepEnded
+from astuner.contracts.events import Progressed, StepEnded
 from astuner.contracts.log_sink import LogSink
 from astuner.contracts.types import Sample
 from astuner.rollout.metrics import sample_metrics
@@ -157,25 +157,24 @@ def test_the_console_tells_reward_success_speed_and_time_left(
 ) -> None:
     sink = ConsoleSink()
     sink.open(tmp_path, "run", SETTINGS)
-    sink.progress(1, 3, 1, 8, "rollout")
+    sink.handle(Progressed(step=1, total_steps=3, done=1, total=8, what="rollout"))
     for step in (1, 2, 3):
-        sink.step(
-            step,
-            {
-                "reward/mean": 0.25,
-                "success/mean": 0.5,
-                "throughput/tokens_per_s": 1234.5,
-                "rollout/errored_frac": 0.125,
-            },
-        )
+        metrics = {
+            "reward/mean": 0.25,
+            "success/mean": 0.5,
+            "throughput/tokens_per_s": 1234.5,
+            "rollout/errored_frac": 0.125,
+        }
+        sink.handle(StepEnded(step=step, metrics=metrics, remaining=None if step == 1 else 150.0))
     sink.step(3, {"val/success": 0.75, "val/success_ci_low": 0.7, "val/success_ci_high": 0.8, "val/tasks": 200.0})
     sink.note("the end")
     sink.close()
     captured = capsys.readouterr()
     assert captured.out == ""  # stdout is for results
     lines = captured.err.splitlines()
-    assert lines[0].startswith("step    1/3  reward 0.250  success 0.500  1,234 tok/s  12% of episodes failed")
-    assert "left" in lines[1]
+    speed = "generated 1,234 tokens/s"
+    assert lines[0].startswith(f"step    1/3  reward 0.250  success 0.500  {speed}  12% of episodes failed")
+    assert lines[1].endswith("2 min 29 s left") or lines[1].endswith("2 min 30 s left")
     assert lines[-2] == "step    3  validation success 0.750 [0.700, 0.800] of 200 tasks"
     assert lines[-1] == "the end"
 

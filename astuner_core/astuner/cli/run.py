@@ -30,6 +30,10 @@ def run(
         typer.Option("--resume/--no-resume", help="Require resuming, or start over. Default: resume if possible."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and exit.")] = False,
+    probe: Annotated[
+        bool,
+        typer.Option("--probe", help="Train up to three steps in a temporary folder, then print the plan with times."),
+    ] = False,
     services: WithOption = None,
     seed: Annotated[int | None, typer.Option(help="Set astuner.seed.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Set astuner.trainer_common.total_steps.")] = None,
@@ -41,17 +45,24 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Train or debug the agent of an experiment file."""
+    from astuner.builtin.console import JSON_EVENTS
     from astuner.runs import launch
 
     short = {"seed": seed, "trainer_common.total_steps": steps}
     given = [f"astuner.{key}={number}" for key, number in short.items() if number is not None]  # the last override wins
+    JSON_EVENTS.set(as_json)
     with only_data_on_stdout(as_json):
-        result = launch.run(
-            **asked(ctx, file, [*(overrides or ()), *given], run_dir, services, backbone=backbone),
-            resume="auto" if resume is None else "must" if resume else "never",
-            dry_run=dry_run,
-            debug_tags=tuple(debug_tags or ()),
-            debug_listen=debug_listen,
+        common = asked(ctx, file, [*(overrides or ()), *given], run_dir, services, backbone=backbone)
+        result = (
+            launch.probe(**common)
+            if probe
+            else launch.run(
+                **common,
+                resume="auto" if resume is None else "must" if resume else "never",
+                dry_run=dry_run,
+                debug_tags=tuple(debug_tags or ()),
+                debug_listen=debug_listen,
+            )
         )
     if as_json:
         told: dict[str, Any] = {"run_dir": str(result.run_dir), "metrics": dict(result.metrics)}

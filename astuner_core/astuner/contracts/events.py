@@ -80,13 +80,34 @@ class EpisodeEnded(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Progressed(Event):
-    """Progress: ``done`` of ``total`` ended. ``what`` is ``rollout``, ``validation`` or ``groups``."""
+    """Progress of the current phase. The run publishes it at the start of a phase and when ``done`` increases."""
 
     step: int
     total_steps: int
-    done: int
-    total: int
+    """0 if the run does not train."""
+    done: int = 0
+    """Ended episodes, groups, samples or warm-start steps of the phase."""
+    total: int = 0
+    """0: the phase has no count."""
     what: str
+    """Phase: ``starting``, ``warm start``, ``rollout`` (counts episodes), ``groups`` (the same phase, counts groups),
+    ``update``, ``validation`` or ``saving``."""
+    elapsed: float = 0.0
+    """Seconds since the start of the run or of its resumption. The run sets it."""
+    remaining: float | None = None
+    """Estimated seconds until the run ends, including validations and saving; None: unknown. The run sets it."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the event as JSON data, as in ``progress.json``."""
+        return {
+            "phase": self.what,
+            "step": self.step,
+            "total_steps": self.total_steps,
+            "done": self.done,
+            "total": self.total,
+            "elapsed_seconds": round(self.elapsed, 1),
+            "remaining_seconds": None if self.remaining is None else round(self.remaining, 1),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +160,8 @@ class Measured(Event):
 
     step: int
     metrics: Mapping[str, float]
+    remaining: float | None = None
+    """See `Progressed.remaining`."""
 
 
 class StepEnded(Measured):

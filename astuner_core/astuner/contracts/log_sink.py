@@ -37,11 +37,8 @@ class LogSink(Built, Subscriber, ABC):
         """Log a finished episode, scored or not."""
         return None
 
-    def progress(self, step: int, total_steps: int, done: int, total: int, what: str) -> None:
-        """Show that ``done`` of ``total`` episodes of a step ended.
-
-        :param what: ``rollout`` or ``validation``.
-        """
+    def progress(self, progress: Progressed) -> None:
+        """Show the progress of the current phase."""
         return None
 
     def note(self, text: str) -> None:
@@ -65,7 +62,7 @@ class LogSink(Built, Subscriber, ABC):
         elif isinstance(event, EpisodeEnded):
             self.episode(event.step, event.episode)
         elif isinstance(event, Progressed):
-            self.progress(event.step, event.total_steps, event.done, event.total, event.what)
+            self.progress(event)
         elif isinstance(event, Note):
             self.note(event.text)
         elif isinstance(event, RunClosed):

@@ -46,6 +46,10 @@ class RunCommand:
         """Return the command that continues the run, for a shell."""
         return shell_text(self.words("--resume"))
 
+    def probing(self) -> str:
+        """Return the command that measures the time of a run, for a shell."""
+        return shell_text(self.words("--probe"))
+
     def starting_over(self) -> str:
         """Return the command that starts the run over, for a shell."""
         return shell_text(self.words("--no-resume"))

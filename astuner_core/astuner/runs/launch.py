@@ -9,17 +9,19 @@ import contextlib
 import errno
 import math
 import os
+import shutil
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from astuner.config import Config
+from astuner.config import Config, load_config
 from astuner.config.schema import MOST
 from astuner.contracts.backbone import Backbone
-from astuner.contracts.errors import ConfigError, RunError
+from astuner.contracts.errors import ConfigError, Interrupted, RunError
 from astuner.contracts.events import RunPlanned, Subscriber
 from astuner.contracts.interrupt import Interrupt
 from astuner.contracts.parts import DebuggerPart
@@ -30,7 +32,9 @@ from astuner.plugins.loader import load_plugins
 from astuner.rollout.metrics import counted, reward_beside
 from astuner.rollout.models import AgentRegistry
 from astuner.rollout.parts import source_of
+from astuner.runs.clock import RunClock, Schedule
 from astuner.runs.command import RunCommand
+from astuner.runs.estimate import PROBE_VALIDATION_TASKS, ProbeEnd, earlier_timing, is_probe, probe_folder, time_plan
 from astuner.runs.preflight import Preflight
 from astuner.runs.resuming import Resume, next_step, prepare_run_dir, with_next_step
 from astuner.runs.run import TrainingRun
@@ -57,6 +61,7 @@ PLAN_LABELS = {
     "steps": "Training steps",
     "learning": "Algorithm",
     "saved": "Checkpoints",
+    "time": "Total time",
     "tokens per second": "Speed",
     "run folder": "Run folder",
 }
@@ -84,10 +89,18 @@ def _table(lines: Mapping[str, str], *, indent: str = "") -> str:
     )
 
 
-def make_plan(config: Config, trains: bool, of_backbone: Mapping[str, str], run_dir: Path, tasks: TaskSet) -> Plan:
+def make_plan(
+    config: Config,
+    trains: bool,
+    of_backbone: Mapping[str, str],
+    run_dir: Path,
+    tasks: TaskSet,
+    of_time: Mapping[str, str],
+) -> Plan:
     """Return the plan. This imports the workflow, but loads no weights and starts nothing.
 
     :param of_backbone: Lines of the backbone (`astuner.contracts.backbone.Backbone.plan`).
+    :param of_time: Lines on the total time and cost.
     """
     a = config.astuner
     common, rollout, data = a.trainer_common, a.rollout, a.data
@@ -126,7 +139,7 @@ def make_plan(config: Config, trains: bool, of_backbone: Mapping[str, str], run_
             f"{common.algorithm.loss_agg_mode}, {common.optim.optimizer} lr {common.optim.lr:g}",
             "saved": f"{_every(common.save_freq)}; validation {_every(common.test_freq)}",
         }
-    lines |= of_backbone
+    lines |= {**of_backbone, **of_time}
     lines["run folder"] = str(run_dir)
     return Plan(title=f"{config.experiment_name} ({config.path})", lines=lines)
 
@@ -307,6 +320,7 @@ def run(
     :raises Interrupted: The run was stopped with Ctrl-C; all finished work is saved.
     :raises RunError: The run cannot start or continue, for example because a download failed.
     """
+    started = time.monotonic()
     bypass_proxies()  # before user modules are imported, which may create HTTP clients
     command = RunCommand(
         file=str(path),
@@ -341,7 +355,15 @@ def run(
         mistakes.raise_all()
         assert trainer is not None  # `raise_all` raised
         assert tasks is not None  # if one of them is None
-        plan = make_plan(config, trains, preflight.plan, run_dir.path, tasks)
+        schedule = Schedule.of(
+            config,
+            steps=planned_steps(config, len(tasks.train)) if trains else 0,
+            validation_tasks=len(tasks.validation),
+        )
+        timing = earlier_timing(run_dir, config, schedule) if trains else None
+        is_timed = trains and not is_probe(run_dir.path)
+        of_time = time_plan(timing, schedule, probe_command=command.probing()) if is_timed else {}
+        plan = make_plan(config, trains, preflight.plan, run_dir.path, tasks, of_time)
         if dry_run:
             return RunResult(run_dir=run_dir.path, plan=plan, text=str(plan))
         sinks = [*listeners, *(make() for make in preflight.make_sinks)]
@@ -361,6 +383,7 @@ def run(
             resume_from=resume_from,
             resume_command=command.resuming() if trains else "",
             trains=trains,
+            clock=RunClock(schedule, timing, started=started),
         )
         stack.callback(training.close)
         if debug is not None:
@@ -377,6 +400,46 @@ def run(
         with told_if_cut_short(training), with_next_step(command, run_dir, trainer):
             trainer.train(training)
         return finish(training, trains=True)
+
+
+def probe(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    backbone: str | None = None,
+    services: Sequence[str] = (),
+    disabled_plugins: Sequence[str] = (),
+    listeners: Sequence[Subscriber] = (),
+) -> RunResult:
+    """Train one to three steps of the experiment in ``path`` in a temporary folder, and return the plan with times.
+
+    :raises ConfigError, RunError: As `run`.
+    :raises Interrupted: The user stopped the probe.
+    """
+    options: dict[str, Any] = {"backbone": backbone, "services": services, "disabled_plugins": disabled_plugins}
+    planned = run(path, overrides, dry_run=True, **options)
+    if planned.plan is None or "time" not in planned.plan.lines:
+        raise ConfigError("--probe measures training steps, but this backbone does not train; add --backbone local")
+    folder, interrupt = probe_folder(planned.run_dir), Interrupt()
+    shutil.rmtree(folder, ignore_errors=True)
+    config = load_config(path, overrides, backbone=backbone, disabled_plugins=disabled_plugins)
+    validated = min(config.astuner.data.max_validation_tasks or PROBE_VALIDATION_TASKS, PROBE_VALIDATION_TASKS)
+    short = [
+        f"astuner.data.max_validation_tasks={validated}",
+        "astuner.trainer_common.test_freq=never",
+        "astuner.trainer_common.save_freq=never",
+    ]
+    command = RunCommand(file=str(path), overrides=tuple(overrides)).at(folder).overriding(*short)
+    end = ProbeEnd(interrupt)
+    try:
+        run(path, command.overrides, resume="never", listeners=[*listeners, end], interrupt=interrupt, **options)
+    except Interrupted:
+        if not end.is_reached:
+            raise
+    finally:
+        for weights in (RunDir(folder).resume, RunDir(folder).checkpoints):
+            shutil.rmtree(weights, ignore_errors=True)
+    return run(path, overrides, dry_run=True, **options)
 
 
 def _lend(trainer: Backbone, notes: Sequence[str], command: str, resume: Resume, services: Sequence[str]) -> RunResult:

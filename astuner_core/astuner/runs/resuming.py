@@ -55,7 +55,7 @@ class ChangedKey:
     @property
     def is_fixed(self) -> bool:
         """Whether the key must not change during a run."""
-        return _is_listed(self.name, "must_stay")
+        return is_listed(self.name, "must_stay")
 
 
 def prepare_run_dir(
@@ -205,10 +205,11 @@ def changed_keys(run_dir: RunDir, config: Config) -> list[ChangedKey]:
 
 def _values(tree: Tree) -> dict[str, Any]:
     leaves = {".".join(key): value for key, value in tree.leaves() if key[0] != "resolved"}
-    return {name: value for name, value in leaves.items() if not _is_listed(name, "may_change") and value != {}}
+    return {name: value for name, value in leaves.items() if not is_listed(name, "may_change") and value != {}}
 
 
-def _is_listed(name: str, table: str) -> bool:
+def is_listed(name: str, table: str) -> bool:
+    """Return whether a key, or a section above it, is in a list of ``config/tables.yaml``."""
     return any(f"{name}.".startswith(f"astuner.{key}.") for key in TABLES[table])
 
 

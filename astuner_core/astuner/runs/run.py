@@ -54,6 +54,7 @@ from astuner.rollout.runner import EpisodeRunner
 from astuner.rollout.threads import end_loop, watching
 from astuner.rollout.turns import SampleSet, build_samples
 from astuner.runs.bus import Bus
+from astuner.runs.clock import RunClock, Schedule
 from astuner.runs.run_dir import RunDir
 from astuner.runs.tasks import TaskSampler, TaskSet, planned_steps
 from astuner.support.json_lines import append_jsonl, read_jsonl
@@ -132,16 +133,19 @@ class RunWriter:
         policies: Sequence[str] = (),
         resume_command: str = "",
         trains: bool = True,
+        clock: RunClock | None = None,
     ) -> None:
         """Create the files' objects and publish the start of the run.
 
         :param sinks: Subscribers in addition to those of plugins.
         :param policies: Trained policies, if the run distinguishes several.
         :param resume_command: Command that resumes the run, for messages.
+        :param clock: Estimates the remaining time.
         """
         self.config = config
         self.run_dir = run_dir
         self.total_steps = total_steps
+        self._clock = clock or RunClock(Schedule.of(config, steps=total_steps, validation_tasks=0))
         self.ledger = FailureLedger(run_dir.failures)
         self.bus = Bus()
         context = RunContext(
@@ -157,12 +161,17 @@ class RunWriter:
         for kind in subscribers(config):
             self.bus.subscribe(kind.for_run(context))
         self.publish(RunStarted(run_dir=run_dir.path, name=config.experiment_name, settings=config.as_dict()))
+        self.progress(0, "starting")
 
     def publish(self, event: Event) -> None:
         """See `astuner.contracts.run.Run.publish`."""
-        if isinstance(event, Measured):
+        if phase := self._clock.observe(event):
+            self.progress(getattr(event, "step", 0), phase)
+        if isinstance(event, Progressed):
+            event = self._clock.progress(event)
+        elif isinstance(event, Measured):
             metrics = {**event.metrics, **derived(event.metrics), **self.bus.numbers()}
-            event = replace(event, metrics=metrics)
+            event = replace(event, metrics=metrics, remaining=self._clock.remaining())
         elif isinstance(event, EpisodeEnded):
             self.ledger.episode(event.step, event.episode)
         self.bus.publish(event)
@@ -171,16 +180,17 @@ class RunWriter:
         """Publish a note for the user."""
         self.publish(Note(text=text))
 
-    def progress(self, step: int, done: int, total: int, what: str) -> None:
-        self.publish(Progressed(step=step, total_steps=self.total_steps, done=done, total=total, what=what))
+    def progress(self, step: int, phase: str, done: int = 0, total: int = 0) -> None:
+        self.publish(Progressed(step=step, total_steps=self.total_steps, done=done, total=total, what=phase))
 
-    def listener(self, step: int, what: str, total: Callable[[], int]) -> Callable[[Episode], None]:
-        """Return a callback for each of ``total`` episodes."""
+    def listener(self, step: int, phase: str, total: Callable[[], int]) -> Callable[[Episode], None]:
+        """Publish the start of a phase of ``total`` episodes, and return a callback for each of them."""
         done = itertools.count(1)
+        self.progress(step, phase, 0, total())
 
         def ended(episode: Episode) -> None:
             self.publish(EpisodeEnded(step=step, episode=episode))
-            self.progress(step, next(done), total(), what)
+            self.progress(step, phase, next(done), total())
 
         return ended
 
@@ -212,12 +222,14 @@ class TrainingRun(RunWriter):
         resume_from: Path | None = None,
         resume_command: str = "",
         trains: bool = True,
+        clock: RunClock | None = None,
     ) -> None:
         """Prepare the run.
 
         :param sinks: Subscribers in addition to those of plugins.
         :param resume_command: Command that resumes the run, for messages.
         :param trains: False for a run that only tries out episodes.
+        :param clock: Estimates the remaining time, if the run trains.
         """
         self.interrupt = interrupt or Interrupt()
         self.resume_from = resume_from
@@ -233,10 +245,11 @@ class TrainingRun(RunWriter):
             config,
             run_dir,
             sinks,
-            total_steps=planned_steps(config, len(tasks.train)),
+            total_steps=planned_steps(config, len(tasks.train)) if trains else 0,
             policies=self._told_apart,
             resume_command=resume_command,
             trains=trains,
+            clock=clock,
         )
         if tasks.skipped:
             self.ledger.skipped_data(tasks.skipped)
@@ -303,13 +316,15 @@ class TrainingRun(RunWriter):
         of = self._step_groups(step)
         if self._ahead is not None:
             self._step_ahead = step
+            self.progress(step, "groups", 0, of.size)
             of.most, of.made = of.size * a.trainer_common.algorithm.max_draws, of.size
             self._drive(self._collect(of, self._ahead))
             self._step_ahead = step + 1
             return self._made(of, of.ended, list(of.useful.values()))
+        draws = self._first_draws(of)
         ended = self.listener(step, "rollout", lambda: of.made * a.rollout.num_repeat)
         running = self._running(models, ended)
-        cut = self._drive(self._collect(of, running, self._first_draws(of)))
+        cut = self._drive(self._collect(of, running, draws))
         self.sampler.give_back(g.group_id for g in cut if not g.complete)
         kept = [of.useful[name] for name in sorted(of.useful)]  # in drawing order
         return self._made(of, [*of.ended, *cut], kept[: of.size])
@@ -334,7 +349,7 @@ class TrainingRun(RunWriter):
                     self._check_not_broken(of)
                     running.begin([ending.instead])
                 if draws is None and ending.kept:
-                    self.progress(of.step, len(of.useful), of.size, "groups")
+                    self.progress(of.step, "groups", len(of.useful), of.size)
         finally:
             if draws is not None:
                 cut = await running.stop()
@@ -356,8 +371,10 @@ class TrainingRun(RunWriter):
             draws = self._validation_draws(step)
             self._validations[step] = StepGroups(step=step, size=len(draws), most=len(draws))
             self._validations[step].drawn(draws)
+            self.progress(step, "validation", 0, len(draws))
             return draws
         of = self._steps[step] = self._step_groups(step)
+        self.progress(step, "groups", 0, of.size)
         return self._first_draws(of)
 
     def end(self, step: int, group: Group) -> Ending:
@@ -368,10 +385,10 @@ class TrainingRun(RunWriter):
         if not validates:
             ending = self._ended(of, group)
             self._check_not_broken(of)
-            self.progress(step, min(len(of.useful), of.size), of.size, "groups")
+            self.progress(step, "groups", min(len(of.useful), of.size), of.size)
             return ending
         ending = of.end(group, is_useful=True, draw=lambda: self.sampler.draw(1)[0])
-        self.progress(step, len(of.ended), of.size, "validation")
+        self.progress(step, "validation", len(of.ended), of.size)
         if not of.out:
             del self._validations[step]
             by_id = {g.group_id: g for g in of.ended}

@@ -5,6 +5,7 @@
     launcher_record/<experiment>/
       resolved.yaml        complete config as it ran, without secrets
       metrics.jsonl        one line per step and per validation
+      progress.json        current phase, elapsed and remaining time
       run.log              plan, notes and warnings, with times
       failures.jsonl       episodes that were not scored, with reasons
       episodes/            readable conversations (step_000012.jsonl, validation_000012.jsonl); the episode log with
@@ -57,6 +58,7 @@ class RunDir:
         self.path = path.resolve()
         self.metrics = self.path / "metrics.jsonl"
         self.log = self.path / "run.log"
+        self.progress = self.path / "progress.json"
         self.failures = self.path / "failures.jsonl"
         self.alarms = self.path / "alarms.jsonl"
         self.episodes = self.path / "episodes"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from astuner import PolicyModel
 from astuner.contracts.errors import CheckpointError
-from astuner.contracts.events import LogprobsComputed, Note, Saving, StepEnded, TokenizersLoaded
+from astuner.contracts.events import LogprobsComputed, Note, Progressed, Saving, StepEnded, TokenizersLoaded
 from astuner_local.policy import LocalPolicy
 from astuner_local.trainer.checkpoint import WHOLE, Part, checkpoint_path, is_complete, prune, save_checkpoint
 from astuner_local.trainer.trainer import PolicyTrainer
@@ -93,10 +93,11 @@ class TrainingLoop:
                 penalties |= trainer.kl_penalties([s for s in samples if s.policy == name])
             samples, metrics = run.credit(rollout, policy_version=step - 1, penalties=penalties)
         rolled_out = time.perf_counter()
+        progress = partial(self._progress, step, "update")
         for name, trainer in trainers(self.policies).items():
             places = [i for i, s in enumerate(samples) if s.policy == name]
             with self.policies[name].engine.paused():
-                metrics |= self._named(name, trainer.update([samples[i] for i in places]))
+                metrics |= self._named(name, trainer.update([samples[i] for i in places], progress))
                 self.policies[name].engine.weights_updated(step)
             found = {places[i]: mine for i, mine in trainer.before_update.items()}
             run.publish(LogprobsComputed(step=step, found=found))
@@ -116,6 +117,10 @@ class TrainingLoop:
         }
         run.publish(StepEnded(step=step, metrics=numbers))
         self.save_seconds = 0.0
+
+    def _progress(self, step: int, phase: str, done: int, total: int) -> None:
+        steps = self.training.total_steps
+        self.training.publish(Progressed(step=step, total_steps=steps, what=phase, done=done, total=total))
 
     def _named(self, policy: str, metrics: Mapping[str, float]) -> dict[str, float]:
         """Return the metrics of one policy, prefixed with its name if there are several."""

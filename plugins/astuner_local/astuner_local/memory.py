@@ -204,9 +204,9 @@ def _time_of_a_step(config: Config, trained: Sequence[_Size]) -> Mapping[str, st
     pass_seconds = 2 * (size.dims.linear + size.dims.vocab * size.dims.hidden) * episodes * 100 / (speed * _REACHED)
     return {
         "time of a step (estimate)": (
-            f"{4 * pass_seconds:.0f} s ({pass_seconds:.0f} s to generate, {3 * pass_seconds:.0f} s to train) per "
-            f"100 tokens in each of {episodes} episodes, with {threads} threads at {speed / 1e9:.0f} GF/s in "
-            f"{str(size.dtype)[6:]}"
+            f"{4 * pass_seconds:.0f} s ({pass_seconds:.0f} s rollout, {3 * pass_seconds:.0f} s update) if each of "
+            f"{episodes} episodes has 100 tokens, and proportional to that length; {threads} threads at "
+            f"{speed / 1e9:.0f} GF/s in {str(size.dtype)[6:]}"
         )
     }
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from astuner import AgentRegistry, ChatCodec, Config, Generation, Sample
 from astuner.contracts.errors import AstunerError, ConfigError, DataError
-from astuner.contracts.events import Progressed, StepEnded
+from astuner.contracts.events import StepEnded
 from astuner.contracts.messages import normalise
 from astuner.contracts.types import FinishReason
 from astuner_local.loop import TrainingLoop, trainers
@@ -193,8 +193,7 @@ class _WarmStart(TrainingLoop):
             self.training.validate(self.models, done)
         for step in range(done + 1, self._warm.steps + 1):
             self.training.check_stop()
-            steps = {"total_steps": self.training.total_steps, "done": step - 1, "total": self._warm.steps}
-            self.training.publish(Progressed(step=step, what="groups", **steps))
+            self._progress(step, "warm start", step - 1, self._warm.steps)
             self._step(step)
         if not self.training.is_due("test", self._warm.steps):  # otherwise the main loop validates
             self.training.validate(self.models, self._warm.steps)

@@ -105,7 +105,7 @@ def read_speeds(path: Path) -> list[Speed]:
 def speed_plan(
     backbone: str, *, parameters: float, device: str, gpus: int = 1, environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Return the plan's line about speed: a measurement for a similar model and device, if there is one.
+    """Return the plan's line about speed, if a similar model was measured on this device.
 
     :param device: Name of the device in torch, or ``cpu``; see `device_here`.
     :raises ConfigError: The file that `SPEEDS` names is invalid; see `read_speeds`.
@@ -119,15 +119,11 @@ def speed_plan(
     ]
     gap, best = min(near, key=lambda found: found[0], default=(math.inf, None))  # the user's rows come first
     if best is None or gap > math.log(_NEAR):
-        text = (
-            f"no measurement of {backbone} with about {parameters:,.0f} parameters on {gpus} x {device}; "
-            f"add rows in a file that {SPEEDS} names"
-        )
-    else:
-        text = (
-            f"about {best.rollout:,.0f} tokens/s generated and {best.train:,.0f} trained, measured with {best.model}, "
-            f"{best.setting} ({best.date}, commit {best.commit}: {best.command})"
-        )
+        return {}
+    text = (
+        f"about {best.rollout:,.0f} generated tokens/s during rollout and {best.train:,.0f} during the update, measured "
+        f"with {best.model}, {best.setting} ({best.date}, commit {best.commit}: {best.command})"
+    )
     return {"tokens per second": text}
 
 

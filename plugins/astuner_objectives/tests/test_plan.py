@@ -83,19 +83,17 @@ def test_speeds_are_those_that_somebody_measured_near_enough_or_none(tmp_path: P
 
     def told(backbone: str, parameters: float, device: str, gpus: int = 1) -> str:
         environ = {SPEEDS: str(own)}
-        return speed_plan(backbone, parameters=parameters, device=device, gpus=gpus, environ=environ)[
-            "tokens per second"
-        ]
+        plan = speed_plan(backbone, parameters=parameters, device=device, gpus=gpus, environ=environ)
+        return plan.get("tokens per second", "")
 
     h100 = "NVIDIA H100 80GB HBM3"
     assert told("verl", 494e6, h100).startswith(
-        "about 9,000 tokens/s generated and 20,000 trained, measured with mine, bf16 ("
+        "about 9,000 generated tokens/s during rollout and 20,000 during the update, measured with mine, bf16 ("
     )
     assert "with larger, bf16 (2026-11-27, commit abc1234: mine.sh)" in told("verl", 800e6, h100)
     assert "smollm2-135m-float32" in told("local", 134_515_008, "cpu")
     for unlike in (("verl", 630e6, h100), ("verl", 494e6, h100, 2), ("verl", 494e6, "cpu"), ("trinity", 494e6, h100)):
-        assert told(*unlike).startswith(f"no measurement of {unlike[0]} with about {unlike[1]:,.0f} parameters on ")
-    assert "ASTUNER_SPEEDS" in told("verl", 5, "cpu")
+        assert told(*unlike) == ""
 
 
 def test_a_file_of_speeds_that_is_wrong_is_refused_with_its_row_and_key(tmp_path: Path) -> None:

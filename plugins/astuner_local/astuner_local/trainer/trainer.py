@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -156,6 +156,17 @@ class Meters:
         return means | {name: float(value) for name, value in others.items()}
 
 
+class Progress:
+    """Counter of the samples that an update has processed. A sample counts once per pass."""
+
+    def __init__(self, report: Callable[[int, int], None], total: int) -> None:
+        self._report, self._total, self._done = report, total, 0
+
+    def add(self, samples: int) -> None:
+        self._done += samples
+        self._report(self._done, self._total)
+
+
 @dataclass(frozen=True)
 class _Update:
     """Data shared by the steps of one update; lists run over the batch's samples, arrays over trained tokens."""
@@ -164,6 +175,7 @@ class _Update:
     reference: Sequence[np.ndarray] | None
     old: Sequence[np.ndarray] | None
     """The trainer's log-probabilities before the update; None if they need no separate forward pass."""
+    progress: Progress
     first: dict[int, Tensor] = field(default_factory=dict)
     """Sample -> the same values as computed in the first optimizer step, for samples in it."""
     meters: Meters = field(default_factory=Meters)
@@ -301,17 +313,20 @@ class PolicyTrainer:
 
     # --- the update -------------------------------------------------------------------------------------------
 
-    def update(self, samples: Sequence[Sample]) -> dict[str, float]:
+    def update(
+        self, samples: Sequence[Sample], progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> dict[str, float]:
         """Train on one batch of samples with advantages and token weights.
 
+        :param progress: Called after each micro-batch with the numbers of processed samples and of all samples.
         :returns: Metrics; ``nothing_learnable`` is 1 if no sample has a gradient, and nothing has changed.
         :raises RunError: Several consecutive optimizer steps had no finite loss or gradient.
         """
-        metrics = self._update(samples)
+        metrics = self._update(samples, progress)
         self.updates += 1
         return metrics
 
-    def _update(self, samples: Sequence[Sample]) -> dict[str, float]:
+    def _update(self, samples: Sequence[Sample], progress: Callable[[int, int], None]) -> dict[str, float]:
         config, algorithm = self.config, self.config.algorithm
         self.before_update = {}
         if not samples:
@@ -337,6 +352,7 @@ class PolicyTrainer:
             batch=batch,
             reference=self.reference_logprobs(batch) if config.use_kl_loss else None,
             old=self._logprobs(batch, self.model) if needs_old else None,
+            progress=Progress(progress, sum(len(mini.members) for mini in steps)),
         )
         self.model.train()  # only affects adapters' dropout, if configured
         give_back()  # memory of the rollout
@@ -359,6 +375,7 @@ class PolicyTrainer:
             part = self._loss(work, mini, micro, weights_are_old=weights_are_old)
             part.backward()  # type: ignore[no-untyped-call]
             loss += part.item()
+            work.progress.add(len(micro.samples))
         if math.isfinite(loss):
             result = self.optimizer.step(position)
             norm, applied = result.grad_norm, result.applied
