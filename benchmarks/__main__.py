@@ -42,13 +42,14 @@ BENCHMARKS = {
     "examples": "final success of the examples that learn, five seeds each (hours)",
     "real_model": "a real language model on three tasks, three seeds each, with controls that must not learn (hours)",
     "gpu": "local, verl or trinity on GPUs: learning, mismatch, tokens/s, memory (ten minutes; --quick rehearses it)",
+    "run_time": "predicted and actual time of ten small runs (ten minutes)",
     "learning": "held-out success of 20 seeds, the previous recipe, and controls that must not learn (an hour)",
 }
 TRAINING = ("examples", "gpu", "learning", "real_model")
 """Benchmarks that start complete training runs."""
-NOT_BY_DEFAULT = ("guard", "asynchrony", "many_runs", "real_model_speed", "rounding", "scale", *TRAINING)
+NOT_BY_DEFAULT = ("guard", "asynchrony", "many_runs", "real_model_speed", "rounding", "run_time", "scale", *TRAINING)
 BY_DEFAULT = tuple(name for name in BENCHMARKS if name not in NOT_BY_DEFAULT)
-ON_THE_CLOCK = ("env_load", "many_runs", "sandbox_cost")
+ON_THE_CLOCK = ("env_load", "many_runs", "run_time", "sandbox_cost")
 """Benchmarks that measure wall time, because their work is in other processes; a busy machine distorts them."""
 _LOAD = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 """Load average before the measurements: other work on the machine."""

@@ -73,6 +73,8 @@ def run(
             told["best_validation"] = dict(result.best_validation)
         if result.plan:
             told["plan"] = dict(result.plan.lines)
+        if result.estimate:
+            told["estimate"] = dict(result.estimate)
         write_json(told)
     else:
         typer.echo(result.summary())

@@ -34,6 +34,7 @@ def probe_folder(folder: Path) -> Path:
 
 
 def is_probe(folder: Path) -> bool:
+    """Return whether a run folder belongs to a probe."""
     return folder.suffix == ".probe"
 
 
@@ -68,6 +69,17 @@ def _elapsed(folder: RunDir) -> float:
         return 0.0
 
 
+def estimate(timing: Timing, schedule: Schedule) -> dict[str, float]:
+    """Return the expected seconds of a complete run, their range, and the cost of helper models."""
+    seconds = timing.total(schedule)
+    return {
+        "seconds": seconds,
+        "seconds_low": min(timing.total(schedule, step=timing.fastest), (1 - _UNCERTAINTY) * seconds),
+        "seconds_high": max(timing.total(schedule, step=timing.slowest), (1 + _UNCERTAINTY) * seconds),
+        "cost": timing.total_cost(schedule),
+    }
+
+
 def time_plan(timing: Timing | None, schedule: Schedule, *, probe_command: str) -> dict[str, str]:
     """Return the plan's lines about total time and cost.
 
@@ -75,20 +87,16 @@ def time_plan(timing: Timing | None, schedule: Schedule, *, probe_command: str) 
     """
     if timing is None:
         return {"time": f"unknown before the first step; to measure it in one to three steps: {probe_command}"}
-    seconds = timing.total(schedule)
-    low = min(timing.total(schedule, step=timing.fastest), (1 - _UNCERTAINTY) * seconds)
-    high = max(timing.total(schedule, step=timing.slowest), (1 + _UNCERTAINTY) * seconds)
+    total = estimate(timing, schedule)
+    seconds, low, high = (duration_text(total[name]) for name in ("seconds", "seconds_low", "seconds_high"))
     step = timing.rollout + timing.update
     parts = [f"{schedule.steps} steps of {step:.1f} s ({timing.rollout:.1f} s rollout, {timing.update:.1f} s update)"]
     if count := schedule.all_validations:
         parts.append(f"{count} validations of {timing.validation:.1f} s")
     measured = f"measured in {timing.steps} step{'s' * (timing.steps > 1)} of {timing.source}"
-    lines = {
-        "time": f"about {duration_text(seconds)} ({duration_text(low)} to {duration_text(high)}): "
-        f"{', '.join(parts)}; {measured}"
-    }
-    if cost := timing.total_cost(schedule):
-        lines["cost"] = f"about {cost:,.2f} for helper models, {measured}"
+    lines = {"time": f"about {seconds} ({low} to {high}): {', '.join(parts)}; {measured}"}
+    if total["cost"]:
+        lines["cost"] = f"about {total['cost']:,.2f} for helper models, {measured}"
     return lines
 
 

@@ -34,7 +34,15 @@ from astuner.rollout.models import AgentRegistry
 from astuner.rollout.parts import source_of
 from astuner.runs.clock import RunClock, Schedule
 from astuner.runs.command import RunCommand
-from astuner.runs.estimate import PROBE_VALIDATION_TASKS, ProbeEnd, earlier_timing, is_probe, probe_folder, time_plan
+from astuner.runs.estimate import (
+    PROBE_VALIDATION_TASKS,
+    ProbeEnd,
+    earlier_timing,
+    estimate,
+    is_probe,
+    probe_folder,
+    time_plan,
+)
 from astuner.runs.preflight import Preflight
 from astuner.runs.resuming import Resume, next_step, prepare_run_dir, with_next_step
 from astuner.runs.run import TrainingRun
@@ -195,6 +203,8 @@ class RunResult:
     """Metrics of the last step and the last validation."""
     plan: Plan | None = None
     """The plan, for a dry run only."""
+    estimate: Mapping[str, float] = field(default_factory=dict)
+    """Expected time and cost (`astuner.runs.estimate.estimate`), for a dry run after an earlier run or a probe."""
     updated: Mapping[str, Any] = field(default_factory=dict)
     """Amount of training (from the report), if the backbone trains."""
     verdict: Mapping[str, str] = field(default_factory=dict)
@@ -365,7 +375,8 @@ def run(
         of_time = time_plan(timing, schedule, probe_command=command.probing()) if is_timed else {}
         plan = make_plan(config, trains, preflight.plan, run_dir.path, tasks, of_time)
         if dry_run:
-            return RunResult(run_dir=run_dir.path, plan=plan, text=str(plan))
+            expected = estimate(timing, schedule) if timing is not None else {}
+            return RunResult(run_dir=run_dir.path, plan=plan, estimate=expected, text=str(plan))
         sinks = [*listeners, *(make() for make in preflight.make_sinks)]
         interrupt = interrupt or Interrupt()
         stack.enter_context(interrupt.listening())
