@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,8 @@ OUTSIDE = {  # sections of the reference with pages outside of docs/
 }
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 SHOWN_AS = {".py": "python", ".yaml": "yaml", ".jinja": "jinja"}
-API_ROW = re.compile(r"^\| \[`([\w.]+)`\]\(\.\./(?:plugins/)?\w+/([\w/]+)\.py\) \|.*\n", re.MULTILINE)
+API_ROW = re.compile(r"^\| \[`([\w.]+)`\]\(\.\./\.\./(?:plugins/)?\w+/([\w/]+)\.py\) \|.*\n", re.MULTILINE)
+API_NAME = re.compile(r"\[`(\w+)`\]\((\w+)\.md\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -52,8 +53,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     if page.file.generated_by:
         return markdown
-    if page.file.src_uri == "docs/api.md":
-        return API_ROW.sub(_described, re.sub(r"^\| (name|module) \|.*\n\|---.*\n", "", markdown, flags=re.MULTILINE))
+    if page.file.src_uri == "docs/api/README.md":
+        return API_NAME.sub(_with_anchors(), markdown)
+    if page.file.src_uri.startswith("docs/api/"):
+        return API_ROW.sub(_described, markdown.replace("| name | description |\n|---|---|\n", ""))
     folder = (ROOT / page.file.src_uri).parent
 
     def mended(link: re.Match[str]) -> str:
@@ -108,8 +111,27 @@ def _source(path: Path, config: MkDocsConfig) -> File:
 
 def _described(row: re.Match[str]) -> str:
     """Replace a row of the Python API by a mkdocstrings directive, which shows signature and docstring."""
+    short = row[1].rpartition(".")[2]
+    return f"::: {_object_path(row)}\n    options: {{heading: {row[1]}, toc_label: {short}}}\n\n"
+
+
+def _object_path(row: re.Match[str]) -> str:
     module = row[2].removesuffix("/__init__").replace("/", ".")
-    return f"::: {row[1] if '.' in row[1] else f'{module}.{row[1]}'}\n"
+    return f"{module}.{row[1].rpartition('.')[2]}"
+
+
+def _with_anchors() -> Callable[[re.Match[str]], str]:
+    """Return how to link a name in the index of the Python API: to its description.
+
+    The link has the anchor of the description, because all descriptions were once on the index page.
+    """
+    rows = [row for page in sorted((DOCS / "api").glob("*.md")) for row in API_ROW.finditer(page.read_text("utf-8"))]
+    paths = {row[1].rpartition(".")[2]: _object_path(row) for row in rows}
+
+    def linked_name(link: re.Match[str]) -> str:
+        return f"[`{link[1]}`]({link[2]}.md#{paths[link[1]]}){{#{paths[link[1]]}}}"
+
+    return linked_name
 
 
 def _navigation() -> list[Any]:
