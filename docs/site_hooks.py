@@ -33,6 +33,26 @@ API_ROW = re.compile(r"^\| \[`([\w.]+)`\]\(\.\./\.\./(?:plugins/)?\w+/([\w/]+)\.
 API_NAME = re.compile(r"\[`(\w+)`\]\((\w+)\.md\)")
 
 
+KEY = re.compile(r"<code>(\w+(?:\.\w+)+)</code>")
+BOOSTS = {  # start of a page's path -> factor of its score in the search; the longest start applies
+    "README.md": 6.0,
+    "docs/": 4.0,  # user guides
+    **dict.fromkeys(("docs/appworld", "docs/smollm2", "docs/backbones/trinity", "docs/backbones/verl"), 2.0),
+    **{f"docs/{name}.md": 3.0 for name in ("commands", "configuration", "endpoint", "metrics", "model_families")},
+    "docs/api/": 0.8,
+    **dict.fromkeys(("examples/", "plugins/", "docs/README.md", "docs/api/README.md"), 0.4),
+    **dict.fromkeys(("docs/architecture.md", "docs/good_first_issues.md", "docs/releasing.md"), 0.4),
+    "": 0.01,  # benchmarks, changelog, reports of tests
+}
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Remove the selector of versions from a site without versions: its list would not exist."""
+    if "MIKE_DOCS_VERSION" not in os.environ:
+        del config.extra["version"]
+    return config
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Replace the files of docs/ by all pages of the repository, and set the navigation."""
     found: dict[str, File] = {}
@@ -53,6 +73,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     if page.file.generated_by:
         return markdown
+    page.meta["search"] = {"boost": BOOSTS[max(filter(page.file.src_uri.startswith, BOOSTS), key=len)]}
     if page.file.src_uri == "docs/api/README.md":
         return API_NAME.sub(_with_anchors(), markdown)
     if page.file.src_uri.startswith("docs/api/"):
@@ -69,7 +90,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Remove the backslash before a pipe in table cells, which Python-Markdown, unlike GitHub, would show."""
+    """Let keys break after their dots, and fix table cells.
+
+    Python-Markdown, unlike GitHub, shows the backslash before a pipe in a cell.
+    """
+    html = KEY.sub(lambda key: key[0].replace(".", ".<wbr>"), html)
     return re.sub(r"<td.*?</td>", lambda cell: cell[0].replace("\\|", "|"), html, flags=re.DOTALL)
 
 
