@@ -336,7 +336,7 @@ def api_pages() -> str:
     """Return the pages of the Python API for ``docs/README.md``, with their titles and first names."""
     rows = ["| [api/README.md](api/README.md) | every public name |"]
     for topic, listed in TOPICS.items():
-        names = ", ".join(f"`{name}`" for name in listed["first"])
+        names = ", ".join(f"`{name.rpartition('.')[2]}`" for name in listed["first"])
         rows.append(f"| [api/{topic}.md](api/{topic}.md) | {names} |")
     return "| | |\n|---|---|\n" + "\n".join(rows) + "\n"
 
@@ -351,7 +351,10 @@ def _names_by_topic() -> dict[str, list[tuple[str, str]]]:
     if left := public.keys() - {module for listed in TOPICS.values() for module in listed["modules"]}:
         raise SystemExit(f"docs/api_topics.yaml: add {', '.join(sorted(left))} to the modules of a topic")
     place = {name: (module, path) for module, paths in public.items() for name, path in paths.items()}
-    first = {topic: [place[name] for name in listed["first"]] for topic, listed in TOPICS.items()}
+    first = {
+        topic: [place.get(name) or (name.rpartition(".")[0], name) for name in listed["first"]]
+        for topic, listed in TOPICS.items()
+    }
     listed_first = {name for names in first.values() for name in names}
     return {
         topic: [
@@ -401,15 +404,15 @@ def _definitions(module: str) -> dict[str, str]:
     import ast
 
     tree = ast.parse(Path(str(import_module(module).__file__)).read_text(encoding="utf-8"))
-    found = {}
+    documented = {}
     for node, after in zip(tree.body, [*tree.body[1:], ast.Pass()], strict=True):
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            found[node.name] = ast.get_docstring(node) or ""
+            documented[node.name] = ast.get_docstring(node) or ""
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
             text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
-            found[ast.unparse(target)] = inspect.cleandoc(str(text))
-    return {name: text for name, text in found.items() if name.isidentifier() and not name.startswith("_")}
+            documented[ast.unparse(target)] = inspect.cleandoc(str(text))
+    return {name: text for name, text in documented.items() if name.isidentifier() and not name.startswith("_")}
 
 
 def _file_of(module: str) -> str:

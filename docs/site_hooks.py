@@ -31,8 +31,6 @@ LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]+)(#[^)\s]*)?\)
 SHOWN_AS = {".py": "python", ".yaml": "yaml", ".jinja": "jinja"}
 API_ROW = re.compile(r"^\| \[`([\w.]+)`\]\(\.\./\.\./(?:plugins/)?\w+/([\w/]+)\.py\) \|.*\n", re.MULTILINE)
 API_NAME = re.compile(r"\[`(\w+)`\]\((\w+)\.md\)")
-
-
 KEY = re.compile(r"<code>(\w+(?:\.\w+)+)</code>")
 BOOSTS = {  # start of a page's path -> factor of its score in the search; the longest start applies
     "README.md": 6.0,
