@@ -13,7 +13,7 @@ import pkgutil
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -309,36 +309,118 @@ def _every_field(module: Any) -> Iterator[tuple[str, Any]]:
 # ---------------------------------------------------------------------------------------------------------- Python API
 
 
-def api(module: str) -> str:
-    """Return the public names of a module outside of `astuner.contracts`, with links and first sentences."""
-    home, _ = import_module("astuner").public_names(module, str(import_module(module).__file__))
+API = ROOT / "docs" / "api"
+TOPICS: dict[str, dict[str, list[str]]] = yaml.safe_load(API.with_name("api_topics.yaml").read_text(encoding="utf-8"))
+
+
+def api(topic: str) -> str:
+    """Return the public names of a topic, with links to their source and first sentences."""
     rows = [
-        f"| [`{name}`]({_file_of(place)}) | {_first_sentence(getattr(import_module(place), name))} |"
-        for name, place in sorted(home.items())
-        if not place.startswith("astuner.contracts.") and name.upper() != name
+        f"| [`{path}`]({_file_of(module)}) | {_first_sentence(_definitions(module)[path.rpartition('.')[2]])} |"
+        for module, path in _names_by_topic()[topic]
     ]
     return "| name | description |\n|---|---|\n" + "\n".join(rows) + "\n"
 
 
-def contracts() -> str:
-    """Return the modules of `astuner.contracts`."""
-    package = import_module("astuner.contracts")
-    found = [import_module(f"{package.__name__}.{module.name}") for module in pkgutil.iter_modules(package.__path__)]
-    rows = [f"| [`{m.__name__}`]({_file_of(m.__name__)}) | {_first_sentence(m)} |" for m in found]
-    return "| module | description |\n|---|---|\n" + "\n".join(rows) + "\n"
+def api_index() -> str:
+    """Return the names of every topic, with links to the topic's page."""
+    rows = []
+    for topic, names in _names_by_topic().items():
+        links = (f"[`{path.rpartition('.')[2]}`]({topic}.md)" for _, path in names)
+        title = (API / f"{topic}.md").read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        rows.append(f"| [{title}]({topic}.md) | {', '.join(links)} |")
+    return "| page | names |\n|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def api_pages() -> str:
+    """Return the pages of the Python API for ``docs/README.md``, with their titles and first names."""
+    rows = ["| [api/README.md](api/README.md) | every public name |"]
+    for topic, listed in TOPICS.items():
+        names = ", ".join(f"`{name.rpartition('.')[2]}`" for name in listed["first"])
+        rows.append(f"| [api/{topic}.md](api/{topic}.md) | {names} |")
+    return "| | |\n|---|---|\n" + "\n".join(rows) + "\n"
+
+
+@cache
+def _names_by_topic() -> dict[str, list[tuple[str, str]]]:
+    """Return topic -> module and import path of each public name, in the order of its page.
+
+    :raises SystemExit: A module with public names belongs to no topic.
+    """
+    public = _public_names()
+    if left := public.keys() - {module for listed in TOPICS.values() for module in listed["modules"]}:
+        raise SystemExit(f"docs/api_topics.yaml: add {', '.join(sorted(left))} to the modules of a topic")
+    place = {name: (module, path) for module, paths in public.items() for name, path in paths.items()}
+    first = {
+        topic: [place.get(name) or (name.rpartition(".")[0], name) for name in listed["first"]]
+        for topic, listed in TOPICS.items()
+    }
+    listed_first = {name for names in first.values() for name in names}
+    return {
+        topic: [
+            *first[topic],
+            *(
+                (module, path)
+                for module in listed["modules"]
+                for path in public[module].values()
+                if (module, path) not in listed_first
+            ),
+        ]
+        for topic, listed in TOPICS.items()
+    }
+
+
+def _public_names() -> dict[str, dict[str, str]]:
+    """Return module -> its public names -> their import paths, in source order.
+
+    Public are the names of `astuner` and `astuner.testing`, and the documented names of `astuner.contracts`.
+    """
+    exported: dict[tuple[str, str], str] = {}
+    for package in map(import_module, ("astuner", "astuner.testing")):
+        home, _ = import_module("astuner").public_names(package.__name__, str(package.__file__))
+        for name in package.__all__:
+            module = home.get(name, package.__name__)
+            if name in home and name not in _definitions(module):  # re-exported
+                module = getattr(package, name).__module__
+            exported[module, name] = f"{package.__name__}.{name}"
+    modules = {module for module, _ in exported}
+    contracts = import_module("astuner.contracts")
+    modules |= {f"{contracts.__name__}.{module.name}" for module in pkgutil.iter_modules(contracts.__path__)}
+    public = {}
+    for module in sorted(modules):
+        shown = {
+            name: exported.get((module, name), f"{module}.{name}")
+            for name, text in _definitions(module).items()
+            if (module, name) in exported or (text and module.startswith("astuner.contracts."))
+        }
+        if shown:
+            public[module] = shown
+    return public
+
+
+@cache
+def _definitions(module: str) -> dict[str, str]:
+    """Return the classes, functions and constants that a module defines, without private names -> their docstrings."""
+    import ast
+
+    tree = ast.parse(Path(str(import_module(module).__file__)).read_text(encoding="utf-8"))
+    documented = {}
+    for node, after in zip(tree.body, [*tree.body[1:], ast.Pass()], strict=True):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            documented[node.name] = ast.get_docstring(node) or ""
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+            text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
+            documented[ast.unparse(target)] = inspect.cleandoc(str(text))
+    return {name: text for name, text in documented.items() if name.isidentifier() and not name.startswith("_")}
 
 
 def _file_of(module: str) -> str:
-    return f"../{Path(str(import_module(module).__file__)).relative_to(ROOT).as_posix()}"
+    return f"../../{Path(str(import_module(module).__file__)).relative_to(ROOT).as_posix()}"
 
 
-def _first_sentence(described: object) -> str:
-    if get_origin(described):  # an alias
-        return _code(re.sub(r"(\w+\.)+", "", str(described)))
-    written = vars(described)["__doc__"] if isinstance(described, type) else described.__doc__
-    if not written:
-        return "keys of an experiment file; see [configuration](configuration.md)"
-    paragraph = _markdown(inspect.cleandoc(written)).partition("\n\n")[0]
+def _first_sentence(docstring: str) -> str:
+    paragraph = _markdown(docstring).partition("\n\n")[0]
     return _cell(re.split(r"(?<=[.:]) (?=[A-Z])", paragraph.replace("\n", " "))[0])
 
 
@@ -410,11 +492,11 @@ def explanations() -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {
-    "api astuner": partial(api, "astuner"),
-    "api testing": partial(api, "astuner.testing"),
+    **{f"api {topic}": partial(api, topic) for topic in TOPICS},
+    "api index": api_index,
+    "api pages": api_pages,
     "approximations": approximations,
     "commands": commands,
-    "contracts": contracts,
     "endpoint fields": fields,
     "environment provider": environment_provider,
     "explanations": explanations,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,26 @@ OUTSIDE = {  # sections of the reference with pages outside of docs/
 }
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 SHOWN_AS = {".py": "python", ".yaml": "yaml", ".jinja": "jinja"}
-API_ROW = re.compile(r"^\| \[`([\w.]+)`\]\(\.\./(?:plugins/)?\w+/([\w/]+)\.py\) \|.*\n", re.MULTILINE)
+API_ROW = re.compile(r"^\| \[`([\w.]+)`\]\(\.\./\.\./(?:plugins/)?\w+/([\w/]+)\.py\) \|.*\n", re.MULTILINE)
+API_NAME = re.compile(r"\[`(\w+)`\]\((\w+)\.md\)")
+KEY = re.compile(r"<code>(\w+(?:\.\w+)+)</code>")
+BOOSTS = {  # start of a page's path -> factor of its score in the search; the longest start applies
+    "README.md": 6.0,
+    "docs/": 4.0,  # user guides
+    **dict.fromkeys(("docs/appworld", "docs/smollm2", "docs/backbones/trinity", "docs/backbones/verl"), 2.0),
+    **{f"docs/{name}.md": 3.0 for name in ("commands", "configuration", "endpoint", "metrics", "model_families")},
+    "docs/api/": 0.8,
+    **dict.fromkeys(("examples/", "plugins/", "docs/README.md", "docs/api/README.md"), 0.4),
+    **dict.fromkeys(("docs/architecture.md", "docs/good_first_issues.md", "docs/releasing.md"), 0.4),
+    "": 0.01,  # benchmarks, changelog, reports of tests
+}
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Remove the selector of versions from a site without versions: its list would not exist."""
+    if "MIKE_DOCS_VERSION" not in os.environ:
+        del config.extra["version"]
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -52,8 +71,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     if page.file.generated_by:
         return markdown
-    if page.file.src_uri == "docs/api.md":
-        return API_ROW.sub(_described, re.sub(r"^\| (name|module) \|.*\n\|---.*\n", "", markdown, flags=re.MULTILINE))
+    page.meta["search"] = {"boost": BOOSTS[max(filter(page.file.src_uri.startswith, BOOSTS), key=len)]}
+    if page.file.src_uri == "docs/api/README.md":
+        return API_NAME.sub(_with_anchors(), markdown)
+    if page.file.src_uri.startswith("docs/api/"):
+        return API_ROW.sub(_described, markdown.replace("| name | description |\n|---|---|\n", ""))
     folder = (ROOT / page.file.src_uri).parent
 
     def mended(link: re.Match[str]) -> str:
@@ -66,7 +88,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Remove the backslash before a pipe in table cells, which Python-Markdown, unlike GitHub, would show."""
+    """Let keys break after their dots, and fix table cells.
+
+    Python-Markdown, unlike GitHub, shows the backslash before a pipe in a cell.
+    """
+    html = KEY.sub(lambda key: key[0].replace(".", ".<wbr>"), html)
     return re.sub(r"<td.*?</td>", lambda cell: cell[0].replace("\\|", "|"), html, flags=re.DOTALL)
 
 
@@ -108,8 +134,27 @@ def _source(path: Path, config: MkDocsConfig) -> File:
 
 def _described(row: re.Match[str]) -> str:
     """Replace a row of the Python API by a mkdocstrings directive, which shows signature and docstring."""
+    short = row[1].rpartition(".")[2]
+    return f"::: {_object_path(row)}\n    options: {{heading: {row[1]}, toc_label: {short}}}\n\n"
+
+
+def _object_path(row: re.Match[str]) -> str:
     module = row[2].removesuffix("/__init__").replace("/", ".")
-    return f"::: {row[1] if '.' in row[1] else f'{module}.{row[1]}'}\n"
+    return f"{module}.{row[1].rpartition('.')[2]}"
+
+
+def _with_anchors() -> Callable[[re.Match[str]], str]:
+    """Return how to link a name in the index of the Python API: to its description.
+
+    The link has the anchor of the description, because all descriptions were once on the index page.
+    """
+    rows = [row for page in sorted((DOCS / "api").glob("*.md")) for row in API_ROW.finditer(page.read_text("utf-8"))]
+    paths = {row[1].rpartition(".")[2]: _object_path(row) for row in rows}
+
+    def linked_name(link: re.Match[str]) -> str:
+        return f"[`{link[1]}`]({link[2]}.md#{paths[link[1]]}){{#{paths[link[1]]}}}"
+
+    return linked_name
 
 
 def _navigation() -> list[Any]:

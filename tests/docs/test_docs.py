@@ -18,6 +18,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
@@ -638,6 +639,23 @@ def test_generated_parts_are_up_to_date(capsys: pytest.CaptureFixture[str]) -> N
     assert sorted(opened) == sorted(module.PARTS)
     page = read("docs/plugins.md")
     assert module.rewritten(page.replace("### `register_judges`", "")) == page
+
+
+def test_every_public_name_is_on_a_page_of_the_python_api() -> None:
+    """Once, `tune` first; the names come from the packages, not from the generator."""
+    import astuner
+    import astuner.testing
+
+    pages = [page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "api").glob("*.md")]
+    listed = Counter(re.findall(r"^\| \[`([\w.]+)`\]", "\n".join(pages), re.MULTILINE))
+    exported = {f"{package.__name__}.{name}" for package in (astuner, astuner.testing) for name in package.__all__}
+    assert exported - listed.keys() == {"astuner.__version__"}
+    assert [name for name, count in listed.items() if count > 1] == []
+    contracts = {path.stem for path in (ROOT / "astuner_core/astuner/contracts").glob("*.py")} - {"__init__"}
+    text = "\n".join(pages)
+    assert [name for name in contracts if f"/contracts/{name}.py)" not in text] == []
+    for page, first in (("train", "tune"), ("agents", "Workflow"), ("judges", "Judge"), ("tasks", "Task")):
+        assert re.search(r"^\| \[`([\w.]+)`", read(f"docs/api/{page}.md"), re.MULTILINE)[1] == f"astuner.{first}"  # type: ignore[index]
 
 
 def test_every_hook_is_described() -> None:

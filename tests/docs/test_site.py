@@ -9,10 +9,11 @@ import shutil
 import subprocess
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
 
 import pytest
@@ -138,7 +139,7 @@ def test_a_page_has_the_same_parts_as_in_the_repository(site: Path, pages: dict[
     """Two readings of Markdown differ in when a list is one, and in what a backslash is for."""
     reader = MarkdownIt("commonmark").enable("table")
     outside = ("*.md", "docs/**/*.md", "benchmarks/*.md", "examples/*/README.md", "plugins/*/README.md")
-    for page in [page for pattern in outside for page in ROOT.glob(pattern) if page.name != "api.md"]:
+    for page in [page for pattern in outside for page in ROOT.glob(pattern) if page.parent.name != "api"]:
         tokens = reader.parse(page.read_text(encoding="utf-8"))
         kinds = Counter(
             token.tag if token.type == "heading_open" else KINDS.get(token.type, "")
@@ -160,24 +161,138 @@ def _served(folder: Path) -> Iterator[str]:
         server.shutdown()
 
 
-@pytest.mark.needs("chromium")
-def test_a_browser_searches_and_turns_dark_and_asks_nobody_else(site: Path) -> None:
-    from playwright.sync_api import expect, sync_playwright
+@pytest.fixture(scope="module")
+def browser(site: Path) -> Iterator[Callable[..., Any]]:
+    """Return how to open a page of the served site's browser; relative addresses are of the site."""
+    from playwright.sync_api import sync_playwright
 
     with _served(site) as address, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
+        chromium = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"] if os.geteuid() == 0 else []
         )
-        page = browser.new_page(color_scheme="dark")
-        asked: list[str] = []
-        page.on("request", lambda request: asked.append(request.url))
-        page.goto(f"{address}/docs/metrics/")
-        expect(page.locator("body")).to_have_attribute("data-md-color-scheme", "slate")
-        page.get_by_title("Switch to light").click()
-        expect(page.locator("body")).to_have_attribute("data-md-color-scheme", "default")
-        page.get_by_role("textbox", name="Search").fill("rloo")
-        # a worker reads the index first
-        expect(page.locator(".md-search-result__link").first).to_be_visible(timeout=120_000)
-        browser.close()
+        yield functools.partial(chromium.new_page, base_url=address)
+        chromium.close()
+
+
+def indexed(site: Path) -> list[str]:
+    """Return the URLs of all pages except listings of source files."""
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    return sorted({entry["location"].partition("#")[0] for entry in index["docs"]})
+
+
+@pytest.mark.needs("chromium")
+def test_a_browser_searches_and_turns_dark_and_asks_nobody_else(browser: Callable[..., Any]) -> None:
+    from playwright.sync_api import expect
+
+    page = browser(color_scheme="dark")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto("/docs/metrics/")
+    expect(page.locator("body")).to_have_attribute("data-md-color-scheme", "slate")
+    page.get_by_title("Switch to light").click()
+    expect(page.locator("body")).to_have_attribute("data-md-color-scheme", "default")
+    page.get_by_role("textbox", name="Search").fill("rloo")
+    # a worker reads the index first
+    expect(page.locator(".md-search-result__link").first).to_be_visible(timeout=120_000)
+    address = page.url.partition("/docs/")[0]
+    page.close()
     assert asked
     assert [url for url in asked if not url.startswith((address, "data:"))] == []
+
+
+FIRST_RESULTS = {
+    "how to resume a run": "docs/troubleshooting/",
+    "reward function": "docs/",
+    "judge": "docs/llm_as_judge/",
+    "vllm": "docs/",
+    "multi agent": "docs/multiagent_workflow/",
+    "api key": "docs/",
+    "checkpoint": "docs/backbones/local/",
+    "max_tokens": "docs/",
+    "install": "",
+    "cpu": "docs/",
+    "astuner.rollout.num_repeat": "docs/",
+    "astuner.tune": "docs/python/",
+}
+"""Query -> start of the first result's address."""
+RECORDS = ("benchmarks/", "CHANGELOG/", "tests/")
+
+
+@pytest.mark.needs("chromium")
+def test_the_search_lists_guides_and_reference_first(browser: Callable[..., Any]) -> None:
+    from playwright.sync_api import expect
+
+    page = browser()
+    page.goto("/")
+    search = page.get_by_role("textbox", name="Search")
+    count = page.locator(".md-search-result__meta")
+    results = page.locator(".md-search-result__list > li > a")
+    for query, first in FIRST_RESULTS.items():
+        search.fill("")
+        search.press("End")  # the page searches when a key goes up
+        expect(count).to_have_text(re.compile("Type to start searching"), timeout=120_000)
+        search.fill(query)
+        search.press("End")
+        expect(count).to_have_text(re.compile("matching document"), timeout=120_000)
+        links = results.evaluate_all("links => links.slice(0, 5).map(link => new URL(link.href).pathname.slice(1))")
+        assert len(links) == 5, query
+        assert links[0].startswith(first), f"{query}: {links}"
+        assert not links[0].startswith(("docs/api/", "examples/", "plugins/", *RECORDS)), f"{query}: {links}"
+        assert [link for link in links if link.startswith(RECORDS)] == [], query
+    page.close()
+
+
+@pytest.mark.needs("chromium")
+def test_no_page_logs_an_error_or_requests_a_missing_file(site: Path, browser: Callable[..., Any]) -> None:
+    page = browser()
+    errors: list[str] = []
+    page.on("console", lambda message: errors.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("response", lambda response: errors.append(response.url) if response.status >= 400 else None)
+    wrong = {}
+    for url in indexed(site):
+        page.goto(f"/{url}")
+        if errors:
+            wrong[url], errors = errors, []
+    page.wait_for_load_state("networkidle")
+    page.close()
+    assert wrong == {}
+    assert errors == []
+
+
+BROKEN_KEYS = """() => {
+  const broken = []
+  for (const code of document.querySelectorAll("article :not(pre) > code")) {
+    if (!/^\\w+(\\.\\w+)+$/.test(code.textContent)) continue
+    for (const part of code.childNodes) {
+      const range = document.createRange()
+      range.selectNodeContents(part)
+      if (part.nodeType == Node.TEXT_NODE && range.getClientRects().length > 1) broken.push(part.textContent)
+    }
+  }
+  return broken
+}"""
+"""Parts of keys (between dots) that are on two lines."""
+
+
+@pytest.mark.needs("chromium")
+def test_keys_break_at_dots_and_pages_fit_on_a_phone(browser: Callable[..., Any]) -> None:
+    page = browser(viewport={"width": 390, "height": 844})
+    for url in (
+        "docs/configuration/",
+        "docs/metrics/",
+        "docs/commands/",
+        "docs/backbones/verl/",
+        "docs/api/train/",
+        "",
+    ):
+        page.goto(f"/{url}")
+        assert page.evaluate(BROKEN_KEYS) == [], url
+        assert page.evaluate("document.documentElement.scrollWidth") == 390, url
+    page.close()
+
+
+def test_the_anchors_of_the_former_api_page_are_on_the_index(pages: dict[str, Html]) -> None:
+    anchors = {"astuner_models.tuning.tune", "astuner.contracts.judge.Judge", "astuner_testing.plugins.check_plugin"}
+    assert anchors <= pages["docs/api/"].anchors
+    assert any(link.endswith("train/#astuner_models.tuning.tune") for link in pages["docs/api/"].links)

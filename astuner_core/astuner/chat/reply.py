@@ -112,6 +112,7 @@ def assistant_message(reply: Read, *, id_prefix: str) -> dict[str, Any]:
 
 
 STRUCTURED_TOOL = "generate_structured_output"
+"""Tool with which agents of AgentScope answer in a schema."""
 
 
 def structured_tool(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,6 +38,7 @@ PROJECT = "astuner"
 
 hookspec = HookspecMarker(PROJECT)
 hookimpl = HookimplMarker(PROJECT)
+"""Decorator that marks a function of a plugin as the implementation of a hook."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,6 +45,7 @@ CORE = "astuner-core"
 BUILTIN = ("core", "astuner.builtin")
 """The plugin of the core, registered through the same hooks as all others."""
 DISABLE_PLUGINS = "ASTUNER_DISABLE_PLUGINS"
+"""Environment variable with the names of plugins to disable, separated by commas."""
 TRACE_VARIABLE = "ASTUNER_TRACE_PLUGINS"
 _CLASSES: Mapping[str, type[Provider]] = {
     "command": CommandProvider,
