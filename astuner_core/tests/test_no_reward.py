@@ -136,6 +136,7 @@ def test_the_plan_says_what_an_attempt_is_worth_that_a_limit_ended(
         overrides.append(f"astuner.task_judge.judge={judge}")
     (tmp_path / "train.jsonl").write_text('{"question": "1 + 1?"}\n')
     reader = "  task_reader: {type: jsonl, jsonl: {training: {file_path: train.jsonl}}}\n"
-    plan = make_plan(fake_config(tmp_path, reader, overrides), True, {}, tmp_path, TaskSet(train=(), validation=()))
+    tasks = TaskSet(train=(), validation=())
+    plan = make_plan(fake_config(tmp_path, reader, overrides), True, {}, tmp_path, tasks, {})
     assert says in plan.lines["at a limit"]
     assert "astuner.rollout.truncated_reward" in plan.lines["at a limit"]

@@ -102,7 +102,7 @@ METHODS = {
         "note": "(self, text)",
         "numbers": "(self)",
         "open": "(self, run_dir, run_name, settings)",
-        "progress": "(self, step, total_steps, done, total, what)",
+        "progress": "(self, progress)",
         "remark": "(text)",
         "state": "(self)",
         "step": "abstract (self, step, metrics)",

@@ -282,7 +282,7 @@ class Hangs(LogSink):
         self.asked.set()
         self.go.wait()
 
-    def progress(self, step: int, total_steps: int, done: int, total: int, what: str) -> None:
+    def progress(self, progress: Progressed) -> None:
         return None
 
 
