@@ -8,7 +8,7 @@ from astuner.contracts.events import Progressed, RunResumed, SamplesCredited, Sa
 from astuner.runs.clock import RunClock, Schedule, Timing, duration_text, timing_of
 from astuner.runs.estimate import time_plan
 
-SCHEDULE = Schedule(steps=4, validation_freq=2, save_freqs=(10**9, 10**9), episodes=8, validation_tasks=16)
+SCHEDULE = Schedule(steps=4, validation_freq=2, save_freqs=(10**9, 10**9), groups=2, repeat=4, validation_tasks=16)
 ROLLOUT, UPDATE, VALIDATION = 10.0, 30.0, 20.0
 
 
@@ -91,7 +91,7 @@ def test_saving_and_a_validation_after_it_are_included() -> None:
 
 
 def test_a_run_that_does_not_train_has_no_estimate() -> None:
-    clock = RunClock(Schedule(steps=0, validation_freq=1, save_freqs=(1,), episodes=1, validation_tasks=0))
+    clock = RunClock(Schedule(steps=0, validation_freq=1, save_freqs=(1,), groups=1, repeat=1, validation_tasks=0))
     assert clock.progress(Progressed(step=0, total_steps=0, what="rollout", done=1, total=2)).remaining is None
 
 

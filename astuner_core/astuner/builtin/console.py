@@ -80,10 +80,9 @@ class ConsoleSink(LogSink):
         is_new = (progress.what, progress.step) != (self._now.what, self._now.step)
         self._now = progress
         if self._live is not None:
-            (bar,) = self._live.task_ids
-            self._live.update(
-                bar, description=_phase_text(progress), completed=progress.done, total=progress.total or None
-            )
+            (bar,) = self._live.tasks
+            bar.total = progress.total or None
+            self._live.update(bar.id, description=_phase_text(progress), completed=progress.done)
         elif self._as_json:
             if self._rows.is_due(is_new=is_new):
                 self._print_row("progress", progress.as_dict())

@@ -35,12 +35,16 @@ class Schedule:
     """0: unknown, or the run does not train."""
     validation_freq: int
     save_freqs: tuple[int, ...]
-    episodes: int
-    """Episodes of a step."""
+    groups: int
+    """Groups of a step."""
+    repeat: int
+    """Episodes of a group."""
     validation_tasks: int
     """0: the run does not validate."""
     validation_repeat: int = 1
     """Episodes of a validation task."""
+    parallel: int = 1
+    """Episodes that run concurrently."""
     validates_first: bool = True
     """Whether the run validates before the first step."""
 
@@ -52,9 +56,11 @@ class Schedule:
             steps=steps,
             validation_freq=common.test_freq,
             save_freqs=(common.save_freq, common.resume_freq),
-            episodes=a.data.train_batch_size * a.rollout.num_repeat,
+            groups=a.data.train_batch_size,
+            repeat=a.rollout.num_repeat,
             validation_tasks=validation_tasks,
             validation_repeat=a.rollout.val_kwargs.num_repeat,
+            parallel=a.rollout.max_env_worker,
             validates_first=common.val_before_train,
         )
 
@@ -141,6 +147,8 @@ class RunClock:
         self._step = 1
         """Step of the current phase."""
         self._done = self._total = 0
+        self._running = 0
+        """Concurrent units of the current phase, in the unit of its count."""
         self._latest = {"validation": -1, "saving": -1}
         """Phase -> step of the latest one."""
 
@@ -150,6 +158,8 @@ class RunClock:
         if phase != "starting" and (phase, event.step) != (self._phase, self._step):
             self._begin(phase, event.step)
         self._done, self._total = event.done, event.total
+        parallel = self._schedule.parallel
+        self._running = {"groups": parallel // self._schedule.repeat, "update": 0}.get(event.what, parallel)
         return replace(event, elapsed=self._clock() - self._started, remaining=self.remaining())
 
     def observe(self, event: Event) -> str:
@@ -169,7 +179,7 @@ class RunClock:
         """Return the estimated seconds until the run ends, at least `LEAST_SECONDS`; None: unknown."""
         schedule, step, phase = self._schedule, self._step, self._phase
         validation = self._length("validation", self._earlier.validation)
-        share = schedule.validation_tasks * schedule.validation_repeat / schedule.episodes
+        share = schedule.validation_tasks * schedule.validation_repeat / (schedule.groups * schedule.repeat)
         rollout = self._length("rollout", self._earlier.rollout) or (validation / share if share else 0.0)
         if not schedule.steps or not rollout:
             return None
@@ -210,10 +220,12 @@ class RunClock:
         """Return the expected seconds of a phase: measured, from an earlier run, or from its progress; 0: unknown."""
         recent = self._recent.get(phase)
         expected = fmean(recent) if recent else earlier
-        passed = self._passed if phase == self._phase else 0.0
-        if passed >= expected and self._done:
-            return passed * self._total / self._done
-        return max(expected, passed) if expected else 0.0
+        if phase != self._phase:
+            return expected
+        if self._passed >= expected and self._done:
+            running = min(self._running, self._total - self._done)
+            return self._passed * self._total / (self._done + running / 2)  # on average, half of each is over
+        return max(expected, self._passed) if expected else 0.0
 
     def _rest(self, length: float) -> float:
         return max(length - self._passed, 0.0)
@@ -264,9 +276,9 @@ def timing_of(rows: Sequence[Mapping[str, Any]], schedule: Schedule, *, elapsed:
 
 def _tasks(row: Mapping[str, Any]) -> float:
     """Return the number of tasks of a validation."""
-    return max(row.get("val/tasks", 0.0) + row.get("val/unscored_tasks", 0.0), 1.0)
+    return max(float(row.get("val/tasks", 0)) + float(row.get("val/unscored_tasks", 0)), 1.0)
 
 
 def _cost(row: Mapping[str, Any]) -> float:
     """Return the cost of helper models since the previous row."""
-    return sum(cost for name, cost in row.items() if name.startswith("helper/") and name.endswith("/cost"))
+    return sum(float(cost) for name, cost in row.items() if name.startswith("helper/") and name.endswith("/cost"))
