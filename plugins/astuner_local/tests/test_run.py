@@ -79,6 +79,38 @@ def test_a_run_leaves_everything_a_person_needs(short: Overrides, tmp_path: Path
     assert evaluation.ci_low <= evaluation.success <= evaluation.ci_high
 
 
+def test_a_probe_predicts_the_time_and_a_run_reports_phases_as_json(
+    short: Overrides, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["run", str(EXAMPLE), *short("astuner.trainer_common.total_steps=4"), "--backbone", "local", "--json"]
+    with pytest.raises(SystemExit, match="0"):
+        main([*command, "--probe"])
+    estimate = json.loads(capsys.readouterr().out)["estimate"]
+    assert 0 < estimate["seconds_low"] < estimate["seconds"] < estimate["seconds_high"]
+    assert estimate["cost"] == 0
+    assert [row["step"] for row in rows(tmp_path / "run.probe") if "reward/mean" in row] == [1, 2, 3]
+    assert not (tmp_path / "run.probe" / "checkpoints").exists()
+    assert not (tmp_path / "run").exists()
+
+    with pytest.raises(SystemExit, match="0"):
+        main(command)
+    events = [json.loads(line) for line in capsys.readouterr().err.splitlines() if line.startswith('{"event"')]
+    assert [e["step"] for e in events if e["event"] == "step"] == [1, 2, 3, 4]
+    assert [e["step"] for e in events if e["event"] == "validation"] == [0, 4]
+    progress = [e for e in events if e["event"] == "progress"]
+    assert {e["phase"] for e in progress} == {"starting", "rollout", "update", "validation", "saving"}
+    assert all(e["remaining_seconds"] >= 1 for e in progress), "the probe gives an estimate from the start"
+    ended = json.loads((tmp_path / "run" / "progress.json").read_text())
+    assert (ended["phase"], ended["step"], ended["remaining_seconds"]) == ("finished", 4, 0)
+    assert ended["elapsed_seconds"] >= progress[-1]["elapsed_seconds"]
+
+
+def test_a_probe_needs_a_backbone_that_trains(short: Overrides, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["run", str(EXAMPLE), *short(), "--backbone", "debug", "--probe"])
+    assert "does not train" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
