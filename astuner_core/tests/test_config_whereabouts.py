@@ -74,7 +74,7 @@ def test_an_override_that_is_wrong_is_answered_with_it(tmp_path, override, says)
     ("override", "says"),
     [
         ("astuner.rollout.max_tokens=1", "did you mean astuner.rollout.max_response_length_in_one_turn?"),
-        ("astuner.rollout.group_size=8", "did you mean astuner.rollout.num_repeat?"),
+        ("astuner.rollout.n_samples=8", "did you mean astuner.rollout.num_repeat?"),
         ("astuner.trainer_common.learning_rate=1", "did you mean astuner.trainer_common.optim.lr?"),
         ("astuner.trainer_common.num-train-epochs=1", "did you mean astuner.trainer_common.total_epochs?"),
         (
