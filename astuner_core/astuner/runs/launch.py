@@ -344,6 +344,7 @@ def run(
         plan = make_plan(config, trains, preflight.plan, run_dir.path, tasks)
         if dry_run:
             return RunResult(run_dir=run_dir.path, plan=plan, text=str(plan))
+        warnings = [f"warning: {text}" for text in preflight.warnings]
         sinks = [*listeners, *(make() for make in preflight.make_sinks)]
         interrupt = interrupt or Interrupt()
         stack.enter_context(interrupt.listening())
@@ -366,7 +367,7 @@ def run(
         if debug is not None:
             debug.note = training.note
             stack.callback(debug.end)
-        for line in (*preflight.notes, stops, *running, note, str(plan)):
+        for line in (*preflight.notes, *warnings, stops, *running, note, str(plan)):
             if line:
                 training.note(line)
         if not trains:
