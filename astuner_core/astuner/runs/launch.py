@@ -10,6 +10,7 @@ import errno
 import math
 import os
 import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from astuner.config import Config
 from astuner.config.schema import MOST
 from astuner.contracts.backbone import Backbone
-from astuner.contracts.errors import ConfigError, RunError
+from astuner.contracts.errors import AstunerError, ConfigError, RunError, told
 from astuner.contracts.events import RunPlanned, Subscriber
 from astuner.contracts.interrupt import Interrupt
 from astuner.contracts.parts import DebuggerPart
@@ -37,6 +38,7 @@ from astuner.runs.run import TrainingRun
 from astuner.runs.run_dir import RunDir, debug_folder
 from astuner.runs.services import run_services
 from astuner.runs.tasks import TaskSet, planned_steps
+from astuner.support.limits import describe_limit
 from astuner.support.processes import recorded_process
 
 if TYPE_CHECKING:
@@ -413,8 +415,20 @@ def _explained(command: RunCommand, run_dir: RunDir, trainer: Backbone) -> Itera
         removed = "" if run_dir.is_whole() else f"its folder {run_dir.path} was removed. Start again: {command}"
         numbers = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
         if not removed and getattr(e, "errno", None) not in numbers:
+            if not isinstance(e, AstunerError):
+                _describe_ending(e, run_dir, next_step(command, run_dir, trainer))
             raise
         if removed:
             raise RunError(f"the run stopped: {removed}") from e
         fix = f"{e}. Free disk space or fix the permissions, then {next_step(command, run_dir, trainer)}"
         raise RunError(f"the run stopped: {fix}") from e
+
+
+def _describe_ending(error: Exception, run_dir: RunDir, what_next: str) -> None:
+    """Write the traceback of an unexpected error to ``run.log``, and add the message for the command line to it."""
+    log = run_dir.path / "run.log"
+    with contextlib.suppress(OSError):
+        with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write("".join(traceback.format_exception(error)))
+        why = describe_limit(error) or told(error).removesuffix(".")
+        error.ending = f"the run stopped: {why}. The traceback is in {log}; {what_next}"  # type: ignore[attr-defined]

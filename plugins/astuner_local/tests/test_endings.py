@@ -72,7 +72,9 @@ ENDINGS = {
     "kill -9": Ending("os.kill(os.getpid(), signal.SIGKILL)", -9, "ended unexpectedly"),
     "full disk": Ending("resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))", 1, "Free disk space"),
     "backbone": Ending(
-        "import torch; torch.optim.AdamW.step = lambda *_, **__: (_ for _ in ()).throw(ValueError('broken'))", 1, "broken"
+        "import torch; torch.optim.AdamW.step = lambda *_, **__: (_ for _ in ()).throw(ValueError('broken'))",
+        1,
+        "broken",
     ),
 }
 
@@ -106,6 +108,7 @@ def test_every_ending_prints_a_message_and_a_command_that_resumes(tmp_path: Path
     assert "Traceback" not in printed
     assert len(re.findall("^astuner: .*", printed, re.M)) == 1
     assert ending.message in printed
+    assert name != "backbone" or "optim.py" in (tmp_path / "runs" / "ü 1" / "run.log").read_text()
     (command,) = re.findall(r"continue with: (astuner run .*--resume)", printed)
     status, printed = run_in_shell(tmp_path, command)
     assert status == 0, printed
