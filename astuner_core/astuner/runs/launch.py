@@ -25,7 +25,7 @@ from astuner.contracts.events import RunPlanned, Subscriber
 from astuner.contracts.interrupt import Interrupt
 from astuner.contracts.parts import DebuggerPart
 from astuner.contracts.proxies import bypass_proxies
-from astuner.contracts.secrets import without_user
+from astuner.contracts.secrets import without_secrets, without_user
 from astuner.plugins import registry
 from astuner.plugins.loader import load_plugins
 from astuner.rollout.metrics import counted, reward_beside
@@ -426,9 +426,8 @@ def _explained(command: RunCommand, run_dir: RunDir, trainer: Backbone) -> Itera
 
 def _describe_ending(error: Exception, run_dir: RunDir, what_next: str) -> None:
     """Write the traceback of an unexpected error to ``run.log``, and add the message for the command line to it."""
-    log = run_dir.path / "run.log"
     with contextlib.suppress(OSError):
-        with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
-            file.write("".join(traceback.format_exception(error)))
+        with run_dir.log.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(without_secrets("".join(traceback.format_exception(error))))
         why = describe_limit(error) or told(error).removesuffix(".")
-        error.ending = f"the run stopped: {why}. The traceback is in {log}; {what_next}"  # type: ignore[attr-defined]
+        error.ending = f"the run stopped: {why}. The traceback is in {run_dir.log}; {what_next}"  # type: ignore[attr-defined]
