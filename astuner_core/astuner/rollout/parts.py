@@ -104,7 +104,7 @@ def make_judge(reference: str, section: Any, context: BuildContext) -> Any:
         if not {*parameters} & {*inspect.signature(target).parameters}:
             parameters = ("task", "response")
         _check_arguments(target, target.__name__, parameters)
-        ask = target
+        ask: Callable[..., Any] = target
         if parameters == ("task", "response"):
             ask = wraps(target)(lambda workflow_task, output: target(_row(workflow_task.task), output.response))
         return type(target.__name__, (Judge,), {"judge": staticmethod(ask)})()
