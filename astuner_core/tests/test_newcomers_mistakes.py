@@ -350,6 +350,126 @@ FILES = (
     ),
 )
 
+ROWS = [{"question": f"What is {n}?", "answer": str(n)} for n in range(1, 5)]
+CSV = "question,answer\nWhat is 1?,1\nWhat is 2?,2\n"
+READ = "astuner.task_reader.type: huggingface and astuner.task_reader.huggingface.dataset_path: data/train"
+SWAPPED = "with swapped parameters, because it is called with self, workflow_task, "
+FUNCTION = {"my.yaml": ("judge: null", "judge: judge.py->mine")}
+
+
+def data(name: str, content: str | bytes) -> dict[str, str | bytes | tuple[str, str]]:
+    """Return edits that use another data file."""
+    return {"my.yaml": ("data/train.jsonl", f"data/{name}"), f"data/{name}": content}
+
+
+FILES_OF_OTHERS = (
+    Mistake(
+        "swapped parameters of a judge",
+        {**JUDGED, "judge.py": ("workflow_task, output", "output, workflow_task")},
+        (SWAPPED + "output", "def judge(self, workflow_task, output)"),
+        ("judge.py", "def judge"),
+    ),
+    Mistake(
+        "swapped annotations of a judge",
+        {**JUDGED, "judge.py": ("workflow_task, output", "a: 'astuner.WorkflowOutput', b: 'WorkflowTask'")},
+        (SWAPPED + "output",),
+        ("judge.py", "def judge"),
+    ),
+    Mistake(
+        "swapped parameters of a workflow",
+        {"workflow.py": ("workflow_task, model_tuner", "model_tuner, workflow_task")},
+        (SWAPPED + "model_tuner",),
+        ("workflow.py", "async def execute"),
+    ),
+    Mistake(
+        "a judge function with swapped parameters",
+        {**FUNCTION, "judge.py": "def mine(response, task):\n    return 1.0\n"},
+        ("with swapped parameters", "def mine(task, response)"),
+        ("judge.py", "def mine"),
+    ),
+    Mistake(
+        "a judge function with one parameter",
+        {**FUNCTION, "judge.py": "def mine(response):\n    return 1.0\n"},
+        ("mine takes (response), but is called with task, response",),
+        ("judge.py", "def mine"),
+    ),
+    Mistake(
+        "a workflow that returns text only",
+        body("return reply.text"),
+        ("no episode would have a reward", "Set astuner.task_judge.judge"),
+        ("workflow.py", "async def execute"),
+        LOCAL,
+    ),
+    Mistake(
+        "a JSON list",
+        data("train.json", json.dumps(ROWS, indent=2)),
+        ("is a JSON list, not JSON Lines", f"Read it with {READ}.json", "or convert it: python -c"),
+        ("my.yaml", "data/train.json"),
+    ),
+    Mistake(
+        "a JSON list on one line that is skipped",
+        {"data/train.jsonl": json.dumps(ROWS), "my.yaml": ("  data:\n", "  data:\n    on_bad_line: skip\n")},
+        ("is a JSON list, not JSON Lines", "data/train.converted.jsonl"),
+        ("my.yaml", "data/train.json"),
+    ),
+    Mistake(
+        "a JSON object with rows",
+        data("train.json", json.dumps({"version": 1, "data": ROWS}, indent=1)),
+        ("a JSON object with the rows in its field 'data'", "['data']"),
+    ),
+    Mistake(
+        "indented JSON objects",
+        data("train.json", "\n".join(json.dumps(row, indent=1) for row in ROWS)),
+        ("a sequence of JSON objects over several lines", "jq -c ."),
+    ),
+    Mistake("CSV", data("train.csv", CSV), ("is a CSV file", f"{READ}.csv", "csv.DictReader"), ("my.yaml", ".csv")),
+    Mistake("CSV as JSONL", data("train.jsonl", CSV), ("Rename it to train.csv and read it with",)),
+    Mistake("TSV", data("train.tsv", CSV.replace(",", "\t")), ("is a TSV file", f"{READ}.tsv"), ("my.yaml", ".tsv")),
+    Mistake("Parquet", data("train.parquet", b"PAR1\x15\x04"), ("is a Parquet file", f"{READ}.parquet")),
+    Mistake("YAML", data("train.yaml", "- question: 1\n- question: 2\n"), ("is a YAML list", "yaml.safe_load")),
+    Mistake(
+        "gzip", data("train.jsonl.gz", b"\x1f\x8b\x08\x00"), ("compressed with gzip", "gzip -dc data/train.jsonl.gz")
+    ),
+    Mistake("Git LFS", data("train.jsonl", "version https://git-lfs.github.com/spec/v1\n"), ("git lfs pull",)),
+    Mistake("a web page", data("train.jsonl", "<!DOCTYPE html>\n<html></html>\n"), ("is a web page",)),
+    Mistake(
+        "a GPU by another name",
+        {"my.yaml": ("path: tiny-calculator", "path: tiny-calculator\n    device: gpu")},
+        ("astuner.model.device should be auto or cpu or cuda or cuda:0, got 'gpu'; did you mean cuda?",),
+        ("my.yaml", "device"),
+    ),
+    Mistake(
+        "a key of another tool",
+        {"my.yaml": ("max_response_length_in_one_turn:", "max_tokens:")},
+        ("unknown key astuner.rollout.max_tokens; did you mean astuner.rollout.max_response_length_in_one_turn?",),
+        ("my.yaml", "max_tokens"),
+    ),
+)
+VALIDATED = (
+    "file_path: data/train.jsonl",
+    "file_path: data/train.jsonl\n      validation:\n        file_path: data/train.jsonl",
+)
+WARNINGS = (
+    Mistake(
+        "validation on the training file",
+        {"my.yaml": VALIDATED},
+        ("warning: my.yaml:10:9: Validation is not held out: 4 of 4 tasks", "Validate on tasks that are not in the"),
+    ),
+    Mistake(
+        "a batch larger than the data set",
+        {"my.yaml": ("train_batch_size: 2", "train_batch_size: 64")},
+        ("train_batch_size is 64, but there are only 4 training tasks", "Set it to at most 4", "1 warning"),
+        ("my.yaml", "train_batch_size"),
+    ),
+    Mistake(
+        "a workflow that may lack a reward",
+        body("if not task:\n    return WorkflowOutput()\nreturn make_output(task)"),
+        ("astuner.task_judge.judge is not set", "may return no reward"),
+        ("workflow.py", "async def execute"),
+        LOCAL,
+    ),
+)
+
 AGENTSCOPE = """\
 from agentscope.agent import Agent
 from agentscope.message import UserMsg
@@ -480,7 +600,7 @@ def answer(
     """What of a mistake's answer is missing."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
-    def ask(mistake: Mistake) -> Iterator[str]:
+    def ask(mistake: Mistake, refused: bool = True) -> Iterator[str]:
         folder = tmp_path / re.sub(r"\W+", "_", mistake.what)
         texts = {"my.yaml": YAML, "workflow.py": WORKFLOW, "judge.py": JUDGE, "data/train.jsonl": DATA}
         (folder / "data").mkdir(parents=True)
@@ -505,16 +625,29 @@ def answer(
             )
             wanted.append(f"{name}:{number}")
         command, _, *rest = mistake.arguments
-        for arguments in (mistake.arguments, *([("run", *rest, "--dry-run")] if command == "config" else [])):
+        for arguments in (
+            mistake.arguments,
+            *([("run", *rest, "--dry-run")] if command == "config" and refused else []),
+        ):
             with pytest.raises(SystemExit) as e:
                 main(list(arguments))
             shown = capsys.readouterr()
             text = " ".join((shown.out + shown.err).split())
             missing = [repr(part) for part in wanted if part not in text]
-            if missing or not e.value.code or "Traceback" in text:
+            if missing or bool(e.value.code) != refused or "Traceback" in text:
                 yield f"{mistake.what}: {arguments} {e.value.code}: no {', '.join(missing)} in: {text[-1500:]}"
 
     return ask
+
+
+def test_mistakes_of_users_of_other_tools(answer):
+    check(FILES_OF_OTHERS, answer)
+
+
+def test_probable_mistakes_are_warnings(answer):
+    """The exit status is 0."""
+    problems = [problem for mistake in WARNINGS for problem in answer(mistake, refused=False)]
+    assert not problems, "\n".join(problems)
 
 
 def check(mistakes, answer):

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO, Literal
 
 from pydantic import Field
 
+from astuner.builtin.file_formats import describe_other_format
 from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import DataError
 from astuner.contracts.rows import BadRow, FieldMap, parse_json
@@ -84,6 +85,8 @@ class JsonlTaskReader(TaskReader):
                     try:
                         task = fields.task(_object(line, self.config.max_line_bytes), f"{path.name}:{number}")
                     except BadRow as e:
+                        if number == 1 and (other := describe_other_format(path, section.file_path)):
+                            raise DataError(f"{path}:1:1: {other}") from None
                         self._refuse(f"{path}:{number}", str(e))
                         continue
                     tasks += 1

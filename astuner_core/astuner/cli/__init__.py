@@ -226,7 +226,7 @@ def main(arguments: list[str] | None = None) -> None:
         sys.stderr.close()  # the reader of the output is gone (`| head`), so there is nothing to report
         sys.exit(EXIT_FAILED)
     except Exception as e:
-        if not (message := describe_limit(e)):
+        if not (message := getattr(e, "ending", "") or describe_limit(e)):  # `ending` is set by a run
             raise
         print(f"astuner: {message}", file=sys.stderr)
         sys.exit(EXIT_FAILED)

@@ -7,7 +7,7 @@ if a plugin's model would ignore them. `describe_field` describes the expected v
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -36,7 +36,6 @@ _BOUNDS = {
     "le": "≤ {:,}",
     "lt": "< {:,}",
     "min_length": "of length ≥ {}",
-    "pattern": "matching {}",
 }
 
 
@@ -101,7 +100,13 @@ def describe_field(info: FieldInfo) -> str:
     """Return a description such as ``"integer ≥ 1"``, ``"one of: stop, skip"`` or ``"section"``."""
     if section_of(info) is not None:
         return "section"
-    return _bounded(" or ".join(_word(member) for member in _members(info.annotation)), info.metadata)
+    words = _bounded(" or ".join(_word(member) for member in _members(info.annotation)), info.metadata)
+    return f"{words} such as {_examples(info)}" if info.examples else words
+
+
+def _examples(info: FieldInfo) -> str:
+    """Return the examples of a field, which describe its pattern to users."""
+    return " or ".join(map(str, info.examples or ()))
 
 
 def _bounded(words: str, rules: Iterable[Any]) -> str:
@@ -137,7 +142,11 @@ _FEW = 2
 """Maximum number of keys in other sections to suggest. If more match, the known keys of this section help more."""
 
 TABLES: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("tables.yaml").read_text(encoding="utf-8"))
-"""Contents of ``tables.yaml``: properties of keys, and messages for pydantic's errors."""
+"""Contents of ``tables.yaml``: properties of keys, messages for pydantic's errors, and names of other tools."""
+MEANT = {name: target for target, names in TABLES["meant"].items() for name in names}
+"""Name of another tool -> ASTuner's key or keys, or advice."""
+_OF_PLUGINS = ("task_reader", "task_judge", "services", "helper_models")
+"""Sections whose subsections have keys with other meanings, so that only names with a section apply."""
 
 
 def check_section(
@@ -180,12 +189,43 @@ def unknown_key(key: Key, known: list[str], tree: Tree, report: Report) -> None:
         return  # a default in a written-out config that no longer exists
     parent = dotted(key[:-1])
     older = [old.rpartition(".") for old in (*report.older.renamed, *report.older.gone)]
-    hint = did_you_mean(key[-1], [*known, *(name for section, _, name in older if section == parent)])
-    if not hint and 0 < len(elsewhere := report.whole_keys(key[-1])) <= _FEW and dotted(key) not in elsewhere:
+    hint = _other_tools(key) or did_you_mean(
+        key[-1], [*known, *(name for section, _, name in older if section == parent)]
+    )
+    of_others = _is_of_plugin(key) and keys_of_other_tools(key[-1:])
+    elsewhere = {} if hint or of_others else report.whole_keys(key[-1])
+    if 0 < len(elsewhere) <= _FEW and dotted(key) not in elsewhere:
         hint = f"; did you mean {' or '.join(elsewhere)}?"
     hint = hint or (f"; known keys: {', '.join(sorted(known))}" if known else "")
     said = report.who_adds(".".join(key[1:])) or f"{hint}{report.hint}"
     report.problem(tree.place(key), f"unknown key {dotted(key)}{said}")
+
+
+def _other_tools(key: Key) -> str:
+    """Return the end of a message if the key's name is one that other tools use, or an empty string."""
+    if keys := keys_of_other_tools(key):
+        return f"; did you mean {' and '.join(keys)}?"
+    advice = MEANT.get(key[-1].lower(), "")
+    return f"; {advice}" if " " in advice and not _is_of_plugin(key) else ""
+
+
+def keys_of_other_tools(key: Key) -> list[str]:
+    """Return ASTuner's full keys for a key with a name of other tools; empty if the name is unknown."""
+    names = [part.lower().replace("-", "_") for part in key]
+    target = MEANT.get(".".join(names[-2:])) or ("" if _is_of_plugin(key) else MEANT.get(names[-1], ""))
+    keys = [f"astuner.{name}" for name in target.split(" and ")]
+    return [] if not target or " " in "".join(keys) else keys
+
+
+def _is_of_plugin(key: Key) -> bool:
+    return len(key) > 3 and key[1] in _OF_PLUGINS
+
+
+def _other_value(value: Any, allowed: Callable[[str], object]) -> str:
+    """Return the end of a message if other tools use the value for an allowed one, or an empty string."""
+    given = str(value).strip().lower()
+    meant = (name for name, others in TABLES["meant_values"].items() if given in others and allowed(name))
+    return next((f"; did you mean {name}?" for name in meant), "")
 
 
 def _known(
@@ -238,8 +278,14 @@ def _explain(error: ValidationError, model: type[BaseModel], tree: Tree, prefix:
         else:
             text = TABLES["should"].get(entry["type"], entry["msg"][0].lower() + entry["msg"][1:]).format(**context)
             got[key] = tree.get((*prefix, *key), entry["input"])
+            info = field_at(model, key)
+            pattern = re.compile(pattern_of(info)) if info is not None and info.examples else re.compile("")
             if entry["type"] == "literal_error":
-                meant[key] = did_you_mean(str(got[key]), re.findall(r"'([^']*)'", text))
+                options = re.findall(r"'([^']*)'", text)
+                meant[key] = _other_value(got[key], options.__contains__) or did_you_mean(str(got[key]), options)
+            elif info is not None and pattern.pattern:
+                text = f"should be {_examples(info)}"
+                meant[key] = _other_value(got[key], pattern.search)
             by_key.setdefault(key, []).append(text)
     for key, texts in by_key.items():
         full = (*prefix, *key)
@@ -247,6 +293,11 @@ def _explain(error: ValidationError, model: type[BaseModel], tree: Tree, prefix:
             continue  # reported earlier and removed, so it only appears to be missing
         tail = f", got {_shown(full, got[key])}{meant.get(key, '')}" if key in got else ""
         report.problem(tree.place(full), f"{dotted(full)} {' or '.join(dict.fromkeys(texts))}{tail}")
+
+
+def pattern_of(info: FieldInfo) -> str:
+    """Return the regular expression of a field, or an empty string. Messages show the field's examples instead."""
+    return next((str(found) for rule in info.metadata if (found := getattr(rule, "pattern", None))), "")
 
 
 def _key_of(loc: tuple[int | str, ...], model: type[BaseModel]) -> Key:

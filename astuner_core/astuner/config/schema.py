@@ -58,7 +58,7 @@ class ModelSection(Section):
     """Run the model's Python files (`auto_map`) with your permissions; read them first. False rejects such models."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of weights and activations. `auto`: bfloat16 on a GPU and on CPUs where it is faster, otherwise float32."""
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", examples=["auto", "cpu", "cuda", "cuda:0"])
     """`auto`, `cpu`, `cuda` or `cuda:N`; `auto` uses a GPU if one is available."""
     chat_template: str | None = None
     """Jinja file that replaces the tokenizer's chat template; `hermes` is ChatML with tools."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from astuner.config import schema
-from astuner.config.checking import check_section, section_of, unknown_key, walk_fields
+from astuner.config.checking import check_section, keys_of_other_tools, section_of, unknown_key, walk_fields
 from astuner.contracts.errors import AmbiguousName, PluginError, UnknownName
 from astuner.contracts.places import Key, Report, Tree, did_you_mean, dotted
 from astuner.plugins import registry
@@ -240,6 +240,9 @@ def whole_keys(key: str, manager: PluginManager) -> dict[str, bool]:
         if f"astuner.{key}" in {*known, *older.renamed, *older.gone}:
             return [f"astuner.{key}"]
         parts = key.split(".")
+        is_unknown = len(parts) == 1 or not any(name.endswith(f".{parts[0]}") for name in known)
+        if is_unknown and (names := keys_of_other_tools(tuple(parts))):
+            return names
         for n in range(len(parts), 0, -1):
             begins, rest = ".".join(parts[:n]), "".join(f".{part}" for part in parts[n:])
             found = sorted((name for name in known if name.endswith(f".{begins}")), key=lambda name: name.count("."))
@@ -247,6 +250,9 @@ def whole_keys(key: str, manager: PluginManager) -> dict[str, bool]:
                 return [f"astuner.{begins}{rest}"]
             if found:
                 return [f"{name}{rest}" for name in found[:3]]
+        for n in range(1, len(parts) - 1):  # VERL: actor_rollout_ref.actor.optim.lr
+            if found := [name for name in known if name.endswith(f".{'.'.join(parts[n:])}")]:
+                return found[:1]
         near = difflib.get_close_matches(parts[0], list(models[0][1].model_fields), 1)
         return [".".join(["astuner", near[0], *parts[1:]])] if near and len(parts) > 1 else []
 

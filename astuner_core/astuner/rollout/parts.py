@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
@@ -32,6 +32,11 @@ from astuner.rollout.threads import contained
 
 if TYPE_CHECKING:
     from astuner.config import Config
+
+_FIRST = ("workflow_task", "task", "WorkflowTask", "Task")
+"""Names and types of the first parameter of workflows and judges."""
+_SECOND = ("output", "response", "WorkflowOutput", "completion", "model_tuner", "model", "tuner", "ModelTuner")
+"""Names and types of their second parameter."""
 
 BY_NAME: Mapping[str, Callable[[BuildContext], Any]] = {
     "config": lambda context: context.config,  # only for a required parameter of a class without a section
@@ -89,10 +94,19 @@ def build_judge(config: Config) -> Any:
 
 
 def make_judge(reference: str, section: Any, context: BuildContext) -> Any:
-    """Build a judge and check its methods. Functions ``(task, response)`` of agentscope.tuner are accepted."""
+    """Build a judge and check its methods.
+
+    Functions ``(workflow_task, output)``, and ``(task, response)`` as in agentscope.tuner, are also accepted.
+    """
     target = context.config.resolve("judge", reference)
-    if inspect.isfunction(target) and [*inspect.signature(target).parameters][:2] == ["task", "response"]:
-        ask = wraps(target)(lambda workflow_task, output: target(_row(workflow_task.task), output.response))
+    if inspect.isfunction(target) and _is_judge_function(target):
+        parameters = ("workflow_task", "output")
+        if not {*parameters} & {*inspect.signature(target).parameters}:
+            parameters = ("task", "response")
+        _check_arguments(target, target.__name__, parameters)
+        ask: Callable[..., Any] = target
+        if parameters == ("task", "response"):
+            ask = wraps(target)(lambda workflow_task, output: target(_row(workflow_task.task), output.response))
         return type(target.__name__, (Judge,), {"judge": staticmethod(ask)})()
     if isinstance(target, type):
         _check_judge(target)  # before building, because Python's error for abstract classes is less clear
@@ -177,8 +191,15 @@ def _check_method(target: Any, names: Sequence[str], arguments: Sequence[str]) -
     _check_arguments(getattr(target, name), f"{target.__name__}.{name}", arguments if static else ("self", *arguments))
 
 
+def _is_judge_function(function: Any) -> bool:
+    """Return whether a function judges, rather than build a judge from arguments that ASTuner passes by name."""
+    parameters = inspect.signature(function).parameters
+    required = {p.name for p in parameters.values() if p.default is p.empty}
+    return [*parameters][:2] == ["task", "response"] or bool(required & {*_FIRST, *_SECOND})
+
+
 def _check_arguments(function: Any, name: str, arguments: Sequence[str]) -> None:
-    """Check that a function accepts the arguments.
+    """Check that a function accepts the arguments, in this order.
 
     :raises PluginError: It does not.
     """
@@ -188,10 +209,25 @@ def _check_arguments(function: Any, name: str, arguments: Sequence[str]) -> None
     except ValueError:
         return  # the signature is unknown
     except TypeError:
-        raise PluginError(
-            f"{written_at(function)}: {name} takes {signature}, but is called with {', '.join(arguments)}. Change it "
-            f"to: def {function.__name__}({', '.join(arguments)})"
-        ) from None
+        why = "but"
+    else:
+        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_POSITIONAL]
+        first, second = ([*own[len(arguments) - 2 :], None, None])[:2]
+        if len(arguments) < 2 or not (_is_among(first, _SECOND) and _is_among(second, _FIRST)):
+            return
+        why = "with swapped parameters, because it"
+    raise PluginError(
+        f"{written_at(function)}: {name} takes {signature}, {why} is called with {', '.join(arguments)}. Change it "
+        f"to: def {function.__name__}({', '.join(arguments)})"
+    )
+
+
+def _is_among(parameter: inspect.Parameter | None, names: Collection[str]) -> bool:
+    """Return whether a parameter's type, or its name if the type is not one of ASTuner's, is among ``names``."""
+    if parameter is None:
+        return False
+    kind = str(getattr(parameter.annotation, "__name__", parameter.annotation)).rpartition(".")[2]
+    return (kind if kind in (*_FIRST, *_SECOND) else parameter.name) in names
 
 
 class _FunctionWorkflow:

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from astuner.contracts.errors import ConfigError
 from astuner.contracts.types import WorkflowOutput
+from astuner.contracts.workflow import Workflow
+from astuner.plugins.registry import is_code
 from astuner.plugins.user_code import written_at
 
 if TYPE_CHECKING:
     from astuner.config import Config
+
+
+_TEXT_METHODS = ("get_text_content", "strip", "join", "format")
+"""Methods that return text."""
+_MAY_SET_REWARD = re.compile(r"reward|score|evaluat|gym_step", re.I)
+"""Signs in the source of a workflow that an episode may get a reward."""
 
 
 def no_reward(workflow_at: str) -> str:
@@ -42,11 +51,34 @@ def check_rewards(config: Config) -> None:
         raise ConfigError(f"no episode would have a reward: {no_reward(written_at(execute))}")
 
 
+def may_lack_reward(config: Config) -> str:
+    """Return a warning if no judge is configured and the files of the workflow do not mention rewards, or ``""``."""
+    reference = config.astuner.rollout.workflow
+    if config.astuner.task_judge.judge or not is_code(reference):
+        return ""
+    target = config.resolve("workflow", reference)
+    is_function = inspect.isfunction(target)
+    classes = [target] if is_function else [kind for kind in target.__mro__ if kind not in Workflow.__mro__]
+    execute = target if is_function else target.execute
+    try:
+        sources = [inspect.getsource(inspect.getmodule(kind) or kind) for kind in classes]
+    except (OSError, TypeError):
+        return ""
+    if any(_MAY_SET_REWARD.search(source) for source in sources) or not _returns(execute, any):
+        return ""
+    return f"astuner.task_judge.judge is not set. {no_reward(written_at(execute))}".replace("returned", "may return", 1)
+
+
 def never_gives_reward(execute: Any) -> bool:
     """Return whether a workflow's function returns only outputs that are created, and remain, without a reward.
 
     Return False if the source is unavailable or inconclusive, because the output may come from elsewhere.
     """
+    return _returns(execute, all)
+
+
+def _returns(execute: Any, quantifier: Callable[[Iterable[bool]], bool]) -> bool:
+    """Return whether ``any`` or ``all`` returned values have no reward."""
     try:
         function = inspect.unwrap(execute)
         (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
@@ -60,8 +92,9 @@ def never_gives_reward(execute: Any) -> bool:
     returned = [node.value for node in nodes if isinstance(node, ast.Return)]
     own = function.__code__.co_varnames
     known = {name: value for name, value in function.__globals__.items() if name not in own}
-    return bool(returned) and all(
-        value is not None and (_is_without_reward(value, known) or _stays_without_reward(value, tree, known))
+    return bool(returned) and quantifier(
+        value is not None
+        and (_is_without_reward(value, known) or _is_text(value) or _stays_without_reward(value, tree, known))
         for value in returned
     )
 
@@ -83,6 +116,16 @@ def _is_without_reward(value: ast.AST, known: dict[str, Any]) -> bool:
         and all(keyword.arg is not None for keyword in value.keywords)
         and all(keyword.arg != "reward" or _is_none(keyword.value) for keyword in value.keywords)
     )
+
+
+def _is_text(value: ast.AST) -> bool:
+    """Return whether an expression is text or None, which is not a reward."""
+    if isinstance(value, ast.Constant):
+        return isinstance(value.value, (str, type(None)))
+    is_str = isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "str"
+    is_join = isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _TEXT_METHODS
+    is_reply = isinstance(value, ast.Attribute) and value.attr in ("text", "content")
+    return isinstance(value, ast.JoinedStr) or is_str or is_join or is_reply
 
 
 def _stays_without_reward(value: ast.AST, tree: ast.AST, known: dict[str, Any]) -> bool:

@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,12 +22,12 @@ from typing import TYPE_CHECKING, Any
 from astuner.config import Config, load_config
 from astuner.config.schema import MOST
 from astuner.contracts.backbone import Backbone
-from astuner.contracts.errors import ConfigError, Interrupted, RunError
+from astuner.contracts.errors import AstunerError, ConfigError, Interrupted, RunError, told
 from astuner.contracts.events import RunPlanned, Subscriber
 from astuner.contracts.interrupt import Interrupt
 from astuner.contracts.parts import DebuggerPart
 from astuner.contracts.proxies import bypass_proxies
-from astuner.contracts.secrets import without_user
+from astuner.contracts.secrets import without_secrets, without_user
 from astuner.plugins import registry
 from astuner.plugins.loader import load_plugins
 from astuner.rollout.metrics import counted, reward_beside
@@ -49,6 +50,7 @@ from astuner.runs.run import TrainingRun
 from astuner.runs.run_dir import RunDir, debug_folder
 from astuner.runs.services import run_services
 from astuner.runs.tasks import TaskSet, planned_steps
+from astuner.support.limits import describe_limit
 from astuner.support.processes import recorded_process
 
 if TYPE_CHECKING:
@@ -377,6 +379,7 @@ def run(
         if dry_run:
             expected = estimate(timing, schedule) if timing is not None else {}
             return RunResult(run_dir=run_dir.path, plan=plan, estimate=expected, text=str(plan))
+        warnings = [f"warning: {text}" for text in preflight.warnings]
         sinks = [*listeners, *(make() for make in preflight.make_sinks)]
         interrupt = interrupt or Interrupt()
         stack.enter_context(interrupt.listening())
@@ -400,7 +403,7 @@ def run(
         if debug is not None:
             debug.note = training.note
             stack.callback(debug.end)
-        for line in (*preflight.notes, stops, *running, note, str(plan)):
+        for line in (*preflight.notes, *warnings, stops, *running, note, str(plan)):
             if line:
                 training.note(line)
         if not trains:
@@ -486,8 +489,19 @@ def _explained(command: RunCommand, run_dir: RunDir, trainer: Backbone) -> Itera
         removed = "" if run_dir.is_whole() else f"its folder {run_dir.path} was removed. Start again: {command}"
         numbers = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
         if not removed and getattr(e, "errno", None) not in numbers:
+            if not isinstance(e, AstunerError):
+                _describe_ending(e, run_dir, next_step(command, run_dir, trainer))
             raise
         if removed:
             raise RunError(f"the run stopped: {removed}") from e
         fix = f"{e}. Free disk space or fix the permissions, then {next_step(command, run_dir, trainer)}"
         raise RunError(f"the run stopped: {fix}") from e
+
+
+def _describe_ending(error: Exception, run_dir: RunDir, what_next: str) -> None:
+    """Write the traceback of an unexpected error to ``run.log``, and add the message for the command line to it."""
+    with contextlib.suppress(OSError):
+        with run_dir.log.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(without_secrets("".join(traceback.format_exception(error))))
+        why = describe_limit(error) or told(error).removesuffix(".")
+        error.ending = f"the run stopped: {why}. The traceback is in {run_dir.log}; {what_next}"  # type: ignore[attr-defined]

@@ -21,7 +21,7 @@ from astuner.contracts.errors import ConfigError, EnvironmentFailed, PluginError
 from astuner.plugins import registry
 from astuner.rollout.credit import estimator_of, loss_of
 from astuner.rollout.parts import build, build_task_reader
-from astuner.rollout.rewards import check_rewards
+from astuner.rollout.rewards import check_rewards, may_lack_reward
 from astuner.rollout.runner import EpisodeRunner
 from astuner.runs.run import subscribers
 from astuner.runs.tasks import TaskSet, tasks_of
@@ -59,6 +59,8 @@ class Preflight:
         self.config = self._without_absent_keys(config) if only_look else config
         self.mistakes = Mistakes(self.config, told)
         self.notes = list(config.notes)
+        self.warnings: list[str] = []
+        """Probable mistakes, each with its place and a remedy."""
         self.runner = EpisodeRunner(self.config)
         self.make_sinks: Sequence[Callable[[], LogSink]] = ()
         self.plan: Mapping[str, str] = {}
@@ -104,6 +106,8 @@ class Preflight:
         """Check that a reward exists. It is required for training; a try-out shows conversations without it."""
         try:
             check_rewards(self.config)
+            if warning := may_lack_reward(self.config):
+                self._warn("astuner.rollout.workflow", warning)
         except PluginError:
             pass  # a workflow that cannot be found is reported separately
         except ConfigError as e:
@@ -154,12 +158,32 @@ class Preflight:
             tasks = tasks_of(reader, self.config)
             part: type[TaskCheckPart] | None = registry.find_optional_part(self.config.plugins, "task_check")
             found = part().look(self.config, tasks.train, tasks.validation) if part else {}
+            self._warn_of_tasks(tasks, found)
             return replace(tasks, checked=found)
         except (RunError, EnvironmentFailed) as e:  # from a service that is not running during a check
             if not self._only_look:
                 raise
             self.unchecked.append(str(e))
             return None
+
+    def _warn_of_tasks(self, tasks: TaskSet, checked: Mapping[str, Any]) -> None:
+        """Add warnings about the tasks of both splits and the batch size."""
+        for alarm in checked.get("alarms", ()) if checked.get("leakage") != "allow" else ():
+            self._warn(_validation_key(self.config), f"{alarm['message']}. {alarm['advice']}")
+        key = "astuner.data.train_batch_size"
+        size, train = self.config.astuner.data.train_batch_size, len(tasks.train)
+        trains = self.backbone is not None and self.backbone.capabilities.trains
+        if train and size > train and (trains or key in self.config.written):
+            self._warn(
+                key,
+                f"{key} is {size}, but there are only {train} training tasks, so every step repeats tasks. Set it "
+                f"to at most {train}, or add tasks; for more attempts per task, increase astuner.rollout.num_repeat",
+            )
+
+    def _warn(self, key: str, text: str) -> None:
+        warning = f"{self.config.place(key)}: {text}"
+        if warning not in self.warnings:
+            self.warnings.append(warning)
 
     def _sinks(self) -> list[Callable[[], LogSink]]:
         names: str | Sequence[str] = self.config.astuner.trainer_common.logger
@@ -193,6 +217,12 @@ class Preflight:
         if helpers := getattr(a, "helper_models", None):  # keys of a plugin
             without["helper_models"] = asked("helper_models", helpers)
         return replace(config, astuner=a.model_copy(update=without))
+
+
+def _validation_key(config: Config) -> str:
+    """Return the written key that locates the validation tasks, or the task reader's."""
+    keys = sorted(key for key in config.written if key.startswith("astuner.task_reader.") and "validation" in key)
+    return next(iter(keys), "astuner.task_reader")
 
 
 def find_backbone(config: Config) -> tuple[Backbone, Sequence[str]]:

@@ -34,6 +34,7 @@ _FORMATS: dict[str, tuple[str, dict[str, str]]] = {
     ".parquet": ("parquet", {}),
     ".jsonl": ("json", {}),
     ".json": ("json", {}),
+    ".ndjson": ("json", {}),
     ".csv": ("csv", {}),
     ".tsv": ("csv", {"sep": "\t"}),
     ".arrow": ("arrow", {}),

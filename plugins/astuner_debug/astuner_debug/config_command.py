@@ -83,16 +83,18 @@ def check(
             mistakes = found.mistakes.told
         except ConfigError as e:  # too broken for further checks
             mistakes = list(e.problems)
-    notes, unchecked = (found.notes, found.unchecked) if found else ([], [])
+    notes, unchecked, warnings = (found.notes, found.unchecked, found.warnings) if found else ([], [], [])
     name = found.config.astuner.backbone if found else backbone
     if as_json:
-        about = {"file": str(file), "backbone": name, "mistakes": mistakes, "not_checked": unchecked, "notes": notes}
-        write_json(about)
+        about = {"file": str(file), "backbone": name, "mistakes": mistakes, "warnings": warnings}
+        write_json(about | {"not_checked": unchecked, "notes": notes})
     else:
-        for line in (*notes, *(f"not checked: {text}" for text in unchecked), *mistakes):
+        doubts = (*(f"not checked: {text}" for text in unchecked), *(f"warning: {text}" for text in warnings))
+        for line in (*notes, *doubts, *mistakes):
             typer.echo(line)
         read = f"; {tasks.counts(noun='tasks')}" if tasks else ""
         verdict = f"{len(mistakes)} mistake{'s' * (len(mistakes) > 1)}" if mistakes else f"no mistake{read}"
+        verdict += f"; {len(warnings)} warning{'s' * (len(warnings) > 1)}" if warnings else ""
         typer.echo(f"{file}{f' with the backbone {name!r}' if name else ''}: {verdict}")
     if mistakes:
         raise typer.Exit(1)

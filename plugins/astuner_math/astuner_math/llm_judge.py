@@ -45,7 +45,7 @@ class MathAnswerLlmConfig(MathAnswerConfig):
 
     helper_model: str | None = None
     """Name of the helper in `astuner.helper_models`. Alternatively, set its server with `base_url` and `model`."""
-    base_url: str | None = Field(None, pattern=r"^https?://")
+    base_url: str | None = Field(None, pattern=r"^https?://", examples=["https://api.openai.com/v1"])
     """URL of the helper's OpenAI-compatible server, including `/v1`, for a helper without a name."""
     model: str | None = Field(None, min_length=1, validation_alias=AliasChoices("model", "alien_llm_model"))
     """Name of the helper model on that server (older spelling: `alien_llm_model`)."""
