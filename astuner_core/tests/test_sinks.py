@@ -174,7 +174,7 @@ def test_the_console_tells_reward_success_speed_and_time_left(
     captured = capsys.readouterr()
     assert captured.out == ""  # stdout is for results
     lines = captured.err.splitlines()
-    assert lines[0].startswith("step    1/3  reward 0.250  success 0.500  1,234 tok/s  12% of episodes failed")
+    assert lines[0].startswith("step    1/3  reward 0.250  success 0.500  1,234 tok/s  12 % of episodes failed")
     assert "left" in lines[1]
     assert lines[-2] == "step    3  validation success 0.750 [0.700, 0.800] of 200 tasks"
     assert lines[-1] == "the end"

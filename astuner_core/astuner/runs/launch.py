@@ -25,6 +25,7 @@ from astuner.contracts.interrupt import Interrupt
 from astuner.contracts.parts import DebuggerPart
 from astuner.contracts.proxies import bypass_proxies
 from astuner.contracts.secrets import without_user
+from astuner.contracts.statistics import percent
 from astuner.plugins import registry
 from astuner.plugins.loader import load_plugins
 from astuner.rollout.metrics import counted, reward_beside
@@ -272,9 +273,9 @@ def _before_and_after(rows: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def _success(row: Mapping[str, Any]) -> str:
-    low, high = row["val/success_ci_low"], row["val/success_ci_high"]
+    success, low, high = (percent(row[f"val/success{end}"], 1) for end in ("", "_ci_low", "_ci_high"))
     over = f"{counted(row)}{reward_beside(row)}"
-    return f"{row['val/success']:.1%}  (95 %: {low:.1%} to {high:.1%}; {over}; step {row['step']})"
+    return f"{success}  (95 %: {low} to {high}; {over}; step {row['step']})"
 
 
 def run(
