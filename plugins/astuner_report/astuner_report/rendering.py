@@ -38,11 +38,25 @@ def code(text: str) -> Markup:
     return Markup(f"{fence}bash\n{line}\n{fence}")
 
 
+def inline(text: str) -> Markup:
+    """Return a command as inline code in a Markdown table."""
+    line = " ".join(shown(text).split()).replace("|", "\\|")
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
+    return Markup(f"{fence} {line} {fence}" if len(fence) > 1 else f"`{line}`")
+
+
 def lasted(alarm: Mapping[str, Any]) -> str:
     """Return how many steps an alarm held and their share of tokens, or an empty string if that is unknown."""
     if not alarm.get("held"):
         return ""
     return f"in {alarm['held']} of {alarm['of']} steps, {percent(alarm['tokens_share'])} of the tokens"
+
+
+def slice_line(row: Mapping[str, Any]) -> str:
+    """Return the success of a slice in the first and last validation: ``layout=b  100.0 % to 73.9 %  (23 tasks)``."""
+    shares = [percent(row[name]["success"], 1) for name in ("first", "last") if row.get(name)]
+    mark = "  FELL" if row.get("fell") else ""
+    return f"{row['field']}={row['value']}  {' to '.join(shares) or 'not scored'}  ({row['tasks']} tasks){mark}"
 
 
 def _duration(seconds: float) -> str:
@@ -54,6 +68,7 @@ def _duration(seconds: float) -> str:
 
 _FILTERS = {
     "code": code,
+    "inline": inline,
     "lasted": lasted,
     "duration": _duration,
     "count": lambda n: "" if n is None else f"{n:,.0f}",
