@@ -78,6 +78,9 @@ class TaskCheck(TaskCheckPart):
     def look(self, config: Any, train: Sequence[Task], validation: Sequence[Task]) -> Mapping[str, Any]:
         found = find_leakage(train, validation)
         found["slices"] = slices_of(config, train, validation)
+        if found["slices"]:
+            fields = (f"{field} ({len(values)} values)" for field, values in found["slices"].items())
+            found["plan"]["success by"] = ", ".join(fields)
         found["leakage"] = config.keys_of(LeakageKeys).leakage
         if found["leakage"] == "refuse" and found["alarms"]:
             raise ConfigError([f"{KEY}: {a['message']}. {a['advice']}, or set {KEY}=allow" for a in found["alarms"]])

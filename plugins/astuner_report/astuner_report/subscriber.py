@@ -21,7 +21,7 @@ from astuner.contracts.events import (
     Subscriber,
     Summary,
 )
-from astuner.contracts.statistics import mean
+from astuner.contracts.statistics import mean, percent
 from astuner.contracts.types import Episode, Split
 from astuner_report.curve import draw_reward_curve
 from astuner_report.duplicates import duplicates, same_answer, sampled_entropy
@@ -166,7 +166,7 @@ class Report(Subscriber):
             lines={
                 "Optimizer steps": _trained(self._facts),
                 "Alarms": _alarms(self._facts["alarms"]),
-                **_details(self._facts),
+                **_details(self._facts, self._run_dir),
                 "Reward curve": self._curve,
                 "Report": str(self._run_dir.report_html),
             },
@@ -212,19 +212,19 @@ def _shortened(texts: Sequence[str]) -> str:
 
 
 def _fallen_first(slices: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Return the slices for the summary: all, or those that fell most if there are too many."""
+    """Return the slices for the summary: all, or the lowest changes if there are too many."""
     if len(slices) <= _MOST_SLICES:
         return slices
     return sorted(slices, key=lambda row: row.get("change") or 0.0)[:_MOST_SLICES]
 
 
-def _details(facts: Mapping[str, Any]) -> dict[str, str]:
+def _details(facts: Mapping[str, Any], run_dir: RunDir) -> dict[str, str]:
     """Return the lines about slices, tasks won and lost, sampling, and episodes worth reading."""
     lines = {
         "Success by field": "\n".join(slice_line(row) for row in _fallen_first(facts["slices"])),
+        "Best validation": _unsaved_best(facts, run_dir),
         "Won and lost": "\n".join(
-            f"{pair['won']} won, {pair['lost']} lost from step {pair['from']} to {pair['to']}; list them: "
-            f"{pair['command']}"
+            f"{pair['won']} won, {pair['lost']} lost from step {pair['from']} to {pair['to']}\n  {pair['command']}"
             for pair in facts["won_and_lost"]
             if pair["won"] or pair["lost"]
         ),
@@ -234,6 +234,16 @@ def _details(facts: Mapping[str, Any]) -> dict[str, str]:
         ),
     }
     return {label: text for label, text in lines.items() if text}
+
+
+def _unsaved_best(facts: Mapping[str, Any], run_dir: RunDir) -> str:
+    """Return the best validation if it is not the last one and has no checkpoint, else an empty string."""
+    held_out = facts["held_out"]
+    best = held_out["best"] if held_out else None
+    if best is None or best["step"] in (0, held_out["after"]["step"]) or run_dir.checkpoint(best["step"]).exists():
+        return ""
+    fix = "to keep it in the next run, set astuner.trainer_common.save_freq to test_freq"
+    return f"step {best['step']}, success {percent(best['success'], 1)}; it has no checkpoint, {fix}"
 
 
 def _trained(facts: Mapping[str, Any]) -> str:
