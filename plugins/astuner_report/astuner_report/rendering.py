@@ -52,13 +52,6 @@ def lasted(alarm: Mapping[str, Any]) -> str:
     return f"in {alarm['held']} of {alarm['of']} steps, {percent(alarm['tokens_share'])} of the tokens"
 
 
-def slice_line(row: Mapping[str, Any]) -> str:
-    """Return the success of a slice in the first and last validation: ``layout=b  100.0 % to 73.9 %  (23 tasks)``."""
-    shares = [percent(row[name]["success"], 1) for name in ("first", "last") if row.get(name)]
-    mark = "  FELL" if row.get("fell") else ""
-    return f"{row['field']}={row['value']}  {' to '.join(shares) or 'not scored'}  ({row['tasks']} tasks){mark}"
-
-
 def _duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.1f} s"

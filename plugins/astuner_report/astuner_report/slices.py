@@ -38,7 +38,7 @@ Slices = Mapping[str, Mapping[str, str]]
 """Field -> value as text -> name of the value in metrics."""
 
 
-class Report(Section):
+class ReportSection(Section):
     """Settings of the report."""
 
     slices: list[str] | None = None
@@ -49,7 +49,7 @@ class Report(Section):
 class ReportKeys(Section):
     """Keys that the report adds to ``astuner``."""
 
-    report: Report = Report()
+    report: ReportSection = ReportSection()
     """Settings of the report."""
 
 
@@ -70,7 +70,7 @@ def choose_slices(
 ) -> dict[str, dict[str, str]]:
     """Return the slices of a run.
 
-    :param fields: `Report.slices`.
+    :param fields: `ReportSection.slices`.
     :param train: metadata of the training tasks.
     :param validation: metadata of the validation tasks.
     :raises ConfigError: no task has a value for a configured field, or it has more than `MAX_SLICES` values.
@@ -181,7 +181,7 @@ def slice_metrics(slices: Slices, split: Split, episodes: Sequence[Episode]) -> 
         groups.setdefault(episode.workflow_task.group_id, []).append(episode)
     validates = split is Split.VALIDATION
     prefix, count = ("val/slice", "tasks") if validates else ("slice", "episodes")
-    found: dict[tuple[str, str], list[TaskResult]] = {}
+    results: dict[tuple[str, str], list[TaskResult]] = {}
     for group in groups.values():
         metadata = group[0].workflow_task.task.metadata
         for field, names in slices.items():
@@ -189,15 +189,15 @@ def slice_metrics(slices: Slices, split: Split, episodes: Sequence[Episode]) -> 
                 continue
             for scored in (group,) if validates else ((episode,) for episode in group):
                 if (result := TaskResult.of(scored)) is not None:
-                    found.setdefault((field, names[value]), []).append(result)
+                    results.setdefault((field, names[value]), []).append(result)
     metrics = {}
     for field, names in slices.items():
         for name in names.values():
-            if results := found.get((field, name)):
+            if of_slice := results.get((field, name)):
                 at = f"{prefix}/{metric_name(field)}/{name}"
-                metrics[f"{at}/success"] = mean([result.success for result in results])
-                metrics[f"{at}/reward"] = mean([result.reward for result in results])
-                metrics[f"{at}/{count}"] = float(len(results))
+                metrics[f"{at}/success"] = mean([result.success for result in of_slice])
+                metrics[f"{at}/reward"] = mean([result.reward for result in of_slice])
+                metrics[f"{at}/{count}"] = float(len(of_slice))
     return metrics
 
 

@@ -21,23 +21,22 @@ from astuner.contracts.events import (
     Subscriber,
     Summary,
 )
-from astuner.contracts.statistics import mean, percent
+from astuner.contracts.statistics import mean
 from astuner.contracts.types import Episode, Split
 from astuner_report.curve import draw_reward_curve
 from astuner_report.duplicates import duplicates, same_answer, sampled_entropy
-from astuner_report.rendering import lasted, slice_line
+from astuner_report.rendering import lasted
 from astuner_report.run_report import origin, write_report
 from astuner_report.run_report.energy import EnergyMeter
 from astuner_report.run_report.files import is_measured, read_rows
 from astuner_report.run_report.sampling import RECENT, sampling_note
+from astuner_report.run_report.summary import summary_lines
 from astuner_report.sentinel import RULES, Alarm, Rule, Sentinel
 from astuner_report.sentinel.settings import SentinelKeys
 from astuner_report.slices import Slices, slice_metrics
 
 _MOST_ALARMS = 5
 """Maximum number of alarms in the summary."""
-_MOST_SLICES = 10
-"""Maximum number of slices in the summary."""
 
 
 class Watch(Subscriber):
@@ -166,7 +165,7 @@ class Report(Subscriber):
             lines={
                 "Optimizer steps": _trained(self._facts),
                 "Alarms": _alarms(self._facts["alarms"]),
-                **_details(self._facts, self._run_dir),
+                **summary_lines(self._facts, self._run_dir),
                 "Reward curve": self._curve,
                 "Report": str(self._run_dir.report_html),
             },
@@ -202,48 +201,13 @@ def _alarms(alarms: Sequence[Mapping[str, Any]]) -> str:
     still = [a for a in alarms if a["current"]]
     current = [", ".join(filter(None, (f"{a['rule']} since step {a['step']}", lasted(a)))) for a in still]
     past = [f"{a['rule']} in steps {a['first_step']} to {a['last_step']}" for a in alarms if not a["current"]]
-    texts = [f"{len(said)}{kind}: {_shortened(said)}" for said, kind in ((current, ""), (past, " past")) if said]
+    texts = [f"{len(those)}{kind}: {_shortened(those)}" for those, kind in ((current, ""), (past, " past")) if those]
     return "\n".join(texts if current or not past else ["none now", *texts]) or "none"
 
 
 def _shortened(texts: Sequence[str]) -> str:
     more = f" and {len(texts) - _MOST_ALARMS} more" if len(texts) > _MOST_ALARMS else ""
     return "; ".join(texts[:_MOST_ALARMS]) + more
-
-
-def _fallen_first(slices: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Return the slices for the summary: all, or the lowest changes if there are too many."""
-    if len(slices) <= _MOST_SLICES:
-        return slices
-    return sorted(slices, key=lambda row: row.get("change") or 0.0)[:_MOST_SLICES]
-
-
-def _details(facts: Mapping[str, Any], run_dir: RunDir) -> dict[str, str]:
-    """Return the lines about slices, tasks won and lost, sampling, and episodes worth reading."""
-    lines = {
-        "Success by field": "\n".join(slice_line(row) for row in _fallen_first(facts["slices"])),
-        "Best validation": _unsaved_best(facts, run_dir),
-        "Won and lost": "\n".join(
-            f"{pair['won']} won, {pair['lost']} lost from step {pair['from']} to {pair['to']}\n  {pair['command']}"
-            for pair in facts["won_and_lost"]
-            if pair["won"] or pair["lost"]
-        ),
-        "Sampling": facts["sampling"],
-        "Read first": "\n".join(
-            f"{found['episode']}: {found['reason']}\n  {found['command']}" for found in facts["informative_episodes"]
-        ),
-    }
-    return {label: text for label, text in lines.items() if text}
-
-
-def _unsaved_best(facts: Mapping[str, Any], run_dir: RunDir) -> str:
-    """Return the best validation if it is not the last one and has no checkpoint, else an empty string."""
-    held_out = facts["held_out"]
-    best = held_out["best"] if held_out else None
-    if best is None or best["step"] in (0, held_out["after"]["step"]) or run_dir.checkpoint(best["step"]).exists():
-        return ""
-    fix = "to keep it in the next run, set astuner.trainer_common.save_freq to test_freq"
-    return f"step {best['step']}, success {percent(best['success'], 1)}; it has no checkpoint, {fix}"
 
 
 def _trained(facts: Mapping[str, Any]) -> str:

@@ -31,7 +31,7 @@ from astuner_report.sentinel.settings import Sentinel as Watched
 from astuner_report.slices import choose_slices, slice_metrics
 from tests.table import table
 
-from .test_compare import episode
+from .test_compare import astuner, episode
 from .test_run_report import a_run, trained, validated
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "math_agent"
@@ -168,7 +168,7 @@ def test_a_slice_that_fell_with_all_others_is_no_finding_of_its_own(tmp_path: Pa
     assert not any(row["fell"] for row in facts["slices"])
 
 
-def test_tasks_won_and_lost_lead_to_both_transcripts(tmp_path: Path) -> None:
+def test_tasks_won_and_lost_lead_to_both_transcripts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = fallen(tmp_path)
     facts = write_report(run_dir)
     (pair,) = facts["won_and_lost"]
@@ -185,6 +185,13 @@ def test_tasks_won_and_lost_lead_to_both_transcripts(tmp_path: Path) -> None:
     assert lost["reason"] == "validation task t74 was lost: success 100 % at step 0, 0 % at step 2"
     assert "t4 was won" in won["reason"]
     assert f"`{view}`" in run_dir.report_md.read_text()
+    assert astuner("report", run_dir.path) == 0
+    out = capsys.readouterr().out
+    assert "layout=b  100.0 % to 73.9 %  (23 tasks)  FELL" in out
+    assert "30 won, 6 lost from step 0 to 2" in out
+    assert view in out
+    assert astuner("diff", run_dir.path, run_dir.path, "--step-a", 0, "--step-b", 2) == 0
+    assert view in capsys.readouterr().out
 
 
 def test_frequent_failures_are_read_before_large_advantages(tmp_path: Path) -> None:
@@ -267,8 +274,8 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "data").mkdir()
     for name in ("train.jsonl", "heldout.jsonl"):
         rows = read_jsonl(EXAMPLE / "data" / name)[:100]
-        of = [{**row, "operation": next(sign for sign in "*+-/" if sign in row["answer"])} for row in rows]
-        write_jsonl(folder / "data" / name, of)
+        tagged = [{**row, "operation": next(sign for sign in "*+-/" if sign in row["answer"])} for row in rows]
+        write_jsonl(folder / "data" / name, tagged)
     common = ("total_steps=2", "test_freq=2", "save_freq=1", "resume_freq=2", "logger=[]")
     settings = [f"astuner.trainer_common.{text}" for text in common]
     settings += ["astuner.data.train_batch_size=2", "astuner.data.max_validation_tasks=8"]
@@ -309,9 +316,9 @@ def command_for(run_dir: RunDir, word: str, written: Sequence[str] = ()) -> str:
     settings = yaml.safe_load(run_dir.resolved.read_text())["astuner"]
     facts = gather(run_dir) | {"verdict": {"word": word}}
     facts["held_out"]["before"]["success"] = -1.0  # so the best checkpoint is better than the start
-    found = next_step(facts, run_dir, settings, written)
-    assert found is not None
-    return found["command"]
+    chosen = next_step(facts, run_dir, settings, written)
+    assert chosen is not None
+    return chosen["command"]
 
 
 def test_the_next_command_follows_from_the_verdict(tmp_path: Path) -> None:
@@ -340,19 +347,21 @@ def test_the_next_command_works_as_it_is_printed(
             main(shlex.split(command_for(run_dir, word))[1:])
         out = capfd.readouterr().out
         assert ended.value.code in (0, None, 4), out  # 4: the candidate is not better
-    assert [row["step"] for row in run_dir.read_metrics() if "reward/mean" in row] == [1, 2, 3, 4]
+    steps = [row for row in run_dir.read_metrics() if "reward/mean" in row]
+    assert [row["step"] for row in steps] == [1, 2, 3, 4]
+    assert all(any(name.startswith("slice/operation/") for name in row) for row in steps)  # also after the resume
     assert out.rstrip().rpartition("\n")[2].startswith("Next  ")
 
 
 @pytest.mark.slow
 def test_the_viewer_opens_what_the_summary_names(experiment: Path) -> None:
-    for found in gather(RunDir(experiment / "run"))["informative_episodes"]:
-        words = [*shlex.split(found["command"])[1:], "--port", "0", "--no-browser", "--json"]
+    for named in gather(RunDir(experiment / "run"))["informative_episodes"]:
+        words = [*shlex.split(named["command"])[1:], "--port", "0", "--no-browser", "--json"]
         with subprocess.Popen([sys.executable, "-m", "astuner", *words], stdout=subprocess.PIPE, text=True) as viewer:
             assert viewer.stdout is not None
             text = "".join(iter(viewer.stdout.readline, "}\n"))
             viewer.terminate()
-        assert found["episode"] in json.loads(text + "}")["url"]
+        assert named["episode"] in json.loads(text + "}")["url"]
 
 
 def test_a_run_that_was_stopped_is_resumed_next(tmp_path: Path) -> None:

@@ -587,7 +587,7 @@ def decide(measures: Sequence[Measure]) -> tuple[Fitness, tuple[str, ...]]:
             care.append(f"{m.name}: {m.note or few}")
         elif m.key == "concordance" and m.interval is not None and m.interval[0] <= 0.5 and m.value is not None:
             bad.append(f"{m.name}: {m.value:.2f} of {m.n} is not distinguishable from chance (0.50)")
-        elif m.key == "neutral_moves" and m.grade == "care":
+        elif m.key == "neutral_moves" and m.grade == "care" and m.value is not None:
             care.append(f"noisy: {percent(m.value)} of the neutral changes move its verdict")
         elif m.grade in ("bad", "care") and m.limits is not None:
             which, limit = (bad, m.limits.bad) if m.grade == "bad" else (care, m.limits.care)

@@ -39,15 +39,15 @@ def changes(
         return nothing
     steps = {name: int(held_out[at]["step"]) for name, at in _VALIDATIONS.items() if held_out.get(at)}
     try:
-        of = {step: measured(run, log, split=Split.VALIDATION, step=step, by="task") for step in {*steps.values()}}
+        at_step = {step: measured(run, log, split=Split.VALIDATION, step=step, by="task") for step in {*steps.values()}}
     except DataError:  # the log does not contain all of these validations
         return nothing
-    at = {name: of[step] for name, step in steps.items()}
+    at = {name: at_step[step] for name, step in steps.items()}
     pairs = [("first", "last"), ("best", "last")]
     compared = dict.fromkeys((steps[a], steps[b]) for a, b in pairs if a in steps and steps[a] != steps[b])
     return {
         "slices": _slices(at, _values(log, at["last"]), slices),
-        "won_and_lost": [_won_and_lost(of[a], of[b]) for a, b in compared],
+        "won_and_lost": [_won_and_lost(at_step[a], at_step[b]) for a, b in compared],
     }
 
 
@@ -104,9 +104,9 @@ def _slices(
             of_value.setdefault(value_of(of_task, field), []).append(key)
         for value, name in names.items():
             keys = of_value.get(value, [])
-            results = {which: _results(of, keys) for which, of in at.items()}
+            results = {which: _results(validation, keys) for which, validation in at.items()}
             row: dict[str, Any] = {"field": field, "value": value, "metric": name, "tasks": len(keys)}
-            row |= {which: _success(of, results[which]) for which, of in at.items()}
+            row |= {which: _success(validation, results[which]) for which, validation in at.items()}
             if keys:
                 rows.append(row)
             if shared := [key for key in results.get("first", ()) if key in results["last"]]:
@@ -124,11 +124,13 @@ def _slices(
     return rows
 
 
-def _results(of: Measured, keys: Sequence[str]) -> dict[str, TaskResult]:
-    return {key: result for key in keys if key in of.tasks and (result := of.tasks[key].result) is not None}
+def _results(validation: Measured, keys: Sequence[str]) -> dict[str, TaskResult]:
+    return {
+        key: result for key in keys if key in validation.tasks and (result := validation.tasks[key].result) is not None
+    }
 
 
-def _success(of: Measured, results: Mapping[str, TaskResult]) -> dict[str, Any] | None:
+def _success(validation: Measured, results: Mapping[str, TaskResult]) -> dict[str, Any] | None:
     """Return the success over tasks with Wilson's interval, which is conservative for several attempts at a task."""
     if not results:
         return None
@@ -136,11 +138,11 @@ def _success(of: Measured, results: Mapping[str, TaskResult]) -> dict[str, Any] 
     low, high = wilson_interval(sum(shares), len(shares))
     solved = round(sum(shares)) if all(share in (0.0, 1.0) for share in shares) else None
     counts = {"tasks": len(shares), "solved": solved}
-    return {"step": of.step, "success": mean(shares), "low": low, "high": high, **counts}
+    return {"step": validation.step, "success": mean(shares), "low": low, "high": high, **counts}
 
 
-def _overall(of: Measured) -> float:
-    return mean([task.result.success for task in of.tasks.values() if task.result])
+def _overall(validation: Measured) -> float:
+    return mean([task.result.success for task in validation.tasks.values() if task.result])
 
 
 def _fell(test: PairedDifference) -> float:
@@ -192,8 +194,8 @@ def informative_episodes(
         return []
     chosen: dict[str, dict[str, str]] = {}
     try:
-        for found in _candidates(log, run, won_and_lost, failed, training):
-            chosen.setdefault(found["episode"], found)
+        for candidate in _candidates(log, run, won_and_lost, failed, training):
+            chosen.setdefault(candidate["episode"], candidate)
             if len(chosen) == _INFORMATIVE:
                 break
     except DataError:  # the log lacks an episode

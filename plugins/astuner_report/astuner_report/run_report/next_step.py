@@ -44,7 +44,7 @@ def _of_checkpoint(command: str, words: Sequence[str], checkpoint: str) -> list[
 
 
 def _view(facts: Mapping[str, Any], run_dir: RunDir, *_: Any) -> dict[str, str]:
-    episodes = [found["episode"] for found in facts["informative_episodes"][:1]]
+    episodes = [episode["episode"] for episode in facts["informative_episodes"][:1]]
     return {"command": view_command(run_dir.path, *episodes), "why": "read episodes and their rewards"}
 
 
