@@ -128,7 +128,10 @@ def measured(
     by: str,
     anew: Anew | None = None,
 ) -> Measured:
-    """Measure the episodes of a run whose log is open, as `measure` does."""
+    """Measure the episodes of a run whose log is open, as `measure` does.
+
+    :param by: also ``place``: ID and place in the validation, for validations of one run, without reading the tasks.
+    """
     of_split = f"split={split.value}"
     if step is None and split is Split.VALIDATION:
         step = next((e.step for e in log.list([of_split], descending=True, limit=1)), None)  # written last
@@ -141,20 +144,22 @@ def measured(
         raise DataError(f"{run} does not contain {split.value} episodes{instead}")
     texts: dict[str, tuple[str, str]] = {}
     """Group -> hashes of its task's text and metadata, which the attempts of a group share."""
-    for listed in chosen:
+    for listed in chosen if by != "place" else ():
         if listed.group_id not in texts:
             query, task = log.task(listed)
             known = {name: value for name, value in task["metadata"].items() if name not in ID_FIELDS}
             texts[listed.group_id] = text_hash(query, task["init_messages"]), text_hash("", known)
     by_task: dict[str, list[Listed]] = {}
     for listed in chosen if anew is None else anew.verdicts(run, log, chosen):
-        text = texts[listed.group_id][0]
-        by_task.setdefault(f"{listed.task_id} {text}" if by == "task" else text, []).append(listed)
+        text = texts[listed.group_id][0] if by != "place" else listed.group_id.rpartition("-")[2]
+        by_task.setdefault(text if by == "text" else f"{listed.task_id} {text}", []).append(listed)
     return Measured(
         run=run,
         split=split,
         step=step,
-        tasks={key: _numbers(episodes, *texts[episodes[0].group_id]) for key, episodes in by_task.items()},
+        tasks={
+            key: _numbers(episodes, *texts.get(episodes[0].group_id, ("", ""))) for key, episodes in by_task.items()
+        },
         stop_reasons=Counter(e.stop_reason for e in chosen),
         problems=log.problems,
     )

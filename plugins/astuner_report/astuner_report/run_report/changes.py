@@ -39,7 +39,9 @@ def changes(
         return nothing
     steps = {name: int(held_out[at]["step"]) for name, at in _VALIDATIONS.items() if held_out.get(at)}
     try:
-        at_step = {step: measured(run, log, split=Split.VALIDATION, step=step, by="task") for step in {*steps.values()}}
+        at_step = {
+            step: measured(run, log, split=Split.VALIDATION, step=step, by="place") for step in {*steps.values()}
+        }
     except DataError:  # the log does not contain all of these validations
         return nothing
     at = {name: at_step[step] for name, step in steps.items()}
