@@ -86,6 +86,13 @@ def test_configured_fields_may_be_nested_and_a_wrong_one_is_named() -> None:
     assert "n has 31 values, and at most 30 are possible" in text
 
 
+def test_config_check_names_the_place_of_an_unknown_field(capsys: pytest.CaptureFixture[str]) -> None:
+    file = EXAMPLE / "math_agent.yaml"
+    assert astuner("config", "check", file, "--backbone", "local", "astuner.report.slices=[layout]") == 1
+    text = "command line: astuner.report.slices: no task has a value for 'layout'. Available fields: answer"
+    assert text in "".join(capsys.readouterr())
+
+
 def test_the_metrics_are_means_over_episodes_in_training_and_over_tasks_in_validation() -> None:
     slices = {"layout": {"a": "a", "b/c": "b_c", "d": "d"}}
 

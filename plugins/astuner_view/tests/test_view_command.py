@@ -145,6 +145,8 @@ def test_a_taken_port_is_an_error_only_when_it_was_asked_for(root: Path, refused
         (("--where", "reward>=1"), "require --export"),
         (("math", "--export", "no/such/folder/x.html"), "does not exist"),
         (("--host", "no.such.host.invalid"), "cannot listen on"),
+        (("--episode", "g1-0"), "name the run, as in `astuner view RUN --episode g1-0`"),
+        (("math", "--episode", "a", "--episode", "b", "--episode", "c"), "once, or twice"),
     ],
 )
 def test_what_is_asked_wrongly(root: Path, refused: Callable[..., str], arguments: tuple[str, ...], says: str) -> None:
