@@ -418,7 +418,7 @@ def test_eval_passes_on_what_was_asked_and_shows_the_uncertainty(astuner_command
             },
         )
     ]
-    for part in ("base", "50.0%", "24.0%", "76.0%", "10 of 12 tasks", "5 episodes failed", "0.450"):
+    for part in ("base", "50.0 %", "24.0 %", "76.0 %", "10 of 12 tasks", "5 episodes failed", "0.450"):
         assert part in result.out
     shown = json.loads(astuner_command("eval", "x.yaml", "--json").out)
     assert (shown["checkpoint"], shown["success"], shown["ci_low"]) == ("best", 0.5, 0.24)

@@ -173,7 +173,7 @@ def test_the_console_tells_reward_success_speed_and_time_left(
     assert captured.out == ""  # stdout is for results
     lines = captured.err.splitlines()
     speed = "generated 1,234 tokens/s"
-    assert lines[0].startswith(f"step    1/3  reward 0.250  success 0.500  {speed}  12% of episodes failed")
+    assert lines[0].startswith(f"step    1/3  reward 0.250  success 0.500  {speed}  12 % of episodes failed")
     assert lines[1].endswith("2 min 29 s left") or lines[1].endswith("2 min 30 s left")
     assert lines[-2] == "step    3  validation success 0.750 [0.700, 0.800] of 200 tasks"
     assert lines[-1] == "the end"

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from astuner.contracts.errors import told
 from astuner.contracts.events import Event, Measured, Progressed, RunEnded
 from astuner.contracts.log_sink import LogSink
+from astuner.contracts.statistics import percent
 from astuner.contracts.updated import SOLVED, no_signal
 from astuner.rollout.metrics import counted, reward_beside
 from astuner.runs.breakpoints import debugging
@@ -118,7 +119,7 @@ class ConsoleSink(LogSink):
         if "throughput/tokens_per_s" in metrics:  # a warm start generates nothing
             parts.append(f"generated {metrics['throughput/tokens_per_s']:,.0f} tokens/s")
         if metrics.get("rollout/errored_frac"):
-            parts.append(f"{metrics['rollout/errored_frac']:.0%} of episodes failed")
+            parts.append(f"{percent(metrics['rollout/errored_frac'])} of episodes failed")
         if nothing:
             parts.append("solved: every attempt succeeded" if nothing == SOLVED else f"no signal: {nothing}")
         self._print("  ".join(filter(None, [*parts, self.remaining])))

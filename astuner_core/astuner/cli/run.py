@@ -68,6 +68,7 @@ def run(
         told: dict[str, Any] = {"run_dir": str(result.run_dir), "metrics": dict(result.metrics)}
         if result.verdict:
             told |= {"updated": dict(result.updated), "verdict": dict(result.verdict)}
+            told |= {"next": dict(result.next), "informative_episodes": [*result.informative_episodes]}
         if result.best_checkpoint:
             told["best_checkpoint"] = str(result.best_checkpoint)
             told["best_validation"] = dict(result.best_validation)

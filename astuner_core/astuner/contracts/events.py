@@ -208,7 +208,9 @@ class Summary:
     lines: Mapping[str, str] = field(default_factory=dict)
     """Label -> text, for the console."""
     verdict: str = ""
-    """Text of the verdict, printed last."""
+    """Text of the verdict, printed last except for `next_command`."""
+    next_command: str = ""
+    """Complete shell command to type next."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Data for ``summary.json``."""
 

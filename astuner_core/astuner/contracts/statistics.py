@@ -24,3 +24,8 @@ def mean(values: Sequence[float]) -> float:
         return math.fsum(values) / len(values)
     except OverflowError:  # the sum exceeds the range of a float, but the mean does not
         return math.fsum(v / len(values) for v in values)
+
+
+def percent(share: float, digits: int = 0) -> str:
+    """Return a share as a percentage for a message, for example ``83 %``."""
+    return f"{100 * share:.{digits}f} %"

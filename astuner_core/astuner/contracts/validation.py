@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, TypeAlias
 
-from astuner.contracts.statistics import mean
+from astuner.contracts.statistics import mean, percent
 from astuner.contracts.types import Episode, Task
 
 COMPARABLE_SHARE = 0.5
@@ -124,7 +124,7 @@ class Best:
     def __str__(self) -> str:
         figures = self.compared[self.step]
         over = "each one's own tasks" if self.tasks is None else f"the {self.tasks} tasks scored by all"
-        text = f"success {figures.success:.1%}, reward {figures.reward:.3g}"
+        text = f"success {percent(figures.success, 1)}, reward {figures.reward:.3g}"
         if len(self.compared) > 1:
             text += f", compared with {_steps([s for s in self.compared if s != self.step])} on {over}"
         if self.not_comparable:

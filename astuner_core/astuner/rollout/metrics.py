@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from astuner.contracts.errors import RunError
-from astuner.contracts.statistics import mean, wilson_interval
+from astuner.contracts.statistics import mean, percent, wilson_interval
 from astuner.contracts.types import Episode, FinishReason, Sample, Turn, wasted_prompt
 from astuner.contracts.validation import HOW_TO_DEFINE, states_success
 from astuner.rollout.credit import Scored, populations
@@ -224,7 +224,8 @@ class Evaluation:
         }
 
     def __str__(self) -> str:
-        return f"{self.success:.1%} [{self.ci_low:.1%}, {self.ci_high:.1%}] of {counted(self.metrics())}"
+        success, low, high = (percent(share, 1) for share in (self.success, self.ci_low, self.ci_high))
+        return f"{success} [{low}, {high}] of {counted(self.metrics())}"
 
 
 def counted(metrics: Mapping[str, float]) -> str:

@@ -28,6 +28,7 @@ from astuner.contracts.interrupt import Interrupt
 from astuner.contracts.parts import DebuggerPart
 from astuner.contracts.proxies import bypass_proxies
 from astuner.contracts.secrets import without_secrets, without_user
+from astuner.contracts.statistics import percent
 from astuner.plugins import registry
 from astuner.plugins.loader import load_plugins
 from astuner.rollout.metrics import counted, reward_beside
@@ -211,6 +212,10 @@ class RunResult:
     """Amount of training (from the report), if the backbone trains."""
     verdict: Mapping[str, str] = field(default_factory=dict)
     """The report's verdict, if the backbone trains."""
+    next: Mapping[str, str] = field(default_factory=dict)
+    """The next command to type (``command``) and its purpose (``why``)."""
+    informative_episodes: Sequence[Mapping[str, str]] = ()
+    """Episodes to read first, each with ``episode`` (ID), ``reason`` and the ``command`` that shows it."""
     best_checkpoint: Path | None = None
     """Kept checkpoint with the best validation."""
     best_validation: Mapping[str, Any] = field(default_factory=dict)
@@ -234,11 +239,11 @@ def finish(run: RunWriter, *, trains: bool) -> RunResult:
     endings = [f"{count} {name}" for name, count in sorted(ledger.counts.items()) if count]
     lines["Episodes"] = ", ".join(endings) or "none"
     facts: dict[str, Any] = {}
-    verdict = ""
+    verdict = next_command = ""
     for said in run.ended():
         lines |= said.lines
         facts |= said.facts
-        verdict = said.verdict or verdict
+        verdict, next_command = said.verdict or verdict, said.next_command or next_command
     chosen = run_dir.best_validation() if trains else None
     best = None if chosen is None else run_dir.checkpoint(chosen.step)
     if trains:
@@ -250,6 +255,8 @@ def finish(run: RunWriter, *, trains: bool) -> RunResult:
     lines["Run folder"] = str(run_dir.path)
     if verdict:  # last, because the end of the output is read first
         lines["Verdict"] = verdict
+    if next_command:
+        lines["Next"] = next_command
     run_dir.write_json(run_dir.summary, {"metrics": newest, "ledger": dict(ledger.counts), **facts})
     text = _table(lines)
     report = facts.get("report", {})
@@ -261,6 +268,8 @@ def finish(run: RunWriter, *, trains: bool) -> RunResult:
         best_validation=chosen.as_dict() if chosen else {},
         updated=report.get("updated", {}),
         verdict=report.get("verdict", {}),
+        next=facts.get("next") or {},
+        informative_episodes=facts.get("informative_episodes", ()),
     )
 
 
@@ -297,9 +306,9 @@ def _before_and_after(rows: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def _success(row: Mapping[str, Any]) -> str:
-    low, high = row["val/success_ci_low"], row["val/success_ci_high"]
+    success, low, high = (percent(row[f"val/success{end}"], 1) for end in ("", "_ci_low", "_ci_high"))
     over = f"{counted(row)}{reward_beside(row)}"
-    return f"{row['val/success']:.1%}  (95 %: {low:.1%} to {high:.1%}; {over}; step {row['step']})"
+    return f"{success}  (95 %: {low} to {high}; {over}; step {row['step']})"
 
 
 def run(

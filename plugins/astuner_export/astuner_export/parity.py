@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from astuner.contracts.errors import CheckpointError, DataError, MissingDependency
+from astuner.contracts.statistics import percent
 from astuner_export.weights import stored_dtype
 from astuner_models.pretrained import load_pretrained
 from astuner_record.episode_log.reader import EpisodeLog
@@ -62,7 +63,7 @@ class Parity:
     def __str__(self) -> str:
         return (
             f"logits differ by {self.difference:.2g} of the largest (bound {self.bound:.2g}), KL {self.kl:.2g} "
-            f"(bound {self.kl_bound:.2g}), same most likely token at {self.agreement:.2%} of {self.tokens:,} "
+            f"(bound {self.kl_bound:.2g}), same most likely token at {percent(self.agreement, 2)} of {self.tokens:,} "
             f"positions of {self.prompts} prompts ({self.source})"
         )
 

@@ -18,6 +18,7 @@ import yaml
 
 from astuner import AgentRegistry, Config, RunDir, read_jsonl
 from astuner.contracts.errors import DataError
+from astuner.contracts.statistics import percent
 from astuner_promote.gate import Comparison, Gate, Judgement
 from astuner_promote.keeping import Candidate, licences
 
@@ -79,7 +80,7 @@ def _figures(gate: Gate, judged: Judgement, serving: str) -> list[str]:
         if one.success is not None:
             found.append(
                 f"{one.experiment}: rewards are compared. Success on the same {one.tasks} tasks went from "
-                f"{one.success.before:.1%} to {one.success.after:.1%}."
+                f"{percent(one.success.before, 1)} to {percent(one.success.after, 1)}."
             )
     if judged.trained_on:
         found.append(f"Overlap with training tasks: {judged.trained_on}.")

@@ -43,6 +43,7 @@ from astuner import (
 )
 from astuner.contracts.errors import ConfigError, PluginError, RunError, UnknownName
 from astuner.contracts.output_check import Check, OutputView
+from astuner.contracts.statistics import percent
 from astuner.contracts.types import Episode, FinishReason, Generation, SamplingParams, Task, Turn
 from astuner.contracts.validation import TaskResult
 from astuner_models.serving import serve_policies, validate
@@ -113,7 +114,8 @@ class Comparison:
 
 def _success(found: PairedDifference) -> str:
     verb = "fell from" if found.mean < 0 else "went from"
-    return f"success on the same tasks {verb} {found.before:.1%} to {found.after:.1%} (p = {found.p:.2g})"
+    before, after = percent(found.before, 1), percent(found.after, 1)
+    return f"success on the same tasks {verb} {before} to {after} (p = {found.p:.2g})"
 
 
 @dataclass(frozen=True, kw_only=True)

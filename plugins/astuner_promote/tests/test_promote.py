@@ -304,13 +304,13 @@ def test_success_is_stated_beside_a_reward_in_text_json_and_card(
     command = ("promote", "e.yaml", "--backbone", "local", "--checkpoint", "step-000010")
     assert typed(*command, "--dry-run") == 0
     said = capsys.readouterr().out
-    assert "success on the same tasks fell from 18.4% to 15.0%" in said
+    assert "success on the same tasks fell from 18.4 % to 15.0 %" in said
     assert "success says little here" in said
     assert typed(*command, "--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["by"], told["held_out"]["success_fell"]) == ("reward", True)
     assert (told["held_out"]["success"]["before"], told["held_out"]["success"]["after"]) == (0.184, 0.15)
-    assert "went from 18.4% to 15.0%" in (Path(told["model"]) / "README.md").read_text()
+    assert "went from 18.4 % to 15.0 %" in (Path(told["model"]) / "README.md").read_text()
 
 
 def test_a_trial_changes_nothing_and_the_real_one_has_a_card_and_a_history(

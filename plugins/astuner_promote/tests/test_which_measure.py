@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from astuner import Group
+from astuner.contracts.statistics import percent
 from astuner.contracts.types import Episode, JudgeOutput, Split, StopReason, Task, WorkflowTask
 from astuner_promote.gate import Comparison, compare
 from tests.table import table
@@ -101,7 +102,7 @@ def test_a_reward_does_not_rise_at_the_cost_of_success_without_a_word(
     found = compared(before, after, by="reward", may_fall=may_fall)
     assert (not found.reason) == passes, (what, found)
     assert found.success is not None
-    assert f"{found.success.before:.1%} to {found.success.after:.1%}" in str(found)
+    assert f"{percent(found.success.before, 1)} to {percent(found.success.after, 1)}" in str(found)
     assert found.success_fell == (found.success.mean < 0) == ("fell" in str(found))
     assert passes or "--allow-lower-success" in found.reason
     assert found.success.tasks == found.tasks == 38

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from astuner.contracts.statistics import mean
+from astuner.contracts.statistics import mean, percent
 from astuner.contracts.validation import HOW_TO_DEFINE, TaskResult
 from astuner_record.statistics import (
     Interval,
@@ -139,7 +139,7 @@ def choose_measure(pairs: Pairs) -> Choice:
     if constant is not None:
         what = "set together with the reward" if stated else "a reward of 1 or more"
         hint = "" if stated else f"; to define it, {HOW_TO_DEFINE}"
-        reason = f"success ({what}) is {constant:.1%} on both sides and does not separate them{hint}"
+        reason = f"success ({what}) is {percent(constant, 1)} on both sides and does not separate them{hint}"
         return Choice("reward", reason, stated, constant)
     reached, missed = (sum(any(map(of, pair)) for pair in pairs) for of in (_succeeds, _fails))
     if stated or min(reached, missed) >= FEWEST or len(pairs) < FEWEST:

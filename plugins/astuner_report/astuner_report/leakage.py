@@ -33,6 +33,7 @@ from astuner.contracts.types import Task
 from astuner_record.exam import REFERENCES
 from astuner_record.foreign import shown
 from astuner_report.sentinel.statistics import percent, two_proportions
+from astuner_report.slices import slices_of
 
 KEY = "astuner.data.leakage"
 NEAR = 0.8
@@ -76,6 +77,10 @@ class TaskCheck(TaskCheckPart):
 
     def look(self, config: Any, train: Sequence[Task], validation: Sequence[Task]) -> Mapping[str, Any]:
         found = find_leakage(train, validation)
+        found["slices"] = slices_of(config, train, validation)
+        if found["slices"]:
+            fields = (f"{field} ({len(values)} values)" for field, values in found["slices"].items())
+            found["plan"]["success by"] = ", ".join(fields)
         found["leakage"] = config.keys_of(LeakageKeys).leakage
         if found["leakage"] == "refuse" and found["alarms"]:
             raise ConfigError([f"{KEY}: {a['message']}. {a['advice']}, or set {KEY}=allow" for a in found["alarms"]])

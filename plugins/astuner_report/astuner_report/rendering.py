@@ -38,6 +38,13 @@ def code(text: str) -> Markup:
     return Markup(f"{fence}bash\n{line}\n{fence}")
 
 
+def inline(text: str) -> Markup:
+    """Return a command as inline code in a Markdown table."""
+    line = " ".join(shown(text).split()).replace("|", "\\|")
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
+    return Markup(f"{fence} {line} {fence}" if len(fence) > 1 else f"`{line}`")
+
+
 def lasted(alarm: Mapping[str, Any]) -> str:
     """Return how many steps an alarm held and their share of tokens, or an empty string if that is unknown."""
     if not alarm.get("held"):
@@ -54,6 +61,7 @@ def _duration(seconds: float) -> str:
 
 _FILTERS = {
     "code": code,
+    "inline": inline,
     "lasted": lasted,
     "duration": _duration,
     "count": lambda n: "" if n is None else f"{n:,.0f}",

@@ -24,6 +24,7 @@ def report(
     from astuner_report.curve import draw_reward_curve
     from astuner_report.run_report import write_report
     from astuner_report.run_report.files import NONSENSE, is_measured, read_rows
+    from astuner_report.run_report.summary import summary_lines
 
     run_dir = RunDir(run)
     if not run_dir.resolved.is_file():
@@ -41,5 +42,8 @@ def report(
     if as_json:
         write_json(facts)
     else:
-        typer.echo(f"{run_dir.report_html}\n{run_dir.report_md}")
+        lines = summary_lines(facts, run_dir) | ({"Next": facts["next"]["command"]} if facts["next"] else {})
+        texts = (text.replace("\n", "\n  ") for text in lines.values())
+        details = (f"{label}\n  {text}" for label, text in zip(lines, texts, strict=True))
+        typer.echo("\n".join([str(run_dir.report_html), str(run_dir.report_md), *details]))
     end_partly(facts["damage"])

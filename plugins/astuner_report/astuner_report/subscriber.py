@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,15 +21,19 @@ from astuner.contracts.events import (
     Subscriber,
     Summary,
 )
-from astuner.contracts.types import Split
+from astuner.contracts.statistics import mean
+from astuner.contracts.types import Episode, Split
 from astuner_report.curve import draw_reward_curve
 from astuner_report.duplicates import duplicates, same_answer, sampled_entropy
 from astuner_report.rendering import lasted
 from astuner_report.run_report import origin, write_report
 from astuner_report.run_report.energy import EnergyMeter
 from astuner_report.run_report.files import is_measured, read_rows
+from astuner_report.run_report.sampling import RECENT, sampling_note
+from astuner_report.run_report.summary import summary_lines
 from astuner_report.sentinel import RULES, Alarm, Rule, Sentinel
 from astuner_report.sentinel.settings import SentinelKeys
+from astuner_report.slices import Slices, slice_metrics
 
 _MOST_ALARMS = 5
 """Maximum number of alarms in the summary."""
@@ -45,6 +50,10 @@ class Watch(Subscriber):
         settings = context.config.keys_of(SentinelKeys).sentinel
         self._sentinel = Sentinel(settings, context.policies, _own_rules(context.config))
         self._sentinel.grad_clip = context.config.astuner.trainer_common.optim.grad_clip
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        """Success of the last training steps."""
+        self._has_explained = False
+        self._slices: Slices = {}
         self._numbers: dict[Split, Mapping[str, float]] = {}
 
     @classmethod
@@ -52,24 +61,41 @@ class Watch(Subscriber):
         _own_rules(config)
 
     def handle(self, event: Event) -> None:
-        if isinstance(event, GroupsEnded) and event.split is Split.TRAIN:
-            policies = self._context.policies
-            self._numbers[event.split] = duplicates(event.episodes) | sampled_entropy(event.episodes, policies)
-        elif isinstance(event, GroupsEnded):
-            self._numbers[event.split] = same_answer(event.episodes)
+        if isinstance(event, GroupsEnded):
+            self._numbers[event.split] = self._measured(event.split, event.episodes)
         elif isinstance(event, RunPlanned):
+            self._slices = event.tasks.get("slices", {})
             self._of_tasks(event.tasks)
         elif isinstance(event, StalenessBounded):
             self._sentinel.max_staleness = event.most
         elif isinstance(event, RunResumed):
             self._sentinel.replay(self._run_dir.read_metrics())
         elif isinstance(event, Measured):
+            self._explain_sampling(event)
             for alarm in self._sentinel.see(event.step, event.metrics):
                 append_jsonl(self._run_dir.alarms, alarm.as_dict())
                 if alarm.is_said:
                     self._context.publish(Note(text=str(alarm)))
             if (error := self._sentinel.stops) is not None:
                 self._context.stop(error)
+
+    def _measured(self, split: Split, episodes: Sequence[Episode]) -> Mapping[str, float]:
+        slices = slice_metrics(self._slices, split, episodes)
+        if split is Split.VALIDATION:
+            return same_answer(episodes) | slices
+        return duplicates(episodes) | sampled_entropy(episodes, self._context.policies) | slices
+
+    def _explain_sampling(self, event: Measured) -> None:
+        """Explain once why training and validation success differ."""
+        if (success := event.metrics.get("success/mean")) is not None:
+            self._recent.append(success)
+        validation = event.metrics.get("val/success")
+        if validation is None or not self._recent or self._has_explained:
+            return
+        rollout = self._context.config.astuner.rollout.model_dump()
+        if note := sampling_note(rollout, mean(self._recent), validation):
+            self._has_explained = True
+            self._context.publish(Note(text=note))
 
     def _of_tasks(self, checked: Mapping[str, Any]) -> None:
         """Raise the alarms about the tasks, unless `data.leakage` allows them.
@@ -139,11 +165,13 @@ class Report(Subscriber):
             lines={
                 "Optimizer steps": _trained(self._facts),
                 "Alarms": _alarms(self._facts["alarms"]),
+                **summary_lines(self._facts, self._run_dir),
                 "Reward curve": self._curve,
                 "Report": str(self._run_dir.report_html),
             },
             verdict=self._facts["verdict"]["text"],
-            facts={"report": self._facts},
+            next_command=(self._facts["next"] or {}).get("command", ""),
+            facts={"report": self._facts, **{key: self._facts[key] for key in ("next", "informative_episodes")}},
         )
 
 
@@ -170,9 +198,16 @@ def _own_rules(config: Any) -> dict[str, type[Rule]]:
 
 
 def _alarms(alarms: Sequence[Mapping[str, Any]]) -> str:
-    said = [", ".join(filter(None, (f"{a['rule']} since step {a['step']}", lasted(a)))) for a in alarms]
-    more = f" and {len(said) - _MOST_ALARMS} more" if len(said) > _MOST_ALARMS else ""
-    return f"{len(said)}: {'; '.join(said[:_MOST_ALARMS])}{more}" if said else "none"
+    still = [a for a in alarms if a["current"]]
+    current = [", ".join(filter(None, (f"{a['rule']} since step {a['step']}", lasted(a)))) for a in still]
+    past = [f"{a['rule']} in steps {a['first_step']} to {a['last_step']}" for a in alarms if not a["current"]]
+    texts = [f"{len(those)}{kind}: {_shortened(those)}" for those, kind in ((current, ""), (past, " past")) if those]
+    return "\n".join(texts if current or not past else ["none now", *texts]) or "none"
+
+
+def _shortened(texts: Sequence[str]) -> str:
+    more = f" and {len(texts) - _MOST_ALARMS} more" if len(texts) > _MOST_ALARMS else ""
+    return "; ".join(texts[:_MOST_ALARMS]) + more
 
 
 def _trained(facts: Mapping[str, Any]) -> str:

@@ -304,7 +304,7 @@ def test_what_a_person_reads(make_run: Callable[..., Path], capsys: pytest.Captu
     assert astuner("diff", a, b) == 0
     text = capsys.readouterr().out
     assert text.index("astuner.trainer_common.optim.lr: 0.1 | 0.2") < text.index("6 tasks are in all runs")
-    assert "33.3%     66.7%    +33.3%" in text
+    assert "33.3 %    66.7 %   +33.3 %" in text
     assert "0.62 (McNemar's exact test)" in text
     assert "3 tasks won (solved by B, not by A)" in text
     assert "Tasks solved: both 1, only A 1, only B 3, neither 1" in text

@@ -64,7 +64,8 @@ def test_a_constant_judge_is_zero_variance_and_the_alarm_survives_a_resume(tmp_p
         in (folder / "report.html").read_text()
     )
     (told,) = json.loads((folder / "summary.json").read_text())["report"]["alarms"]
-    assert told == alarm | {"held": 2, "of": 6, "tokens_share": told["tokens_share"]}
+    lasted = {"held": 2, "of": 6, "tokens_share": told["tokens_share"]}
+    assert told == alarm | lasted | {"first_step": 5, "last_step": 6, "current": True}
     assert train(judge, steps=8, resume="must") == [alarm]  # said before, so not again
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from astuner.contracts.section import Section
-from astuner.contracts.statistics import mean, wilson_interval
+from astuner.contracts.statistics import mean, percent, wilson_interval
 from astuner_rubrics.labels import Mode, Sample
 
 Z = 1.959964  # for a 95 % interval
@@ -112,7 +112,7 @@ class Agreement(Section):
         return self.low > self.chance
 
     def __str__(self) -> str:
-        return f"{self.share:.0%} (95 % interval {self.low:.0%} to {self.high:.0%}, {self.n} examples)"
+        return f"{percent(self.share)} (95 % interval {percent(self.low)} to {percent(self.high)}, {self.n} examples)"
 
 
 def agreement(rule: Rule, samples: Sequence[Sample], verdicts: Sequence[Sequence[float]]) -> Agreement:

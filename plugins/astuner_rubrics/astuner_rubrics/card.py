@@ -40,7 +40,7 @@ from astuner import Config, OutOfTime, Task, TimeLimits, WorkflowOutput, Workflo
 from astuner.contracts.building import BuildContext
 from astuner.contracts.errors import ConfigError, DataError, JudgeFailed
 from astuner.contracts.judge import Attempt
-from astuner.contracts.statistics import wilson_interval
+from astuner.contracts.statistics import percent, wilson_interval
 from astuner.contracts.types import JudgeOutput
 from astuner_helpers import Helper, HelperAnswer, HelperModels
 from astuner_helpers.members import Member
@@ -587,8 +587,8 @@ def decide(measures: Sequence[Measure]) -> tuple[Fitness, tuple[str, ...]]:
             care.append(f"{m.name}: {m.note or few}")
         elif m.key == "concordance" and m.interval is not None and m.interval[0] <= 0.5 and m.value is not None:
             bad.append(f"{m.name}: {m.value:.2f} of {m.n} is not distinguishable from chance (0.50)")
-        elif m.key == "neutral_moves" and m.grade == "care":
-            care.append(f"noisy: {m.value:.0%} of the neutral changes move its verdict")
+        elif m.key == "neutral_moves" and m.grade == "care" and m.value is not None:
+            care.append(f"noisy: {percent(m.value)} of the neutral changes move its verdict")
         elif m.grade in ("bad", "care") and m.limits is not None:
             which, limit = (bad, m.limits.bad) if m.grade == "bad" else (care, m.limits.care)
             side = "below" if m.limits.more_is_better else "above"
@@ -685,7 +685,7 @@ def _about(card: Card) -> str:
 
 def _lists(card: Card) -> list[tuple[str, list[str]]]:
     found = [
-        ("Attacks that succeeded", [f"{name}: {share:.0%}" for name, share in list(card.weaknesses.items())[:20]]),
+        ("Attacks that succeeded", [f"{name}: {percent(share)}" for name, share in list(card.weaknesses.items())[:20]]),
         ("Missing verdicts", [f"{count} times: {why}" for why, count in card.failures.items()]),
         ("Notes", list(card.notes)),
     ]
@@ -786,7 +786,8 @@ def _held_out(file: Path, labels: Labels) -> tuple[Labels, Overlap | None, list[
         notes.append(f"edited after learning ({was}): the agreement in the file does not apply")
     else:
         a = rubrics.learned.agreement
-        notes.append(f"agreement when learned: {a.share:.0%} ({a.low:.0%} to {a.high:.0%}, {a.n} held-out examples)")
+        interval = f"{percent(a.low)} to {percent(a.high)}"
+        notes.append(f"agreement when learned: {percent(a.share)} ({interval}, {a.n} held-out examples)")
     kept, overlap = without_known(labels.samples, rubrics.learned.prints)
     if rubrics.learned.sha256 == labels.sha256 or (not kept and overlap.same):
         near, way_out = "", ""

@@ -14,6 +14,7 @@ import typer
 
 from astuner.contracts.commands import JsonOption, new_app, write_json
 from astuner.contracts.errors import ConfigError
+from astuner.contracts.statistics import percent
 
 if TYPE_CHECKING:
     from astuner_rubrics.learning import Result
@@ -202,7 +203,7 @@ def check(
 def _as_text(result: Result, out: Path) -> str:
     lines = [f"{out}: {len(result.rubrics.rubrics)} rubrics ({result.rubrics.mode.value})"]
     lines += [f"  {r.weight:g} x {r.criterion}" for r in result.rubrics.rubrics]
-    lines.append(f"agreement on held-out examples: {result.held_out}; chance is {result.held_out.chance:.0%}")
+    lines.append(f"agreement on held-out examples: {result.held_out}; chance is {percent(result.held_out.chance)}")
     lines.append(f"agreement on training examples: {result.train}")
     if result.conflicts:
         lines.append(f"{len(result.conflicts)} pairs of examples remain in conflict, for example:")

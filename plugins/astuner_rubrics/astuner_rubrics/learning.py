@@ -37,6 +37,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 
 from astuner import append_jsonl, read_jsonl
 from astuner.contracts.errors import AstunerError, ConfigError, DataError
+from astuner.contracts.statistics import percent
 from astuner_helpers import BudgetSpent, Helper, HelperFailed, HelperModels
 from astuner_helpers.members import all_answered
 from astuner_rubrics import grading
@@ -273,7 +274,7 @@ def objections(labels: Labels, rule: Rule, settings: Settings) -> list[str]:
     if len(samples) < needed:
         found.append(
             f"{labels.name}: {len(samples)} examples are not enough, add {needed - len(samples)} more: {at_least} must "
-            f"be held out to distinguish even perfect agreement from chance ({chance(rule, samples):.0%}), with "
+            f"be held out to distinguish even perfect agreement from chance ({percent(chance(rule, samples))}), with "
             f"--held-out {settings.held_out:g}"
         )
     opposite = contradictions(samples, rule)
@@ -706,12 +707,12 @@ def _against(train: Agreement, held_out: Agreement, conflicts: Sequence[Conflict
         disagree = f" The criteria of these examples judge each other wrongly: {pairs}{more}." if conflicts else ""
         found.append(
             f"the examples contradict each other, or depend on facts that the helper model cannot see: the best "
-            f"rubrics agree with {train} of their training labels; chance is {train.chance:.0%}.{disagree}"
+            f"rubrics agree with {train} of their training labels; chance is {percent(train.chance)}.{disagree}"
         )
     if not held_out.is_beyond_chance:
         found.append(
             f"on held-out examples the rubrics agree with {held_out} of the labels, which is not distinguishable from "
-            f"chance ({held_out.chance:.0%}); add examples or raise --held-out"
+            f"chance ({percent(held_out.chance)}); add examples or raise --held-out"
         )
     return found
 

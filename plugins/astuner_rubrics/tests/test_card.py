@@ -12,6 +12,7 @@ import pytest
 from astuner import Judge, JudgeOutput
 from astuner.contracts.errors import ConfigError, DataError, JudgeFailed
 from astuner.contracts.judge import GroupJudge
+from astuner.contracts.statistics import percent
 from astuner_helpers.members import Member
 from astuner_rubrics.card import (
     PADDING,
@@ -244,7 +245,7 @@ def test_a_judge_that_any_change_moves_is_noisy_and_not_attackable(tmp_path, pla
     for card in cards:
         noise = line(card, "neutral_moves")
         assert card.fitness == "use with care"
-        assert f"noisy: {noise.value:.0%} of the neutral changes move its verdict" in card.reasons
+        assert f"noisy: {percent(noise.value)} of the neutral changes move its verdict" in card.reasons
         assert "bad" not in (line(card, "attack_excess").grade, line(card, "padding_excess").grade)
         if planted is flips:  # 18 %: a grade is another where it, or what it was compared with, is flipped
             assert noise.interval[0] < 0.18 < noise.interval[1]

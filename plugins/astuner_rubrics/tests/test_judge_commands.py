@@ -69,13 +69,13 @@ def test_learn_then_check_then_edit(astuner, folder):
     samples, labels = write(folder / "s.jsonl", rows[:30]), write(folder / "l.jsonl", rows[30:])
     with ScriptedModel(world) as server:
         code, out, err = astuner("judge", "learn", samples, *options(server))
-        assert (code, "agreement on held-out examples: 100%" in out) == (0, True)
+        assert (code, "agreement on held-out examples: 100 %" in out) == (0, True)
         assert "21 pairwise training examples, 9 held out" in err
         code, out, _ = astuner("judge", "check", "rubrics.yaml", "--labels", labels, *options(server),
                                "--strict", "--out", "card.html")  # fmt: skip
         assert out.startswith("# rubrics.yaml: fit\n")
         assert code == 0
-        assert "agreement when learned: 100%" in out
+        assert "agreement when learned: 100 %" in out
         assert (folder / "card.html").read_text().startswith("<!doctype html>")
         text = (folder / "rubrics.yaml").read_text()
         (folder / "rubrics.yaml").write_text(text.replace("The answer ", "The answer openly "))

@@ -8,13 +8,16 @@ import os
 import secrets
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from astuner.contracts.commands import write_json
 from astuner.contracts.errors import ConfigError
 from astuner_view.settings import DEFAULT_PORT
+
+if TYPE_CHECKING:
+    from astuner_view.runs import Runs
 
 DEFAULT_LIMIT = 200
 """Number of episodes in an exported page."""
@@ -69,6 +72,14 @@ def view(
         int | None,
         typer.Option(min=1, help=f"Export the newest N episodes. Default: {DEFAULT_LIMIT}.", show_default=False),
     ] = None,
+    episode: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[RUN/]ID",
+            help="Open the page of this episode; with two --episode, show them side by side.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the address or file as JSON.")] = False,
 ) -> None:
     """Show runs, episodes and tokens in the browser, until Ctrl-C."""
@@ -82,16 +93,25 @@ def view(
     if where or limit is not None:
         raise ConfigError("--where and --limit require --export FILE.html. Without it, filter on the page")
     chosen = None if run is None else find_run(root, run)
-    _serve(root, chosen, host, port, _token(host, token_env), _is_desktop() if browser is None else browser, as_json)
+    shows_page = _is_desktop() if browser is None else browser
+    _serve(root, chosen, episode or [], host, port, _token(host, token_env), shows_page, as_json)
 
 
 def _serve(
-    root: Path, chosen: Path | None, host: str, port: int | None, token: str, browser: bool, as_json: bool
+    root: Path,
+    chosen: Path | None,
+    episodes: list[str],
+    host: str,
+    port: int | None,
+    token: str,
+    browser: bool,
+    as_json: bool,
 ) -> None:
     from astuner_view.runs import Runs
     from astuner_view.serving import address, open_socket, serve
 
     runs = Runs(root) if chosen is None else Runs(chosen.parent, only=chosen)
+    places = _places(runs, chosen, episodes)
     if chosen is None and not runs.all():
         typer.echo(
             f"There are no runs below {root} yet; the page shows new runs. Use --root DIR for another folder.", err=True
@@ -100,7 +120,8 @@ def _serve(
         number = listening.getsockname()[1]
         if port is None and number != DEFAULT_PORT:
             typer.echo(f"Port {DEFAULT_PORT} is in use; using {number} instead.", err=True)
-        link = address(listening, host, run=next(iter(runs.all())) if chosen is not None else "", token=token)
+        run = next(iter(runs.all())) if chosen is not None else ""
+        link = address(listening, host, run=run, episodes=places, token=token)
         if as_json:
             write_json({"url": link, "host": host, "port": number, "run": None if chosen is None else str(chosen)})
         else:
@@ -113,6 +134,28 @@ def _serve(
         with contextlib.suppress(KeyboardInterrupt):  # asyncio may raise it while the server is stopping
             asyncio.run(serve(runs, listening, host=host, token=token))
         typer.echo("Stopped", err=True)
+
+
+def _places(runs: Runs, chosen: Path | None, episodes: list[str]) -> list[tuple[str, str]]:
+    """Return run ID and episode ID of each ``--episode``.
+
+    :raises ConfigError: there are more than two, a run is missing, or an episode is not in its run.
+    """
+    from astuner_record.episode_log import EpisodeLog
+    from astuner_view.runs import find_run
+
+    if len(episodes) > 2:
+        raise ConfigError("--episode is possible once, or twice to compare two episodes")
+    known, places = runs.all(), []
+    for text in episodes:
+        run, _, episode = text.rpartition("/")
+        if not (run or chosen):
+            raise ConfigError(f"--episode {text}: name the run, as in `astuner view RUN --episode {text}`")
+        folder = find_run(runs.root, run) if chosen is None else chosen
+        with EpisodeLog(folder, check=False) as log:
+            log.find(episode)
+        places.append((next(id_ for id_, place in known.items() if place.path.resolve() == folder.resolve()), episode))
+    return places
 
 
 def _export(run: Path, file: Path, where: list[str], limit: int, as_json: bool) -> None:

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import socket
 import sys
-from urllib.parse import quote
+from collections.abc import Sequence
+from urllib.parse import quote, urlencode
 
 from astuner.contracts.errors import ConfigError
 from astuner_gateway.gate import serve_until_told, when_closed
@@ -39,13 +40,22 @@ def open_socket(host: str, port: int | None, option: str = "--port N") -> socket
     raise ConfigError(f"All ports from {DEFAULT_PORT} to {last} are in use. Choose another with {option}")
 
 
-def address(listening: socket.socket, host: str, *, run: str = "", token: str = "") -> str:
+def address(
+    listening: socket.socket, host: str, *, run: str = "", episodes: Sequence[tuple[str, str]] = (), token: str = ""
+) -> str:
     """Return the address to open in a browser.
 
     :param run: ID of the run to show first.
+    :param episodes: run ID and episode ID of an episode to show first, or of two to compare.
     """
     query = f"?token={quote(token)}" if token else ""
-    return f"{url_of(host, listening)}/{query}" + (f"#/run/{quote(run, safe='')}" if run else "")
+    page = f"#/run/{quote(run, safe='')}" if run else ""
+    if len(episodes) == 1:
+        page = f"#/run/{quote(episodes[0][0], safe='')}/episode/{quote(episodes[0][1], safe='')}"
+    elif episodes:
+        left, right = ("/".join(place) for place in episodes)
+        page = f"#/compare?{urlencode({'left': left, 'right': right})}"
+    return f"{url_of(host, listening)}/{query}{page}"
 
 
 async def serve(

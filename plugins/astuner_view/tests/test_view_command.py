@@ -145,6 +145,8 @@ def test_a_taken_port_is_an_error_only_when_it_was_asked_for(root: Path, refused
         (("--where", "reward>=1"), "require --export"),
         (("math", "--export", "no/such/folder/x.html"), "does not exist"),
         (("--host", "no.such.host.invalid"), "cannot listen on"),
+        (("--episode", "g1-0"), "name the run, as in `astuner view RUN --episode g1-0`"),
+        (("math", "--episode", "a", "--episode", "b", "--episode", "c"), "once, or twice"),
     ],
 )
 def test_what_is_asked_wrongly(root: Path, refused: Callable[..., str], arguments: tuple[str, ...], says: str) -> None:
@@ -167,6 +169,10 @@ def test_addresses() -> None:
         assert (
             address(listening, "127.0.0.1", run="a~1", token="t k") == f"http://127.0.0.1:{port}/?token=t%20k#/run/a~1"
         )
+        one, two = ("a~1", "v000004-00002-0"), ("a~1", "v000000-00002-0")
+        assert address(listening, "::1", episodes=[one]).endswith("/#/run/a~1/episode/v000004-00002-0")
+        left, right = "left=a~1%2Fv000004-00002-0", "right=a~1%2Fv000000-00002-0"
+        assert address(listening, "::1", episodes=[one, two]).endswith(f"/#/compare?{left}&{right}")
         assert address(listening, "::1") == f"http://[::1]:{port}/"
         assert address(listening, "0.0.0.0") == f"http://{reachable('0.0.0.0')}:{port}/"
 

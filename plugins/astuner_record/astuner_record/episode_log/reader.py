@@ -240,6 +240,18 @@ class EpisodeLog:
         )
         return tuple(map(_credited, _named(rows)))
 
+    def strongest(self) -> tuple[str, Credited] | None:
+        """Return the ID and the credit of the episode with the largest absolute advantage; None without credit.
+
+        Of several, it is the newest one.
+        """
+        rows = self._db.execute(
+            f"SELECT episode_id, {', '.join(CREDITED)} FROM credit WHERE advantage IS NOT NULL "
+            "ORDER BY abs(advantage) DESC, step DESC LIMIT 1"
+        )
+        row = next(_named(rows), None)
+        return None if row is None else (row.pop("episode_id"), _credited(row))
+
     def position(
         self, episode_id: str, where: Sequence[str] = (), *, order: str = "written", descending: bool = False
     ) -> int | None:

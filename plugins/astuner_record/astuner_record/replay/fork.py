@@ -23,7 +23,7 @@ from typing import Any
 from astuner import Config, EpisodeRunner, Models, ModelTuner, RunDir, sampling_for, write_jsonl
 from astuner.contracts.errors import RunError
 from astuner.contracts.messages import ChatReply
-from astuner.contracts.statistics import mean, wilson_interval
+from astuner.contracts.statistics import mean, percent, wilson_interval
 from astuner.contracts.types import Episode, StopReason, WorkflowOutput, WorkflowTask
 from astuner_record.conversations import transcript
 from astuner_record.episode_log import EpisodeLogWriter, LoggedEpisode
@@ -335,7 +335,8 @@ def forks_text(original: Episode, forks: Sequence[Fork], from_turn: int) -> Iter
         low, high = wilson_interval(successes, len(scored))
         yield (
             f"{len(scored)} scored forks: mean reward {mean(rewards):.4g} ({min(rewards):.4g} to "
-            f"{max(rewards):.4g}); success {successes / len(scored):.1%} [{low:.1%}, {high:.1%}]; original "
+            f"{max(rewards):.4g}); success {percent(successes / len(scored), 1)} "
+            f"[{percent(low, 1)}, {percent(high, 1)}]; original "
             f"{'no reward' if original.reward is None else f'{original.reward:.4g}'}"
         )
         for reward, n in sorted(Counter(rewards).items())[:20]:

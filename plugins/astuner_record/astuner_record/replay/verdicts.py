@@ -17,7 +17,7 @@ from typing import Any
 
 from astuner import Config, Judging, NoVerdict, TimeLimits, build_judge, unfinished
 from astuner.contracts.errors import ConfigError
-from astuner.contracts.statistics import mean
+from astuner.contracts.statistics import mean, percent
 from astuner.contracts.types import Episode, JudgeOutput, StopReason, WorkflowOutput
 from astuner_record.replay import short
 from astuner_record.statistics import PairedTable, bootstrap_interval, cohens_kappa
@@ -254,7 +254,7 @@ def verdicts_text(
     yield f"{'recorded failure':<20}{t['only_now']:>12}{t['both_failure']:>13}"
     yield ""
     yield (
-        f"agreement on success {agreed['agreement']:.1%} of {agreed['episodes']} episodes; Cohen's kappa "
+        f"agreement on success {percent(agreed['agreement'], 1)} of {agreed['episodes']} episodes; Cohen's kappa "
         f"{'not defined: both judges always give the same verdict' if kappa is None else f'{kappa:.3f}'}"
     )
     yield (

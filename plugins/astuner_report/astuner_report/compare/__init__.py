@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from astuner import RunDir
 from astuner.contracts.errors import ConfigError, DataError
 from astuner.contracts.places import Tree
 from astuner.contracts.rows import ID_FIELDS
+from astuner.contracts.shell import shell_text
 from astuner.contracts.statistics import mean
 from astuner.contracts.types import Split, StopReason, counts_as_success
 from astuner.contracts.validation import TaskResult
@@ -126,7 +128,10 @@ def measured(
     by: str,
     anew: Anew | None = None,
 ) -> Measured:
-    """Measure the episodes of a run whose log is open, as `measure` does."""
+    """Measure the episodes of a run whose log is open, as `measure` does.
+
+    :param by: also ``place``: ID and place in the validation, for validations of one run, without reading the tasks.
+    """
     of_split = f"split={split.value}"
     if step is None and split is Split.VALIDATION:
         step = next((e.step for e in log.list([of_split], descending=True, limit=1)), None)  # written last
@@ -139,20 +144,22 @@ def measured(
         raise DataError(f"{run} does not contain {split.value} episodes{instead}")
     texts: dict[str, tuple[str, str]] = {}
     """Group -> hashes of its task's text and metadata, which the attempts of a group share."""
-    for listed in chosen:
+    for listed in chosen if by != "place" else ():
         if listed.group_id not in texts:
             query, task = log.task(listed)
             known = {name: value for name, value in task["metadata"].items() if name not in ID_FIELDS}
             texts[listed.group_id] = text_hash(query, task["init_messages"]), text_hash("", known)
     by_task: dict[str, list[Listed]] = {}
     for listed in chosen if anew is None else anew.verdicts(run, log, chosen):
-        text = texts[listed.group_id][0]
-        by_task.setdefault(f"{listed.task_id} {text}" if by == "task" else text, []).append(listed)
+        text = texts[listed.group_id][0] if by != "place" else listed.group_id.rpartition("-")[2]
+        by_task.setdefault(text if by == "text" else f"{listed.task_id} {text}", []).append(listed)
     return Measured(
         run=run,
         split=split,
         step=step,
-        tasks={key: _numbers(episodes, *texts[episodes[0].group_id]) for key, episodes in by_task.items()},
+        tasks={
+            key: _numbers(episodes, *texts.get(episodes[0].group_id, ("", ""))) for key, episodes in by_task.items()
+        },
         stop_reasons=Counter(e.stop_reason for e in chosen),
         problems=log.problems,
     )
@@ -290,7 +297,7 @@ def compared(
     if len(of_a) == len(of_b) == 1 and all(len(run.tasks[k].episodes) == 1 for run in (*of_a, *of_b) for k in tasks):
         solved = [[run.tasks[key].means["success"] == 1 for key in tasks] for run in (*of_a, *of_b)]
         table = PairedTable.of(list(zip(*solved, strict=True)))
-    flips = _flips(of_a, of_b, tasks)
+    flips = changed_tasks(of_a, of_b, tasks)
     changed = [of_a[0].tasks[key].task_id for key in tasks if len({r.tasks[key].metadata for r in (*of_a, *of_b)}) > 1]
     if judged is not None:  # one judge scored both sides
         settings_a, settings_b = (
@@ -424,10 +431,11 @@ def _difference(
     }
 
 
-def _flips(a: Sequence[Measured], b: Sequence[Measured], tasks: Sequence[str]) -> list[dict[str, Any]]:
+def changed_tasks(a: Sequence[Measured], b: Sequence[Measured], tasks: Sequence[str]) -> list[dict[str, Any]]:
     """Return the tasks that one side solves and the other does not, the largest difference first.
 
-    Episode IDs are prefixed with the name of their run if a side has several.
+    Episode IDs are prefixed with the name of their run if a side has several. ``command`` shows the first transcript of
+    each side, next to each other.
     """
     found = []
     for key in tasks:
@@ -443,6 +451,7 @@ def _flips(a: Sequence[Measured], b: Sequence[Measured], tasks: Sequence[str]) -
                     "success_b": of_b,
                     "episodes_a": _episodes(a, key),
                     "episodes_b": _episodes(b, key),
+                    "command": _view_both(b[0].run, b[0].tasks[key].episodes[0], a[0].run, task.episodes[0]),
                 }
             )
     return sorted(found, key=lambda flip: -abs(flip["success_b"] - flip["success_a"]))
@@ -451,3 +460,17 @@ def _flips(a: Sequence[Measured], b: Sequence[Measured], tasks: Sequence[str]) -
 def _episodes(side: Sequence[Measured], key: str) -> list[str]:
     several = len(side) > 1
     return [f"{run.run.name}/{name}" if several else name for run in side for name in run.tasks[key].episodes]
+
+
+def view_command(run: Path, *episodes: str) -> str:
+    """Return the command that shows an episode, or two next to each other."""
+    return shell_text(["astuner", "view", str(run), *(word for name in episodes for word in ("--episode", name))])
+
+
+def _view_both(run: Path, episode: str, other: Path, of_other: str) -> str:
+    run, other = run.resolve(), other.resolve()
+    if run == other:
+        return view_command(run, episode, of_other)
+    root = Path(os.path.commonpath([run.parent, other.parent]))
+    names = (f"{run.relative_to(root)}/{episode}", f"{other.relative_to(root)}/{of_other}")
+    return shell_text(["astuner", "view", "--root", str(root), *(w for name in names for w in ("--episode", name))])

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,10 @@ from astuner_record.foreign import read_resolved
 from astuner_record.paired import FEWEST, LEVEL, Pairs, choose_measure, reward_test, success_test
 from astuner_report.leakage import overlapping
 from astuner_report.run_report import origin
+from astuner_report.run_report.changes import changes, informative_episodes
 from astuner_report.run_report.files import NONSENSE, has, is_measured, read_json, read_rows
+from astuner_report.run_report.next_step import next_step
+from astuner_report.run_report.sampling import RECENT, sampling_note
 from astuner_report.sentinel import Sentinel, StepFacts, causes
 from astuner_report.sentinel.outcomes import SameAnswer
 from astuner_report.sentinel.settings import Sentinel as Watched
@@ -75,12 +79,13 @@ def gather(run_dir: RunDir, ledger: Mapping[str, int] | None = None) -> dict[str
     :param ledger: how the episodes ended; None: read ``summary.json`` of the folder, and check its episode log.
     """
     damage: list[str] = []
-    settings = (read_resolved(run_dir.resolved) or {}).get("astuner", {})
+    resolved = read_resolved(run_dir.resolved) or {}
+    settings = resolved.get("astuner", {})
+    is_own, failed = ledger is not None, read_rows(run_dir.failures, damage, bool)
     rows, starts = read_rows(run_dir.metrics, damage, is_measured), origin.read(run_dir, damage)
     if ledger is None:
         summary = read_json(run_dir.summary, damage, lambda found: sum((found.get("ledger") or {}).values()))
         ledger = (summary or {}).get("ledger")
-        damage += _of_log(run_dir)
     trained = [row for row in rows if "reward/mean" in row]
     facts = {
         "format": FORMAT,
@@ -102,7 +107,8 @@ def gather(run_dir: RunDir, ledger: Mapping[str, int] | None = None) -> dict[str
         "also_trained_on": _also_trained_on(tasks or {}),
         "held_out": _held_out(rows, run_dir, damage),
         "same_answer": _same_answer(rows),
-        "failures": _failures(read_rows(run_dir.failures, damage, bool), ledger),
+        "sampling": _sampling(rows, settings),
+        "failures": _failures(failed, ledger),
         "alarms": _alarms(read_rows(run_dir.alarms, damage, lambda row: has(row, **_ALARM)), settings, rows, damage),
         "watched": bool(_at(settings, "trainer_common.sentinel.enabled")),
         "certificate": read_json(run_dir.certificate, damage, _certified),
@@ -111,7 +117,14 @@ def gather(run_dir: RunDir, ledger: Mapping[str, int] | None = None) -> dict[str
         "seed": settings.get("seed"),
         "damage": damage,
     }
+    chosen = (tasks or {}).get("slices")
+    with _log_of(run_dir, damage, check=not is_own) as log:
+        facts |= changes(log, run_dir.path, facts["held_out"], chosen)
+        training = sum(int(row.get("rollout/episodes") or 0) for row in trained)
+        facts["informative_episodes"] = informative_episodes(log, run_dir.path, facts["won_and_lost"], failed, training)
     facts["verdict"] = _verdict(facts)
+    written = (resolved.get("resolved") or {}).get("written") or ()
+    facts["next"] = next_step(facts, run_dir, settings, written)
     return {name: _writable(value) for name, value in facts.items()}
 
 
@@ -195,7 +208,8 @@ def _alarms(
     """Return one entry per cause: its first alarm, the step of the first sign, and its duration in steps and tokens.
 
     ``with`` lists rules that raised alarms, too, and follow from it. The duration is computed from the rows; it is None
-    for a rule that needs more than these.
+    for a rule that needs more than these. ``current`` is false if the latest row refutes the rule and its consequences;
+    ``last_step`` is then the last step with a finding. Current alarms come first.
     """
     policies = dict.fromkeys(name.split("/")[1] for row in rows for name in row if name.startswith("policy/"))
     sentinel = Sentinel(Watched.model_validate(_at(settings, "trainer_common.sentinel") or {}), [*policies])
@@ -209,14 +223,19 @@ def _alarms(
     found = []
     for rule, others in causes(first).items():
         held = {step for name in (rule, *others) for step in sentinel.held.get(name, ()) if step in generated}
+        began = min(int(first[name]["step"]) for name in (rule, *others))
+        known = [step for name in (rule, *others) for step in sentinel.held.get(name, ())]
         lasted = {
-            "step": min(int(first[name]["step"]) for name in (rule, *others)),
+            "step": began,
+            "first_step": min([began, *known]),
+            "last_step": max(known, default=None),
+            "current": not known or any(name in sentinel.complaining for name in (rule, *others)),
             "held": len(held) or None,
             "of": len(generated),
             "tokens_share": sum(generated[step] for step in held) / everything,
         }
         found.append({**first[rule], **lasted, **({"with": others} if others else {})})
-    return sorted(found, key=lambda alarm: int(alarm["step"]))
+    return sorted(found, key=lambda alarm: (not alarm["current"], int(alarm["step"])))
 
 
 def _failures(entries: Sequence[Mapping[str, Any]], ledger: Mapping[str, int] | None) -> dict[str, Any]:
@@ -241,13 +260,28 @@ def _certified(found: Mapping[str, Any]) -> Sequence[Any]:
     return summary_of(found), found["tokens"]["trained_with_zero_advantage"] + 0, found.get("meaning", {}).items()
 
 
-def _of_log(run_dir: RunDir) -> Sequence[str]:
-    """Return the problems of the episode log."""
+@contextmanager
+def _log_of(run_dir: RunDir, damage: list[str], *, check: bool) -> Iterator[EpisodeLog | None]:
+    """Yield the episode log, or None if there is none that can be read; its problems are added to ``damage``.
+
+    :param check: Check the complete log; otherwise it is healthy, because this run writes it.
+    """
     try:
-        with EpisodeLog(run_dir.path) as log:
-            return log.problems
+        log = EpisodeLog(run_dir.path, check=check)
     except DataError as e:
-        return [str(e)] if any(run_dir.episodes.glob("*.sqlite")) else []
+        damage += [str(e)] if any(run_dir.episodes.glob("*.sqlite")) else []
+        yield None
+        return
+    with log:
+        damage += log.problems
+        yield log
+
+
+def _sampling(rows: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> str:
+    """Return the note on sampling for the last validation after training, or an empty string."""
+    last = max((i for i, row in enumerate(rows) if row.get("val/success") is not None), default=0)
+    recent = [row["success/mean"] for row in rows[:last] if row.get("success/mean") is not None][-RECENT:]
+    return sampling_note(settings.get("rollout") or {}, mean(recent), rows[last]["val/success"]) if recent else ""
 
 
 # ---------------------------------------------------------------------------------------------------- before and after
@@ -438,7 +472,8 @@ def _verdict(facts: Mapping[str, Any]) -> dict[str, str]:
     verdict = _compared(found, facts["also_trained_on"], (facts["trained"]["optim"] or {}).get("lr"))
     if verdict["word"] in ("learned", "reward rose") and facts["same_answer"]:
         return _said("one answer for all", f"{facts['same_answer']} ({verdict['text']})", "error")
-    return verdict
+    findings = [row["finding"] for row in facts["slices"] if row.get("fell")]
+    return {**verdict, "text": "; ".join([verdict["text"], *findings])}
 
 
 def _is_significant(difference: Mapping[str, Any]) -> bool:

@@ -64,18 +64,20 @@ class _Watched:
         """Steps in which the rule had a finding, and later steps that did not refute it."""
         self.holds = False
         """Whether the rule had a finding recently."""
-        self._complains = self._is_said = self._was_said = False
+        self.complains = False
+        """Whether the latest verdict was a finding."""
+        self._is_said = self._was_said = False
         self._fine = 0
 
     def see(self, facts: StepFacts, *, validation: bool) -> str:
         """Return the message of the rule, or an empty string if there is none or it was already raised."""
         verdict: Verdict = self.rule.validated(facts) if validation else self.rule.see(facts)
         if verdict is not None:
-            self._complains = bool(verdict)
+            self.complains = bool(verdict)
             self._fine = 0 if verdict else self._fine + 1
-            self.holds = self._complains or (self.holds and self._fine < RECOVERED)
+            self.holds = self.complains or (self.holds and self._fine < RECOVERED)
             self._is_said = self._is_said and self.holds
-        if self._complains:
+        if self.complains:
             self.held.append(facts.step)
         return "" if self._is_said else verdict or ""
 
@@ -156,6 +158,11 @@ class Sentinel:
             name: sorted({step for w in self._watched if w.rule.name == name for step in w.held})
             for name in dict.fromkeys(w.rule.name for w in self._watched)
         }
+
+    @property
+    def complaining(self) -> set[str]:
+        """Return the rules whose latest verdict is a finding, for any policy."""
+        return {watched.rule.name for watched in self._watched if watched.complains}
 
     @property
     def stops(self) -> RunError | None:

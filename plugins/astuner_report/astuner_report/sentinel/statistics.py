@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection
 from itertools import combinations
 
+from astuner.contracts.statistics import percent as percent
 from astuner.contracts.statistics import wilson_interval
 
 SIGNIFICANT = 2.326
@@ -47,11 +48,6 @@ def trend(values: Collection[float]) -> float:
     if not rising or variance <= 0:
         return 0.0
     return (rising - math.copysign(1, rising)) / math.sqrt(variance)
-
-
-def percent(share: float, digits: int = 0) -> str:
-    """Return a share as a percentage for a message, for example ``83 %``."""
-    return f"{100 * share:.{digits}f} %"
 
 
 def two_proportions(first: tuple[float, float], second: tuple[float, float]) -> float:
