@@ -1,7 +1,7 @@
 """Compare the total time that a plan predicts with the time that the run takes, for ten small experiments.
 
-Each experiment is probed (``astuner run --probe``) and then run. The prediction is read from ``--dry-run --json`` before
-the run starts. The remaining time is read from the run's JSON events, and compared with the time that was really left.
+Each experiment is probed (``astuner run --probe``) and then run. The remaining time is read from the run's JSON events,
+and compared with the time that was really left.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Result:
         return self.predicted / self.actual - 1
 
     def error_at(self, share: float) -> float:
-        """Return the error of the total time (elapsed plus remaining) at the first estimate after a share of the run."""
+        """Return the error of elapsed plus remaining time, at the first estimate after a share of the run."""
         later = [(now, left) for now, left in self.remaining if left is not None and now >= share * self.actual]
         now, left = later[0]
         return (now + float(left or 0.0)) / self.actual - 1
@@ -78,9 +78,10 @@ def measure(name: str, file: Path, folder: Path, steps: int) -> Result:
 def run(*, quick: bool = False) -> Report:
     report = Report(
         "Predicted and actual time of a run",
-        f"`astuner run FILE --probe`, then the run with {STEPS} steps, on the `local` backbone. *Error* is the relative "
-        "error of the predicted total time; *at 10 %* and *at 50 %* are the errors of elapsed plus remaining time in the "
-        "first progress event after that share of the run. *Least* is the smallest remaining time before the end.",
+        f"`astuner run FILE --probe`, then the run with {STEPS} steps, on the `local` backbone. *Error* is the "
+        "relative error of the predicted total time; *at 10 %* and *at 50 %* are the errors of elapsed plus remaining "
+        "time in the first progress event after that share of the run. *Least* is the smallest remaining time before "
+        "the end.",
     )
     rows = []
     with tempfile.TemporaryDirectory() as temporary:

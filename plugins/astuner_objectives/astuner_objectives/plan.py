@@ -121,8 +121,8 @@ def speed_plan(
     if best is None or gap > math.log(_NEAR):
         return {}
     text = (
-        f"about {best.rollout:,.0f} generated tokens/s during rollout and {best.train:,.0f} during the update, measured "
-        f"with {best.model}, {best.setting} ({best.date}, commit {best.commit}: {best.command})"
+        f"about {best.rollout:,.0f} generated tokens/s during rollout and {best.train:,.0f} during the update, "
+        f"measured with {best.model}, {best.setting} ({best.date}, commit {best.commit}: {best.command})"
     )
     return {"tokens per second": text}
 
