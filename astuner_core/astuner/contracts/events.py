@@ -87,6 +87,10 @@ class Progressed(Event):
     done: int
     total: int
     what: str
+    remaining: float | None = None
+    """Estimated seconds until the run ends; None: unknown."""
+    elapsed: float = 0.0
+    """Seconds since this process started the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
