@@ -81,7 +81,7 @@ def _messages(episode: Episode) -> Iterator[tuple[str, str]]:
 
 
 def _text(message: Mapping[str, Any]) -> str:
-    """Return the content of a message, with its reasoning and tool calls as they are."""
+    """Return the content of a message, with its reasoning and tool calls."""
     content = message.get("content")
     calls: Sequence[Any] = message.get("tool_calls") or ()
     parts = [message.get("reasoning_content"), content, *(call.get("function", call) for call in calls)]
