@@ -7,6 +7,7 @@ a folder leads to its README, if it has one.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -127,9 +128,15 @@ def _is_source(path: Path) -> bool:
 def _source(path: Path, config: MkDocsConfig) -> File:
     """Return a page that shows a source file, excluded from navigation and search."""
     text = path.read_text(encoding="utf-8")
-    code = f"````{SHOWN_AS.get(path.suffix, 'text')}\n{text}\n````"
+    code = f"````{SHOWN_AS.get(path.suffix, 'text')}\n{text}\n````" if path.suffix != ".ipynb" else _cells(text)
     shown = f"---\nsearch: {{exclude: true}}\n---\n# {path.name}\n\n`{name(path)}`\n\n{code}\n"
     return File.generated(config, f"{name(path)}.md", content=shown, inclusion=InclusionLevel.NOT_IN_NAV)
+
+
+def _cells(notebook: str) -> str:
+    """Return the cells of a notebook as Markdown."""
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(notebook)["cells"]]
+    return "\n\n".join(f"````python\n{text}\n````" if kind == "code" else text for kind, text in cells)
 
 
 def _described(row: re.Match[str]) -> str:

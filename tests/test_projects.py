@@ -40,6 +40,7 @@ WITH_THE_CORE = {
 """The core's dependencies, and what those bring: pydantic has pydantic-core, omegaconf has PyYAML."""
 NOT_NAMED = {
     "astuner": {
+        "pandas": "for users of `RunResult.to_pandas`",
         "jinja2": "with transformers, whose tokenizers it is for",
         "openai": "for who asks for an openai client, and has it",
         "transformers": "where a backbone has it",
@@ -59,6 +60,7 @@ NOT_NAMED = {
     "astuner_helpers": {"agentscope": "for who names a model class of AgentScope, and has it"},
     "astuner_local": {"tokenizers": "with transformers"},
     "astuner_models": {
+        "ipython": "part of every notebook",
         "huggingface-hub": "with datasets, or with transformers",
         "transformers": "where a backbone has it",
     },

@@ -114,6 +114,7 @@ from astuner.rollout.turns import EpisodeRecorder as EpisodeRecorder
 from astuner.rollout.turns import build_samples as build_samples
 from astuner.rollout.turns import upwards as upwards
 from astuner.runs.breakpoints import bp as bp
+from astuner.runs.launch import RunResult as RunResult
 from astuner.runs.launch import run as run
 from astuner.runs.preflight import Preflight as Preflight
 from astuner.runs.preflight import find_backbone as find_backbone
@@ -154,6 +155,9 @@ from astuner_models.serving import serve as serve
 from astuner_models.serving import serve_policies as serve_policies
 from astuner_models.tuning import Tuning as Tuning
 from astuner_models.tuning import tune as tune
+from astuner_record.episode_log.reader import EpisodeLog as EpisodeLog
+from astuner_record.episode_log.reader import LoggedEpisode as LoggedEpisode
+from astuner_report.notebook import to_html as to_html
 
 __version__: str
 API_VERSION: str

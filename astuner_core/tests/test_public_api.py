@@ -21,10 +21,11 @@ ROOT = Path(__file__).parents[2]
 NAMES = (
     "API_VERSION AgentRegistry AgentSection AlgorithmSection AstunerError AstunerSection Backbone BuildContext "
     "CONTRACTS ChatCodec ChatRequest ChatTemplate Clock Config ConfigError Conversation DISABLE_PLUGINS DebugSection "
-    "Draw EncodedPrompt Ending EndpointSection Environment EnvironmentProvider Episode EpisodeRecorder EpisodeRunner "
-    "EpisodeState EpisodesHere Evaluation ExternalSpeaker Generation Group InferenceEngine Judge JudgeOutput Judging "
-    "LockTaken LogSink LoraSection ModelSection ModelTuner Models NoVerdict Offer Optim OutOfTime Plugin PluginError "
-    "PluginManager PluginStatus PolicyModel PolicySpeaker Preflight Provider RecordedProcess RolloutPool Run RunDir "
+    "Draw EncodedPrompt Ending EndpointSection Environment EnvironmentProvider Episode EpisodeLog EpisodeRecorder "
+    "EpisodeRunner EpisodeState EpisodesHere Evaluation ExternalSpeaker Generation Group InferenceEngine Judge "
+    "JudgeOutput Judging LockTaken LogSink LoggedEpisode LoraSection ModelSection ModelTuner Models NoVerdict Offer "
+    "Optim OutOfTime Plugin PluginError PluginManager PluginStatus PolicyModel PolicySpeaker Preflight Provider "
+    "RecordedProcess RolloutPool Run RunDir RunResult "
     "STRUCTURED_TOOL Said Sample Service Serving StepResult StepRollout StopReason TOKEN_VARIABLE Task TaskReader "
     "TimeLimits TrainerCommon Tuning Workflow WorkflowOutput WorkflowTask __version__ append_jsonl ask_group_judge "
     "ask_judge astuner_home bp build_judge build_samples check_section check_unlocked debug_folder "
@@ -34,7 +35,7 @@ NAMES = (
     "is_code is_folder_name is_same_process key_models key_spellings load_config load_plugins load_tokenizer lock_file "
     "log_file make_codec make_judge missing_modules one_model planned_steps policy_folder process_start_time "
     "raised_at read_config read_jsonl read_tasks record_process recorded_process recorded_processes require_model run "
-    "run_service run_services sampling_for section_of serve serve_policies token_loss tune unfinished upwards "
+    "run_service run_services sampling_for section_of serve serve_policies to_html token_loss tune unfinished upwards "
     "user_module walk_fields write_jsonl"
 )
 
@@ -369,7 +370,7 @@ def test_names_are_imported_when_touched():
         "assert not [m for m in sys.modules if m.startswith('astuner.')]\n"
         "from astuner import Task\n"
         "ours = sorted(m for m in sys.modules if m.startswith('astuner.'))\n"
-        "names = ('errors', 'interrupt', 'scalars', 'secrets', 'types')\n"
+        "names = ('display', 'errors', 'interrupt', 'scalars', 'secrets', 'types')\n"
         "assert ours == ['astuner.contracts', *(f'astuner.contracts.{n}' for n in names)]\n"
         "assert 'run' in dir(astuner)\n"
     )

@@ -113,6 +113,14 @@ def test_without_a_reward_the_judge_is_asked(tmp_path: Path) -> None:
     assert (episode.reward, episode.reward_source, episode.is_success) == (1, "judge", True)
 
 
+def test_a_returned_text_is_the_response_to_judge(tmp_path: Path) -> None:
+    judge = "return float(output.response == 'answer')"
+    episode = run(tmp_path, SPEAK + "return reply.message['content']", judge=judge)
+    assert (episode.reward, episode.reward_source) == (1.0, "judge"), episode.error
+    episode = run(tmp_path, "return 'answer'", with_judge=None)
+    assert "returned no reward and no judge is configured. Set astuner.task_judge.judge" in episode.error
+
+
 def test_a_judge_may_be_async_and_the_seeds_judge_gets_the_config_and_returns_a_tuple(tmp_path: Path) -> None:
     episode = run(tmp_path, SPEAK + "return WorkflowOutput()", with_judge="OldJudge")
     assert (episode.reward, episode.is_success) == (2.0, False)
@@ -129,7 +137,13 @@ def test_a_plain_function_workflow_runs_in_a_thread_and_a_function_of_two_is_a_w
     ("body", "reason", "says"),
     [
         ("raise ValueError('my bug')", StopReason.WORKFLOW_FAILED, "ValueError: my bug"),
-        ("return None", StopReason.WORKFLOW_FAILED, "must return a WorkflowOutput"),
+        ("return None", StopReason.WORKFLOW_FAILED, "as text. Add the missing return ("),
+        ("return (x for x in 'ab')", StopReason.WORKFLOW_FAILED, "Use return instead of yield"),
+        ("yield 1.0", StopReason.WORKFLOW_FAILED, "Use return instead of yield"),
+        ("return await ask(model_tuner)", StopReason.WORKFLOW_FAILED, 'use reply.message["content"]'),
+        ("return {'reward': 1, 'is_success': True}", StopReason.WORKFLOW_FAILED, "(reward=…, is_success=…) instead of"),
+        ("return ('answer', 1.0)", StopReason.WORKFLOW_FAILED, "must return a WorkflowOutput"),
+        ("return WorkflowOutput(response=asyncio.Future())", StopReason.WORKFLOW_FAILED, "add await before the call"),
         ("return WorkflowOutput", StopReason.WORKFLOW_FAILED, "must return a WorkflowOutput"),
         ("return WorkflowOutput(reward=float('nan'))", StopReason.WORKFLOW_FAILED, "finite number"),
         ("return WorkflowOutput(reward=[1.0])", StopReason.WORKFLOW_FAILED, "finite number"),
@@ -155,7 +169,8 @@ def test_a_workflow_that_fails_is_a_counted_episode_without_a_reward(
     [
         ("raise KeyError('answer')", "raised KeyError"),
         ("return JudgeOutput(reward=float('inf'))", "finite number"),
-        ("return None", "must return a JudgeOutput"),
+        ("return None", "must return a JudgeOutput or a finite number from -1e9 to 1e9. Add the missing return"),
+        ("yield 1.0", "Use return instead of yield"),
         ("return (None, False)", "finite number"),
         ("time.sleep(60)", "judge_timeout"),
         ("sys.exit(2)", "the judge J called sys.exit(2)"),

@@ -32,6 +32,10 @@ class AstunerError(Exception):
         text = Exception.__str__(self)
         return f"{text.removesuffix('.')}; {self.next_step}" if self.next_step else text
 
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that IPython prints: the message without a traceback, like the command line."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class ConfigError(AstunerError):
     """The experiment file or an override is invalid; `problems` lists all errors in file order."""

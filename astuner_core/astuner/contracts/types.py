@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from astuner.contracts.display import Displayed
 from astuner.contracts.errors import shown
 from astuner.contracts.scalars import as_bool, as_float
 
@@ -381,8 +382,8 @@ class JudgeOutput:
         return replace(each, reward=math.fsum(rewards.values()) / len(rewards))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Episode:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Episode(Displayed):
     """A finished attempt, successful or failed."""
 
     workflow_task: WorkflowTask
@@ -402,6 +403,10 @@ class Episode:
     """Replies of external models."""
     started: float | None = None
     """Start of the attempt, in seconds since 1970; None if unknown."""
+
+    def __repr__(self) -> str:
+        ended = f"{self.stop_reason.value}, reward {self.reward}, {len(self.turns)} turns"
+        return f"Episode({self.workflow_task.episode_id}: {ended})"
 
     @property
     def is_open(self) -> bool:

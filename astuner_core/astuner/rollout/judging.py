@@ -45,21 +45,35 @@ if TYPE_CHECKING:
     from astuner.config import Config
 
 
+_OUTPUT_FIELDS = {"reward", "response", "is_success"}
+"""Keys of a returned dict that is meant as a `WorkflowOutput`, not as rewards per agent."""
 LONGEST_VALUE = 200
 """Maximum characters of an invalid value in a message."""
 
 
 def as_output(returned: Any) -> WorkflowOutput:
-    """Convert a workflow's result: a `WorkflowOutput`, agentscope.tuner's equivalent, a reward or rewards per agent."""
+    """Convert a workflow's result.
+
+    :param returned: A `WorkflowOutput`, agentscope.tuner's equivalent, a reward, rewards per agent, or the response for
+        the judge as text.
+    """
     if isinstance(returned, WorkflowOutput):
         output = returned
+    elif isinstance(returned, str):
+        output = WorkflowOutput(response=returned)
+    elif isinstance(returned, Mapping) and returned.keys() & _OUTPUT_FIELDS:
+        fields = ", ".join(f"{name}=…" for name in returned)
+        raise Misbehaved(f"returned {_brief(returned)}; return WorkflowOutput({fields}) instead of a dict")
     elif isinstance(returned, Mapping) or as_float(returned) is not None:
         output = WorkflowOutput(reward=returned)
     elif hasattr(returned, "reward") and hasattr(returned, "response") and not isinstance(returned, type):
         metrics = getattr(returned, "metrics", None) or {}
         output = WorkflowOutput(reward=returned.reward, response=returned.response, metrics=metrics)
     else:
-        raise Misbehaved(f"returned {_brief(returned)}; it must return a WorkflowOutput{_or_a_number(returned)}")
+        accepted = f"a WorkflowOutput, {A_REWARD}, or the response as text"
+        raise Misbehaved(f"returned {_brief(returned)}; it must return {accepted}{_hint(returned)}")
+    if _is_running(output.response):
+        raise Misbehaved(f"returned the response {_brief(output.response)}; add await before the call")
     if not isinstance(output.evaluation, (Evaluation, type(None))):
         raise Misbehaved(f"returned the evaluation {_brief(output.evaluation)}; it must be an Evaluation or None")
     reward = None if output.reward is None else _as_reward(output.reward, ", or None to ask the judge")
@@ -98,7 +112,7 @@ def as_verdict(answer: Any) -> JudgeOutput:
         return _verdict(answer, as_bool(answer), {})
     if hasattr(answer, "reward"):
         return _verdict(answer.reward, None, _as_metrics(getattr(answer, "metrics", None) or {}))
-    raise Misbehaved(f"returned {_brief(answer)}; it must return a JudgeOutput{_or_a_number(answer)}")
+    raise Misbehaved(f"returned {_brief(answer)}; it must return a JudgeOutput or {A_REWARD}{_hint(answer)}")
 
 
 def as_verdicts(answer: Any, wanted: int) -> list[JudgeOutput | JudgeFailed]:
@@ -166,10 +180,20 @@ def _brief(value: Any) -> str:
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}… ({type(value).__name__})"
 
 
-def _or_a_number(value: Any) -> str:
-    """Return that a number is also accepted, if the value looks like one was intended."""
-    meant = hasattr(type(value), "__float__") or isinstance(value, (str, bytes, complex, tuple, list))
-    return f", or {A_REWARD}" if meant else ""
+def _hint(value: Any) -> str:
+    """Return the change that a common mistake in user code needs, as the end of a message."""
+    if value is None:
+        return ". Add the missing return"
+    if inspect.isgenerator(value) or inspect.isasyncgen(value):
+        return ". Use return instead of yield"
+    if isinstance(message := getattr(value, "message", None), Mapping) and "content" in message:
+        return '. To return the text of a reply, use reply.message["content"]'
+    return ""
+
+
+def _is_running(value: Any) -> bool:
+    """Return whether ``value`` is a coroutine or future that user code did not await."""
+    return inspect.isawaitable(value) or inspect.isasyncgen(value)
 
 
 T = TypeVar("T")

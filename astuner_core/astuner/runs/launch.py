@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from astuner.config import Config, load_config
 from astuner.config.schema import MOST
 from astuner.contracts.backbone import Backbone
+from astuner.contracts.display import Displayed, RunView
 from astuner.contracts.errors import AstunerError, ConfigError, Interrupted, RunError, told
 from astuner.contracts.events import RunPlanned, Subscriber
 from astuner.contracts.interrupt import Interrupt
@@ -55,6 +56,7 @@ from astuner.support.limits import describe_limit
 from astuner.support.processes import recorded_process
 
 if TYPE_CHECKING:
+    from astuner import LoggedEpisode
     from astuner.config.schema import AgentSection, AstunerSection, ModelSection
     from astuner.runs.run import RunWriter
 
@@ -86,9 +88,13 @@ class Plan:
     title: str
     lines: Mapping[str, str]
 
+    @property
+    def labels(self) -> dict[str, str]:
+        """Printed label -> text."""
+        return {PLAN_LABELS.get(key, key[:1].upper() + key[1:]): text for key, text in self.lines.items()}
+
     def __str__(self) -> str:
-        labels = {PLAN_LABELS.get(key, key[:1].upper() + key[1:]): text for key, text in self.lines.items()}
-        return f"{self.title}\n{_table(labels, indent='  ')}"
+        return f"{self.title}\n{_table(self.labels, indent='  ')}"
 
 
 def _table(lines: Mapping[str, str], *, indent: str = "") -> str:
@@ -197,9 +203,9 @@ def _model(model: ModelSection) -> str:
     return model.path + (f", LoRA rank {model.lora.rank}" if model.lora.rank else "")
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunResult:
-    """Result of a run."""
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RunResult(Displayed):
+    """Result of a run. Notebooks show it with its verdict, curve and main metrics."""
 
     run_dir: Path
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -220,11 +226,55 @@ class RunResult:
     """Kept checkpoint with the best validation."""
     best_validation: Mapping[str, Any] = field(default_factory=dict)
     """Details of the best validation (`astuner.contracts.validation.Best.as_dict`)."""
+    lines: Mapping[str, str] = field(default_factory=dict)
+    """Lines of the summary: label -> text."""
     text: str = ""
+
+    def __repr__(self) -> str:
+        return repr(self.view)
+
+    @property
+    def view(self) -> RunView:
+        """State of the run, for display; the plan after a dry run."""
+        if self.plan is not None:
+            return RunView(name=self.plan.title, status="dry run", facts=self.plan.labels)
+        best = {"Best checkpoint": str(self.best_checkpoint)} if self.best_checkpoint else {}
+        facts = {**self.lines, **best}
+        status = facts.pop("Verdict", "finished")
+        return RunView(name=self.run_dir.name, status=status, rows=self._rows(), facts=facts)
 
     def summary(self) -> str:
         """Return the printed summary: success before and after, and the paths of the results."""
         return self.text
+
+    def plot(self) -> RunView:
+        """Return the curve of reward and validation success, which notebooks show as an SVG."""
+        return RunView(rows=self._rows())
+
+    def to_pandas(self) -> Any:
+        """Return the metrics as a `pandas.DataFrame` with one row per step; step 0 is before training.
+
+        :raises ImportError: pandas is not installed.
+        """
+        import pandas
+
+        return pandas.DataFrame(self._rows()).groupby("step").last()
+
+    def episodes(self, *where: str, limit: int = 10) -> list[LoggedEpisode]:
+        """Return the newest episodes of the run, newest first; requires ``trainer_common.save_tokens``.
+
+        :param where: Conditions, for example ``"reward<0.5"`` (``docs/episode_log.md``).
+        :param limit: Maximum number; -1 for all.
+        :raises ImportError: astuner-record is not installed.
+        :raises DataError: The run has no episode log.
+        """
+        from astuner import EpisodeLog
+
+        with EpisodeLog(self.run_dir) as log:
+            return [log.read(listed) for listed in log.list(where, descending=True, limit=limit)]
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return RunDir(self.run_dir).read_metrics()
 
 
 def finish(run: RunWriter, *, trains: bool) -> RunResult:
@@ -263,6 +313,7 @@ def finish(run: RunWriter, *, trains: bool) -> RunResult:
     return RunResult(
         run_dir=run_dir.path,
         metrics=newest,
+        lines=lines,
         text=text,
         best_checkpoint=best,
         best_validation=chosen.as_dict() if chosen else {},

@@ -422,7 +422,7 @@ def test_a_workflow_that_blocks_in_its_world_holds_nobody_up(tmp_path: Path) -> 
             StopReason.TIMED_OUT,
             "did not return",
         ),
-        ("return 'nonsense'", StopReason.WORKFLOW_FAILED, "must return a WorkflowOutput"),
+        ("return [1, 2]", StopReason.WORKFLOW_FAILED, "must return a WorkflowOutput"),
     ],
 )
 def test_how_it_ends_is_told_as_ever(tmp_path: Path, body: str, reason: StopReason, says: str) -> None:

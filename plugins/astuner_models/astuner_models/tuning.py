@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from pathlib import Path
 from queue import SimpleQueue
 from types import ModuleType
@@ -19,8 +20,9 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import yaml
 
 from astuner import RunDir, find_backbone, find_user_file, is_code, load_config, run, user_module
-from astuner.contracts.errors import ConfigError
-from astuner.contracts.events import Event, Progressed, Subscriber
+from astuner.contracts.display import Displayed, RunView
+from astuner.contracts.errors import ConfigError, told
+from astuner.contracts.events import Event, Measured, Progressed, RunResumed, RunStarted, Subscriber
 from astuner.contracts.interrupt import Interrupt
 from astuner.contracts.places import Tree
 from astuner.contracts.secrets import redact
@@ -33,17 +35,24 @@ NOT_IN_A_FILE = "not_in_a_file"
 """Module of objects without an import path, which exist only in this process."""
 
 
-class Tuning(Subscriber):
-    """A run in a thread of this process. It ends with the process; a new call resumes it."""
+class Tuning(Subscriber, Displayed):
+    """A run in a thread of this process. It ends with the process; a new call resumes it.
+
+    Notebooks show a bar, the curve and the last metrics, and update them while the run lasts.
+    """
 
     direct = True
     progress: Progressed | None = None
     """Progress of the current step or validation; None before the first."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._result: Future[RunResult] = Future()
         self._queues: list[SimpleQueue[Event | None]] = []
         self._interrupt = Interrupt()
+        self._rows: list[Mapping[str, Any]] = []
+        self._run_dir = Path()
+        self._updates: list[threading.Thread] = []
 
     def _start(self, file: Path, options: Mapping[str, Any]) -> None:
         def work() -> None:
@@ -57,8 +66,14 @@ class Tuning(Subscriber):
         threading.Thread(target=work, name="astuner.tune", daemon=True).start()
 
     def handle(self, event: Event) -> None:
-        if isinstance(event, Progressed):
+        if isinstance(event, RunStarted):
+            self._run_dir = event.run_dir
+        elif isinstance(event, RunResumed):
+            self._rows[:] = RunDir(self._run_dir).read_metrics()
+        elif isinstance(event, Progressed):
             self.progress = event
+        elif isinstance(event, Measured):
+            self._rows.append({"step": event.step, **event.metrics})
         for queue in self._queues:
             queue.put(event)
 
@@ -80,7 +95,44 @@ class Tuning(Subscriber):
         :param timeout: Seconds.
         :raises concurrent.futures.TimeoutError: The run is not over; it continues.
         """
-        return self._result.result(timeout)
+        try:
+            return self._result.result(timeout)
+        finally:
+            if self._result.done():
+                for update in self._updates:
+                    update.join()
+
+    @property
+    def view(self) -> RunView:
+        """State of the run, for display."""
+        ended = self._result.done()
+        error = self._result.exception() if ended else None
+        status = told(error) if error else self._result.result().view.status if ended else "running"
+        return RunView(name=self._name, status=status, progress=self.progress, rows=[*self._rows])
+
+    def __repr__(self) -> str:
+        return repr(self.view)
+
+    def _ipython_display_(self) -> None:
+        """Show the run; in a notebook, update it until the run is over."""
+        from IPython.display import display
+
+        handle = display(self._mime_bundle(), raw=True, display_id=True)
+        if hasattr(_ipython(), "kernel"):
+            self._updates.append(threading.Thread(target=self._update, args=(handle,), daemon=True))
+            self._updates[-1].start()
+
+    def _mime_bundle(self) -> dict[str, str]:
+        html = self._repr_html_()
+        return {"text/plain": repr(self), **({} if html is None else {"text/html": html})}
+
+    def _update(self, handle: Any) -> None:
+        """Update a display at most once per second, and at the end of the run."""
+        state, ended = None, False
+        while not ended:
+            ended = bool(wait_for([self._result], timeout=1).done)
+            if state != (state := (self.progress, len(self._rows), ended)):
+                handle.update(self._mime_bundle(), raw=True)
 
 
 @overload
@@ -155,15 +207,23 @@ def tune(
         warnings.warn(f"{which}: only this process can resume the run. For astuner run, {how}", stacklevel=2)
     if wait and asyncio._get_running_loop() is None:
         return run(file, **options)
-    tuning = Tuning()
+    tuning = Tuning(name)
     tuning._start(file, options)
     if not wait:
         return tuning
+    if hasattr(_ipython(), "kernel"):
+        tuning._ipython_display_()
     try:  # the event loop of this thread, such as a notebook's, is blocked meanwhile
         return tuning.result()
     except KeyboardInterrupt:
         tuning.stop()
         return tuning.result()
+
+
+def _ipython() -> Any:
+    """Return the shell of this process if IPython runs it, without importing IPython."""
+    module = sys.modules.get("IPython.core.getipython")
+    return module.get_ipython() if module else None
 
 
 def _reference(code: Any, unnamed: list[str]) -> str:

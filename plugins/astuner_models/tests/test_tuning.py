@@ -20,7 +20,7 @@ import yaml
 import astuner
 from astuner.cli import main
 from astuner.contracts.errors import ConfigError, Interrupted
-from astuner.contracts.events import EpisodeEnded, StepEnded
+from astuner.contracts.events import EpisodeEnded, RunResumed, RunStarted, StepEnded
 from astuner_local.backbone import LocalBackbone
 from tests.table import table
 
@@ -113,11 +113,17 @@ def test_a_run_is_watched_and_stopped_and_the_command_goes_on_with_it(agent: Any
     assert tuning.progress is not None
     assert tuning.progress.total_steps == 2
     assert list(tuning.events()) == []
+    assert repr(tuning).startswith("watched: Interrupted: ")
+    assert [row["step"] for row in tuning.view.rows] == [1]
     file = tmp_path / "launcher_record" / "watched.experiment" / "watched.yaml"
     command("run", str(file))
     folder = tmp_path / "launcher_record" / "watched"
     assert "continuing the run in" in (folder / "run.log").read_text()
     assert [row["step"] for row in numbers(folder)] == [1, 2]
+    resumed = astuner.Tuning("watched")
+    for event in (RunStarted(run_dir=folder, name="watched", settings={}), RunResumed(step=2, state={})):
+        resumed.handle(event)
+    assert [row["step"] for row in resumed.view.rows] == [1, 2]
 
 
 def test_a_function_of_a_notebook_trains_beside_its_event_loop_and_says_that_only_it_can_go_on(
@@ -159,6 +165,14 @@ def test_other_tasks_under_the_same_name_are_another_run(agent: Any, tmp_path: P
     other = tune(agent.solve, judge=agent.letters, tasks=tasks, dry_run=True).plan
     assert other.lines["tasks"].startswith("3 to train on")
     assert len(list((tmp_path / "launcher_record" / "solve.experiment").glob("training-*.jsonl"))) == 2
+
+
+def test_ipython_prints_the_message_of_an_error_without_a_traceback(agent: Any) -> None:
+    with pytest.raises(ConfigError) as raised:
+        tune(agent.solve, backbone="locl")
+    (text,) = raised.value._render_traceback_()
+    assert text.startswith("ConfigError: ")
+    assert "did you mean local?" in text
 
 
 def test_what_is_wrong_is_said_with_what_to_write(agent: Any) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from astuner import build_samples
+from astuner.contracts.display import Displayed
 from astuner.contracts.errors import ConfigError, DataError
 from astuner.contracts.types import Episode, Sample, Split
 from astuner_record.episode_log.rows import LOGPROBS, Row, numbers, read_episode
@@ -98,8 +99,8 @@ NO_FACETS: Mapping[str, Any] = {
 """Value of `EpisodeLog.facets` for a log without episodes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoggedEpisode:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class LoggedEpisode(Displayed):
     """An episode from the log, with its credit."""
 
     step: int
@@ -107,6 +108,9 @@ class LoggedEpisode:
     """Row as written; free-form values are JSON text."""
     credit: tuple[Credited, ...]
     """One entry per sample, in order; empty if the episode was not trained."""
+
+    def __repr__(self) -> str:
+        return f"LoggedEpisode({self.row['episode_id']} of step {self.step}: reward {self.row['reward']})"
 
     @cached_property
     def episode(self) -> Episode:
