@@ -6,12 +6,13 @@ a verdict, and are None if there are none.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any, TypeAlias
 from astuner import build_samples
 from astuner.contracts.errors import ConfigError, DataError
 from astuner.contracts.types import Episode, Sample, Split
+from astuner_record.episode_log.metadata import FEW_VALUES, METADATA, TASK, fields_of, metadata_query
 from astuner_record.episode_log.rows import LOGPROBS, Row, numbers, read_episode
 from astuner_record.episode_log.salvage import open_whole
 from astuner_record.episode_log.store import FOUND, SEPARATOR, Database, connect_to_read, list_all, match_of
@@ -144,6 +146,11 @@ class EpisodeLog:
         """State of the label file that the labels table contains."""
         self._db.create_function("cause", 1, cause_of, deterministic=True)
         self._db.execute("CREATE TEMP TABLE labels (id INTEGER PRIMARY KEY, label TEXT NOT NULL, why TEXT NOT NULL)")
+        self._db.executescript(METADATA)
+        self._tasks: set[tuple[str, str, str]] = set()
+        """Tasks whose metadata are in the temporary table."""
+        self._tasks_until = 0
+        """Last row whose task is in `_tasks`."""
 
     def count(self, where: Sequence[str] = ()) -> int:
         """Return the number of episodes that match all conditions.
@@ -174,7 +181,7 @@ class EpisodeLog:
         :param limit: -1 for all.
         :raises ConfigError: A condition is malformed.
         """
-        sql, values = query_of(where)
+        sql, values = self._query(where)
         ordering = _ordering(order, descending)
         rows = self._now.execute(  # sort IDs instead of complete rows; WITH makes SQLite evaluate them once
             f"WITH page AS (SELECT id FROM episodes WHERE {sql} ORDER BY {ordering} LIMIT ? OFFSET ?) "
@@ -244,7 +251,7 @@ class EpisodeLog:
         self, episode_id: str, where: Sequence[str] = (), *, order: str = "written", descending: bool = False
     ) -> int | None:
         """Return the index of an episode in `list` with the same arguments, or None if it is not in it."""
-        sql, values = query_of(where)
+        sql, values = self._query(where)
         row = self._now.execute(
             f"SELECT place FROM (SELECT id, row_number() OVER (ORDER BY {_ordering(order, descending)}) - 1 AS place "
             f"FROM episodes WHERE {sql}) WHERE id = (SELECT id FROM episodes WHERE episode_id = ?)",
@@ -274,7 +281,7 @@ class EpisodeLog:
         ``step`` is the step of the first episode that ended. ``reward_std`` is the population standard deviation of the
         group: the sum of squares is divided by ``scored``. Raises as `list`.
         """
-        sql, values = query_of(where)
+        sql, values = self._query(where)
         rows = self._now.execute(  # a single min() makes SQLite take the bare columns from that row
             "SELECT min(id), group_id, task_id, query, step, split, count(*) AS episodes, count(reward) AS scored, "
             "avg(reward) AS reward_mean, avg(reward * reward) AS squares, count(DISTINCT reward) > 1 AS spread, "
@@ -294,7 +301,7 @@ class EpisodeLog:
         return self._count("DISTINCT group_id", where)
 
     def _count(self, what: str, where: Sequence[str]) -> int:
-        sql, values = query_of(where)
+        sql, values = self._query(where)
         return int(self._now.execute(f"SELECT count({what}) FROM episodes WHERE {sql}", values).fetchone()[0])
 
     def facets(self) -> Mapping[str, Any]:
@@ -315,6 +322,48 @@ class EpisodeLog:
             "step": None if step_min is None else (step_min, step_max),
             "reward": None if reward_min is None else (reward_min, reward_max),
         }
+
+    def fields(self) -> Sequence[tuple[str, Counts]]:
+        """Return the metadata fields of tasks that have two to `FEW_VALUES` values, with the episodes of each value."""
+        self._read_metadata()
+        rows = self._now.execute(
+            f"WITH tasks AS (SELECT split, {TASK} AS task, query, count(*) AS episodes FROM episodes GROUP BY 1, 2, 3) "
+            "SELECT field, value, sum(episodes) FROM tasks JOIN temp.metadata USING (split, task, query) WHERE field IN "
+            "(SELECT field FROM temp.metadata GROUP BY 1 HAVING count(DISTINCT value) BETWEEN 2 AND ?) "
+            "GROUP BY 1, 2 ORDER BY 1, 3 DESC, 2",
+            (FEW_VALUES,),
+        )
+        return [
+            (field, tuple((value, count) for _, value, count in counts))
+            for field, counts in itertools.groupby(rows, key=lambda row: row[0])
+        ]
+
+    def _query(self, where: Sequence[str]) -> Query:
+        """Combine conditions, which may name metadata fields of tasks; see `query_of`."""
+        names = {match[1] for condition in where if (match := _CONDITION.fullmatch(condition))}
+        return query_of(where, self._read_metadata() if names.difference(FIELDS) else ())
+
+    def _read_metadata(self) -> Collection[str]:
+        """Update the table of the tasks' metadata, and return its fields. A task is decoded once."""
+        rows = self._now.execute(
+            f"SELECT max(id), split, {TASK}, query FROM episodes WHERE id > ? GROUP BY 2, 3, 4", (self._tasks_until,)
+        ).fetchall()
+        for id_, *task in rows:
+            self._tasks_until = max(self._tasks_until, id_)
+            if (key := (task[0], task[1], task[2])) not in self._tasks:
+                self._tasks.add(key)
+                self._db.executemany(
+                    "INSERT INTO temp.metadata VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    [(*key, *field) for field in self._metadata(id_)],
+                )
+        return [name for (name,) in self._db.execute("SELECT DISTINCT field FROM temp.metadata ORDER BY 1")]
+
+    def _metadata(self, id_: int) -> Sequence[tuple[Any, ...]]:
+        try:
+            (frame,) = self._db.execute("SELECT row FROM data WHERE id = ?", (id_,)).fetchone()
+            return fields_of(json.loads(self._db.decoded(frame)[0]["task"])["metadata"])
+        except (ValueError, LookupError, TypeError, AttributeError):  # deleted meanwhile, or not written by ASTuner
+            return ()
 
     def close(self) -> None:
         self._db.close()
@@ -393,13 +442,14 @@ WORDS = {
 """Name in a condition -> SQL expression."""
 LISTS = {"agent": "agents", "tool": "tools"}
 FIELDS = (*NUMBERS, *WORDS, *LISTS, "success", "text")
-_CONDITION = re.compile(r"\s*(\w+)\s*(!=|>=|<=|=|>|<|~)(.*)", re.DOTALL)
+_CONDITION = re.compile(r"\s*([\w.-]+)\s*(!=|>=|<=|=|>|<|~)(.*)", re.DOTALL)
 _BOOLEANS = {"true": "success = 1", "false": "success = 0", "none": "success IS NULL"}
 
 
-def query_of(where: Sequence[str]) -> Query:
+def query_of(where: Sequence[str], metadata: Collection[str] = ()) -> Query:
     """Combine conditions. An episode without a value, such as a reward, matches only ``!=`` conditions on it.
 
+    :param metadata: Metadata fields of the tasks.
     :raises ConfigError: Conditions are malformed; the message lists all of them.
     """
     parts: list[str] = []
@@ -407,7 +457,7 @@ def query_of(where: Sequence[str]) -> Query:
     wrong: list[str] = []
     for condition in where:
         try:
-            sql, more = _one(condition)
+            sql, more = _one(condition, metadata)
         except ValueError as e:
             wrong.append(f"--where {condition!r}: {e}")
             continue
@@ -418,7 +468,7 @@ def query_of(where: Sequence[str]) -> Query:
     return " AND ".join(parts) or "1", values
 
 
-def _one(condition: str) -> Query:
+def _one(condition: str, metadata: Collection[str]) -> Query:
     match = _CONDITION.fullmatch(condition)
     if match is None:
         raise ValueError("write a name, one of = != < <= > >= ~, and a value, e.g. reward>=0.5")
@@ -439,7 +489,10 @@ def _one(condition: str) -> Query:
         if operator != "~" or not (asked := match_of(value)):
             raise ValueError("text accepts ~ and words to search for, e.g. text~'apple pie'")
         return f"id IN ({FOUND})", [asked, asked]
-    raise ValueError(f"{name!r} is not a known field; available: {', '.join(FIELDS)}")
+    if (field := name.removeprefix("metadata.")) in metadata:
+        return metadata_query(field, operator, value)
+    of_tasks = f"; in the tasks' metadata: {', '.join(metadata)}" if metadata else ""
+    raise ValueError(f"{name!r} is not a known field; available: {', '.join(FIELDS)}{of_tasks}")
 
 
 def _number(column: str, operator: str, value: str) -> Query:
