@@ -1,6 +1,6 @@
 """Conditions on the metadata of tasks, such as ``layout=two-column``.
 
-A reader keeps the metadata of each task once, in a temporary table: episodes of a task share it.
+A reader keeps the metadata of each group in a temporary table, because the attempts of a group share their task.
 """
 
 from __future__ import annotations
@@ -9,20 +9,18 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 FEW_VALUES = 20
 """Most values of a field that is offered as a filter."""
-TASK = "CASE task_id WHEN '' THEN group_id ELSE task_id END"
-"""SQL expression that identifies a task, together with split and query."""
 METADATA = """
+CREATE TEMP TABLE tasks (id INTEGER PRIMARY KEY, task INTEGER NOT NULL);
 CREATE TEMP TABLE metadata (
-    split TEXT NOT NULL, task TEXT NOT NULL, query TEXT NOT NULL,
-    field TEXT NOT NULL, value TEXT NOT NULL, name TEXT NOT NULL, number REAL
+    task INTEGER NOT NULL, field TEXT NOT NULL, value TEXT NOT NULL, name TEXT NOT NULL, number REAL
 );
-CREATE INDEX temp.metadata_values ON metadata (field, value);
 """
-"""``name`` is the value as in names of metrics, ``number`` the value as a number, if it is one."""
+"""``tasks``: the task of each episode. ``name`` is the value as in names of metrics, ``number`` the value as a number, if it is one."""
 _LONGEST = 200
 """Characters of the longest value that can be filtered by."""
 _MOST_FIELDS = 200
@@ -39,6 +37,7 @@ def fields_of(metadata: Any) -> Sequence[tuple[str, str, str, float | None]]:
     return found
 
 
+@lru_cache(maxsize=4096)  # fields have few names, and most have few values
 def metric_name(text: str) -> str:
     """Return a field or value as a part of a metric's name."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", text)[:60] or "empty"
@@ -59,8 +58,8 @@ def metadata_query(field: str, operator: str, value: str) -> tuple[str, list[str
     else:
         sql, values = f"number {operator} ?", [number]
     negated = "NOT " if operator == "!=" else ""
-    tasks = f"SELECT split, task, query FROM temp.metadata WHERE field = ? AND {sql}"
-    return f"(split, {TASK}, query) {negated}IN ({tasks})", [field, *values]
+    tasks = f"SELECT task FROM temp.metadata WHERE field = ? AND {sql}"
+    return f"id {negated}IN (SELECT id FROM temp.tasks WHERE task IN ({tasks}))", [field, *values]
 
 
 def _scalars(metadata: Any, prefix: str, depth: int = 0) -> Iterator[tuple[str, str | bool | int | float]]:

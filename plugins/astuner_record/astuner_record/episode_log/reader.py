@@ -20,11 +20,11 @@ from typing import Any, TypeAlias
 
 from astuner import build_samples
 from astuner.contracts.errors import ConfigError, DataError
-from astuner.contracts.types import Episode, Sample, Split
-from astuner_record.episode_log.metadata import FEW_VALUES, METADATA, TASK, fields_of, metadata_query
+from astuner.contracts.types import Episode, Sample, Split, StopReason
+from astuner_record.episode_log.metadata import FEW_VALUES, METADATA, fields_of, metadata_query
 from astuner_record.episode_log.rows import LOGPROBS, Row, numbers, read_episode
 from astuner_record.episode_log.salvage import open_whole
-from astuner_record.episode_log.store import FOUND, SEPARATOR, Database, connect_to_read, list_all, match_of
+from astuner_record.episode_log.store import FOUND, SEPARATOR, Database, connect_to_read, list_all, match_of, parsed
 from astuner_record.exam import answer_of, cause_of, expected_of, labels_at, read_labels
 
 ORDERS = ("written", "step", "query", "reward", "success", "stop_reason", "seconds", "turns", "tokens", "time")
@@ -95,7 +95,7 @@ CREDITED = tuple(field.name for field in fields(Credited))
 
 
 NO_FACETS: Mapping[str, Any] = {
-    **dict.fromkeys(("stop_reason", "split", "agent", "tool", "error"), ()), "step": None, "reward": None
+    **dict.fromkeys(("stop_reason", "split", "agent", "tool", "error", "limit"), ()), "step": None, "reward": None
 }  # fmt: skip
 """Value of `EpisodeLog.facets` for a log without episodes."""
 
@@ -129,6 +129,9 @@ class LoggedEpisode:
         )
 
 
+_AT_LIMIT = f"stop_reason IN ({', '.join(repr(reason.value) for reason in StopReason if reason.is_limit)})"
+
+
 class EpisodeLog:
     """Log of one run, open for reading by one thread."""
 
@@ -147,10 +150,8 @@ class EpisodeLog:
         self._db.create_function("cause", 1, cause_of, deterministic=True)
         self._db.execute("CREATE TEMP TABLE labels (id INTEGER PRIMARY KEY, label TEXT NOT NULL, why TEXT NOT NULL)")
         self._db.executescript(METADATA)
-        self._tasks: set[tuple[str, str, str]] = set()
-        """Tasks whose metadata are in the temporary table."""
-        self._tasks_until = 0
-        """Last row whose task is in `_tasks`."""
+        self._tasks: dict[str, int] = {}
+        """Group -> the number of its task in the tables of `METADATA`."""
 
     def count(self, where: Sequence[str] = ()) -> int:
         """Return the number of episodes that match all conditions.
@@ -307,7 +308,8 @@ class EpisodeLog:
     def facets(self) -> Mapping[str, Any]:
         """Return the values to filter by, as `Counts`.
 
-        ``error`` lists causes as returned by `astuner_record.exam.cause_of`. ``step`` and ``reward`` are (lowest,
+        ``error`` lists causes as returned by `astuner_record.exam.cause_of`, and ``limit`` those of episodes that a limit
+        on tokens or calls ended. ``step`` and ``reward`` are (lowest,
         highest).
         """
         step_min, step_max, reward_min, reward_max = self._now.execute(
@@ -318,7 +320,8 @@ class EpisodeLog:
             "split": _counts(self._now, "split"),
             "agent": _names(self._now, "agents"),
             "tool": _names(self._now, "tools"),
-            "error": _counts(self._now, "cause(error)", "WHERE error != ''"),
+            "error": _counts(self._now, "cause(error)", f"WHERE error != '' AND NOT {_AT_LIMIT}"),
+            "limit": _counts(self._now, "cause(error)", f"WHERE error != '' AND {_AT_LIMIT}"),
             "step": None if step_min is None else (step_min, step_max),
             "reward": None if reward_min is None else (reward_min, reward_max),
         }
@@ -326,10 +329,10 @@ class EpisodeLog:
     def fields(self) -> Sequence[tuple[str, Counts]]:
         """Return the metadata fields of tasks that have two to `FEW_VALUES` values, with the episodes of each value."""
         self._read_metadata()
-        rows = self._now.execute(
-            f"WITH tasks AS (SELECT split, {TASK} AS task, query, count(*) AS episodes FROM episodes GROUP BY 1, 2, 3) "
-            "SELECT field, value, sum(episodes) FROM tasks JOIN temp.metadata USING (split, task, query) WHERE field IN "
+        rows = self._db.execute(
+            "WITH counted AS (SELECT task, count(*) AS episodes FROM temp.tasks GROUP BY 1), few AS "
             "(SELECT field FROM temp.metadata GROUP BY 1 HAVING count(DISTINCT value) BETWEEN 2 AND ?) "
+            "SELECT field, value, sum(episodes) FROM few JOIN temp.metadata USING (field) JOIN counted USING (task) "
             "GROUP BY 1, 2 ORDER BY 1, 3 DESC, 2",
             (FEW_VALUES,),
         )
@@ -344,24 +347,24 @@ class EpisodeLog:
         return query_of(where, self._read_metadata() if names.difference(FIELDS) else ())
 
     def _read_metadata(self) -> Collection[str]:
-        """Update the table of the tasks' metadata, and return its fields. A task is decoded once."""
+        """Update the tables of the tasks' metadata, and return the fields; decode an episode of each group."""
         rows = self._now.execute(
-            f"SELECT max(id), split, {TASK}, query FROM episodes WHERE id > ? GROUP BY 2, 3, 4", (self._tasks_until,)
+            "SELECT id, group_id FROM episodes WHERE id > (SELECT ifnull(max(id), 0) FROM temp.tasks)"
         ).fetchall()
-        for id_, *task in rows:
-            self._tasks_until = max(self._tasks_until, id_)
-            if (key := (task[0], task[1], task[2])) not in self._tasks:
-                self._tasks.add(key)
-                self._db.executemany(
-                    "INSERT INTO temp.metadata VALUES (?, ?, ?, ?, ?, ?, ?)",
-                    [(*key, *field) for field in self._metadata(id_)],
-                )
+        of_rows, fields = [], []
+        for id_, group in rows:
+            if group not in self._tasks:
+                self._tasks[group] = len(self._tasks)
+                fields += [(self._tasks[group], *field) for field in self._metadata(id_)]
+            of_rows.append((id_, self._tasks[group]))
+        self._db.executemany("INSERT INTO temp.metadata VALUES (?, ?, ?, ?, ?)", fields)
+        self._db.executemany("INSERT INTO temp.tasks VALUES (?, ?)", of_rows)
         return [name for (name,) in self._db.execute("SELECT DISTINCT field FROM temp.metadata ORDER BY 1")]
 
     def _metadata(self, id_: int) -> Sequence[tuple[Any, ...]]:
         try:
             (frame,) = self._db.execute("SELECT row FROM data WHERE id = ?", (id_,)).fetchone()
-            return fields_of(json.loads(self._db.decoded(frame)[0]["task"])["metadata"])
+            return fields_of(parsed(self._db.task(frame))["metadata"])
         except (ValueError, LookupError, TypeError, AttributeError):  # deleted meanwhile, or not written by ASTuner
             return ()
 

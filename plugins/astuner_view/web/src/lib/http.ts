@@ -18,6 +18,14 @@ export class HttpClient implements Client {
     return ask(of(run))
   }
 
+  verdict(run: string): Promise<VerdictFacts> {
+    return ask(`${of(run)}/verdict`)
+  }
+
+  async fields(run: string): Promise<Field[]> {
+    return (await ask<{ fields: Field[] }>(`${of(run)}/fields`)).fields
+  }
+
   metrics(run: string, cursor?: string): Promise<MetricsPage> {
     const asked = new URLSearchParams(cursor === undefined ? {} : { cursor })
     return ask(`${of(run)}/metrics`, asked)

@@ -3,6 +3,7 @@ import type {
   Episode,
   EpisodesPage,
   EpisodeTokens,
+  Field,
   GroupRow,
   GroupsPage,
   Listed,
@@ -12,10 +13,11 @@ import type {
   Run,
   RunDetail,
   StepRow,
+  VerdictFacts,
 } from './api'
 import { type Client, Refused } from './client'
 import { callsOf, searchText } from './messages'
-import { meets, read, searchable, type Searchable } from './where'
+import { fieldsOf, meets, read, searchable, type Searchable } from './where'
 
 export interface Exported {
   format: number
@@ -23,6 +25,8 @@ export interface Exported {
   astuner: string
   run: RunDetail
   metrics: MetricRow[]
+  verdict?: VerdictFacts
+  fields?: Field[]
   steps: Record<string, StepRow[]>
   groups: GroupRow[]
   episodes: EpisodeAndTokens[]
@@ -55,6 +59,14 @@ export class MemoryClient implements Client {
   async run(run: string): Promise<RunDetail> {
     if (run !== this.data.run.id) throw new Refused(`This page contains only the run ${this.data.run.name}.`, 404)
     return this.data.run
+  }
+
+  async verdict(): Promise<VerdictFacts> {
+    return this.data.verdict ?? {}
+  }
+
+  async fields(): Promise<Field[]> {
+    return this.data.fields ?? []
   }
 
   async metrics(): Promise<MetricsPage> {
@@ -152,5 +164,5 @@ function rowOf(episode: EpisodeAndTokens): Searchable {
     turns: turns.length,
     tokens: turns.reduce((all, turn) => all + (turn.external ? 0 : turn.response_tokens), 0),
   }
-  return { ...row, text: searchable(words.join('\n')) }
+  return { ...row, text: searchable(words.join('\n')), metadata: fieldsOf(task.metadata) }
 }
