@@ -20,7 +20,7 @@ CREATE TEMP TABLE metadata (
     task INTEGER NOT NULL, field TEXT NOT NULL, value TEXT NOT NULL, name TEXT NOT NULL, number REAL
 );
 """
-"""``tasks``: the task of each episode. ``name`` is the value as in names of metrics, ``number`` the value as a number, if it is one."""
+"""``tasks`` has the task of each episode. ``name`` is the value as in metrics, ``number`` a numeric value."""
 _LONGEST = 200
 """Characters of the longest value that can be filtered by."""
 _MOST_FIELDS = 200

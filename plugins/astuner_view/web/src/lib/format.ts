@@ -12,6 +12,12 @@ export function number(value: number | null | undefined, digits = 3): string {
   return String(Number(value.toPrecision(digits)))
 }
 
+/** A number with its sign, which colors alone must not carry. */
+export function signed(value: number | null | undefined, digits = 3): string {
+  const text = number(value, digits)
+  return value != null && value > 0 ? `+${text}` : text.replace(/^-/, '\u2212')
+}
+
 /** 1234567 -> 1 234 567, with thin spaces. */
 export function thousands(value: number): string {
   return String(value).replace(/\B(?=(\d{3})+(?!\d))/g, '\u2009')

@@ -1,6 +1,22 @@
 /** The client that asks `astuner view`. */
-import type { EpisodesPage, EpisodeTokens, Episode, GroupsPage, Label, MetricsPage, Run, RunDetail, StepRow } from './api'
-import type { Alarm, Comparison, Query, Status, TaskComparison } from './api'
+import type {
+  Alarm,
+  Comparison,
+  Episode,
+  EpisodesPage,
+  EpisodeTokens,
+  Field,
+  GroupsPage,
+  Label,
+  MetricsPage,
+  Query,
+  Run,
+  RunDetail,
+  Status,
+  StepRow,
+  TaskComparison,
+  VerdictFacts,
+} from './api'
 import { type Client, type Listener, Refused } from './client'
 import { type CompareRoute, listed } from './routes'
 

@@ -40,6 +40,8 @@ const FORMAT = 1
 export class MemoryClient implements Client {
   readonly exported: number
   private readonly rows: Searchable[]
+  /** Metadata fields of all tasks. */
+  private readonly known: Set<string>
   private readonly whole: Map<string, EpisodeAndTokens>
 
   constructor(private readonly data: Exported) {
@@ -50,6 +52,7 @@ export class MemoryClient implements Client {
     const { episodes } = data
     this.whole = new Map(episodes.map((episode) => [episode.episode_id, episode]))
     this.rows = episodes.map(rowOf)
+    this.known = new Set(this.rows.flatMap((row) => [...row.metadata.keys()]))
   }
 
   async runs(): Promise<Run[]> {
@@ -129,7 +132,7 @@ export class MemoryClient implements Client {
   private met(where: string[]): Searchable[] {
     const conditions = where.map((condition) => {
       try {
-        return read(condition)
+        return read(condition, this.known)
       } catch (e) {
         throw new Refused(`${condition}: ${e instanceof Error ? e.message : String(e)}`, 400)
       }

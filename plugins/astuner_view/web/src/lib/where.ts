@@ -21,8 +21,11 @@ export type Searchable = Listed & { text: string; metadata: Map<string, string> 
 const CONDITION = /^\s*([\w.-]+)\s*(!=|>=|<=|=|>|<|~)([\s\S]*)$/
 const PREFIX = /^metadata\./
 
-/** @throws Error with a message for the user. */
-export function read(text: string): Condition {
+/**
+ * @param fields metadata fields of tasks.
+ * @throws Error with a message for the user.
+ */
+export function read(text: string, fields: ReadonlySet<string> = new Set()): Condition {
   const found = CONDITION.exec(text)
   if (!found) throw new Error('write a name, an operator (= != < <= > >= ~) and a value, e.g. reward>=0.5')
   const condition = { name: found[1], operator: found[2], value: found[3]?.trim() } as Condition
@@ -45,6 +48,8 @@ export function read(text: string): Condition {
     if (operator !== '~' || wordsOf(value).length === 0) {
       throw new Error('text is searched for words, e.g. text~apple pie')
     }
+  } else if (!fields.has(name.replace(PREFIX, ''))) {
+    throw new Error(`${name} is not a known name; use one of ${[...NAMES, ...fields].join(', ')}`)
   } else if (['<', '<=', '>', '>='].includes(operator) && (value === '' || Number.isNaN(Number(value)))) {
     throw new Error(`${value || 'an empty value'} is not a number`)
   }
