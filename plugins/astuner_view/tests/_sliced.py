@@ -115,7 +115,7 @@ def _trained(step: int) -> dict[str, Any]:
 def _measured(step: int, solved: Sequence[bool]) -> dict[str, Any]:
     share = sum(solved) / TASKS
     row = {
-        "step": step, "time": BEGAN + 1 + 160 * step, "val/success": share, "val/success_ci_low": max(0.0, share - 0.19),
+        "step": step, "time": BEGAN + 160 * step, "val/success": share, "val/success_ci_low": max(0.0, share - 0.19),
         "val/success_ci_high": min(1.0, share + 0.19), "val/reward/mean": share, "val/tasks": TASKS,
     }  # fmt: skip
     for k, layout in enumerate(LAYOUTS):
