@@ -308,8 +308,8 @@ class EpisodeLog:
     def facets(self) -> Mapping[str, Any]:
         """Return the values to filter by, as `Counts`.
 
-        ``error`` lists causes as returned by `astuner_record.exam.cause_of`, ``limit`` the causes of episodes that a limit
-        on tokens or calls ended. ``step`` and ``reward`` are (lowest, highest).
+        ``error`` lists causes as returned by `astuner_record.exam.cause_of`, ``limit`` the causes of episodes that a
+        limit on tokens or calls ended. ``step`` and ``reward`` are (lowest, highest).
         """
         step_min, step_max, reward_min, reward_max = self._now.execute(
             "SELECT min(step), max(step), min(reward), max(reward) FROM episodes"
