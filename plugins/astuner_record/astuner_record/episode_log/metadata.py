@@ -29,7 +29,7 @@ _MOST_FIELDS = 200
 
 def fields_of(metadata: Any) -> Sequence[tuple[str, str, str, float | None]]:
     """Return field, value, name and number of each scalar; fields of inner objects are dotted paths."""
-    found = []
+    found: list[tuple[str, str, str, float | None]] = []
     for path, value in _scalars(metadata, ""):
         text = (value if isinstance(value, str) else json.dumps(value)).encode("utf-8", "replace").decode()
         if len(text) <= _LONGEST and len(found) < _MOST_FIELDS:
