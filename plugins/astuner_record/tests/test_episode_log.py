@@ -561,6 +561,33 @@ def test_conditions_find_what_they_say(tmp_path: Path) -> None:
         assert "'mood' is not a known field; available: step" in str(e.value)
 
 
+def test_conditions_name_metadata_of_tasks(tmp_path: Path) -> None:
+    def of_task(name: str, **metadata: Any) -> Episode:
+        made = episode(name)
+        task = replace(made.workflow_task.task, metadata=metadata)
+        return replace(made, workflow_task=replace(made.workflow_task, task=task))
+
+    one = {"layout": "one column", "size": {"pages": 3}, "split": "odd", "tags": ["a"]}
+    write(tmp_path, (1, of_task("g-0", **one)), (1, of_task("g-1", **one)), (1, of_task("h-0", layout="two", size=2)))
+    with EpisodeLog(tmp_path) as log:
+        for condition, found in {
+            "layout=one column": ["g-0", "g-1"],
+            "layout=one_column": ["g-0", "g-1"],  # as in names of metrics
+            "layout!=two": ["g-0", "g-1"],
+            "layout~TW": ["h-0"],
+            "size.pages>=3": ["g-0", "g-1"],
+            "size.pages!=3": ["h-0"],
+            "metadata.split=odd": ["g-0", "g-1"],
+            "split=odd": [],
+        }.items():
+            assert names(log, condition) == found, condition
+        assert log.fields() == [("layout", (("one column", 2), ("two", 1)))]
+        with pytest.raises(ConfigError, match=r"in the tasks' metadata: layout, size, size\.pages, split"):
+            log.list(["mood=good", "layout=two"])
+        write(tmp_path, (2, of_task("i-0", layout="three")))
+        assert names(log, "layout=three") == ["i-0"]
+
+
 def test_credit_says_which_token_was_trained_and_how(tmp_path: Path) -> None:
     one = episode()
     samples = [*build_samples(one).samples]

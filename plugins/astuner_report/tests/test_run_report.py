@@ -421,6 +421,12 @@ def test_the_page_allows_nothing_and_needs_nothing(tmp_path: Path) -> None:
 def test_the_curve_has_every_step_and_every_validation() -> None:
     rows = [validated(0, 0.25), *map(trained, range(1, 21)), validated(20, 0.75)]
     svg = ElementTree.fromstring(reward_curve_svg(rows))
+    assert all(
+        line.get(end)
+        for line in svg.iter()
+        if line.tag.endswith("line") and "points" not in line.attrib
+        for end in ("y1", "y2")
+    )
     names = [element.tag.rpartition("}")[2] for element in svg.iter()]
     assert names.count("polyline") == 2
     raw = next(e for e in svg.iter() if e.get("class") == "rc-raw" and e.get("points"))

@@ -40,6 +40,7 @@ from astuner_view.episodes import episode_json, listed_json, tokens_json
 from astuner_view.log_thread import LogReader, LogThread, count, counted, log_files
 from astuner_view.page import STATIC, TYPES, missing, static_file
 from astuner_view.runs import RunPlace, Runs, about
+from astuner_view.verdict import verdict_facts
 
 MOST = 1000
 """Maximum number of entries of a list in one response."""
@@ -247,6 +248,10 @@ class Viewer(Gate):
                     return book.page(count(reader), facets, reader.problems())
 
                 return await opened.ask(look)
+            case ["verdict"]:
+                return await asyncio.to_thread(verdict_facts, place.path)
+            case ["fields"]:
+                return {"fields": await _ask(opened, EpisodeLog.fields, [])}
             case ["metrics"]:
                 return _rows_of(await asyncio.to_thread(book.metrics, query.get("cursor", "")))
             case ["steps"]:

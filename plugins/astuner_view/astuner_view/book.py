@@ -37,6 +37,9 @@ _PARSED: dict[str, Callable[[Path], Any]] = {
 _LOOKED_AT = 256
 """Number of bytes before the cursor that are compared."""
 _LINES = ("metrics.jsonl", "alarms.jsonl")
+_LARGEST_PROGRESS = 64 << 10
+"""Maximum bytes of ``progress.json``."""
+_SECONDS = ("elapsed_seconds", "remaining_seconds")
 _DATED = ("run.log", "resolved.yaml", "summary.json", *_LINES)
 
 
@@ -61,16 +64,17 @@ class Book:
         with self._lock:
             self._read_on()
             config = self._mapping("resolved.yaml") or {}
-            common = _at(config, "astuner", "trainer_common")
+            backbone, common = _at(config, "astuner").get("backbone"), _at(config, "astuner", "trainer_common")
             metrics, state = self._known, self.state()
             return {
                 "id": self.place.id,
                 "name": self.place.name,
                 "state": state,
-                "backbone": _at(config, "astuner").get("backbone"),
+                "backbone": backbone,
                 "model": _at(config, "astuner", "model").get("path"),
                 "step": metrics.get("step", 0),
-                "total_steps": common.get("total_steps"),
+                "total_steps": None if backbone == "debug" else common.get("total_steps"),  # debug runs do not train
+                "progress": self._progress() if state == "running" else None,
                 "started": self._started(),
                 "updated": self._updated(state),
                 "episodes": episodes,
@@ -82,7 +86,7 @@ class Book:
     def status(self, episodes: int) -> dict[str, Any]:
         """Return the values that a live page updates."""
         facts = self.facts(episodes)
-        return {key: facts[key] for key in ("state", "step", "episodes", "alarms", "updated")}
+        return {key: facts[key] for key in ("state", "step", "episodes", "alarms", "updated", "progress")}
 
     def page(self, episodes: int, facets: Mapping[str, Any], problems: Sequence[str]) -> dict[str, Any]:
         """Return the data of a run's page: `facts` and more; ``alarms`` contains the alarms instead of their number.
@@ -138,6 +142,22 @@ class Book:
                 return max(times)
         paths = [self.place.path / name for name in _DATED] + list((self.place.path / "episodes").glob("*.arrows"))
         return max((p.stat().st_mtime for p in paths if p.exists()), default=0.0)
+
+    def _progress(self) -> dict[str, Any] | None:
+        """Return the content of ``progress.json``; None if it is missing, invalid, or of an earlier start."""
+        path = self.place.path / "progress.json"
+        try:
+            found = _json(path) if is_plain_file(path) and path.stat().st_size <= _LARGEST_PROGRESS else None
+        except (OSError, ValueError, RecursionError):
+            return None
+        numbers = ("time", "step", "total_steps", "done", "total")
+        if not (isinstance(found, dict) and all(_is_number(found.get(name)) for name in numbers)):
+            return None
+        started = [time for start in self._starts()[-1:] if _is_number(time := start.get("started"))]
+        if found["time"] < max(started, default=0.0) or found.get("phase") in ("finished", "stopped"):
+            return None
+        optional = {name: v if _is_number(v := found.get(name)) else None for name in _SECONDS}
+        return {"phase": str(found.get("phase", ""))[:80], **{name: found[name] for name in numbers}, **optional}
 
     def _read_on(self) -> None:
         tail = self.metrics(self._tail.cursor)

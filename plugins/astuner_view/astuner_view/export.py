@@ -25,6 +25,7 @@ from astuner_view.episodes import episode_json, tokens_json
 from astuner_view.log_thread import LogReader
 from astuner_view.page import EXPORT, STATIC, missing
 from astuner_view.runs import Runs
+from astuner_view.verdict import verdict_facts
 
 PLACEHOLDER = '<script type="application/json" id="astuner-data">null</script>'
 FORMAT = 1
@@ -109,6 +110,7 @@ def _data(run: Path, where: Sequence[str], limit: int) -> dict[str, Any]:
         "astuner": astuner.__version__,
         "run": facts | {"files": {}},  # the files are not exported
         "metrics": book.metrics().rows,
+        "verdict": verdict_facts(run),
         **found,
     }
 
@@ -117,7 +119,7 @@ def _of_log(log: EpisodeLog | None, run: Path, where: Sequence[str], limit: int)
     splits = [split.value for split in Split]
     if log is None:
         nothing: dict[str, Any] = {"count": 0, "groups": [], "episodes": [], "episodes_total": 0}
-        return nothing | {"facets": NO_FACETS, "steps": {split: [] for split in splits}}
+        return nothing | {"facets": NO_FACETS, "fields": [], "steps": {split: [] for split in splits}}
     newest = log.list(where, order="time", descending=True, limit=limit)[::-1]
     episodes = []
     for listed in newest:
@@ -127,6 +129,7 @@ def _of_log(log: EpisodeLog | None, run: Path, where: Sequence[str], limit: int)
     return {
         "count": log.count(),
         "facets": log.facets(),
+        "fields": log.fields(),
         "steps": {split: log.steps(split) for split in splits},
         "groups": [group for group in log.groups(where) if group["group_id"] in wanted],
         "episodes": episodes,

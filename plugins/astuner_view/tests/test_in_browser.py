@@ -27,12 +27,15 @@ pytest.importorskip("playwright")
 
 from playwright.sync_api import expect, sync_playwright
 
+from astuner import RunDir
 from astuner.contracts.types import Episode, Split, WorkflowOutput
 from astuner_record.episode_log import EpisodeLog
 from astuner_record.exam import add_label
+from astuner_report.run_report import write_report
 from astuner_view.page import STATIC
 
 from ._runs import HOSTILE, add_metrics, byte_tokenizer, credited, episode, make_run, turn, viewing, write_log
+from ._sliced import as_running, sliced_run
 
 pytestmark = pytest.mark.needs("chromium")
 
@@ -360,17 +363,25 @@ def test_every_page_is_accessible(chromium: Any, web: Path, hostile: Path, root:
         episode_id = log.list(["split=train"], limit=1)[0].episode_id
     for copy in ("math_agent", "again"):
         shutil.copytree(root / "math_agent", hostile / copy, dirs_exist_ok=True)
+    if not (hostile / "sliced").exists():
+        sliced_run(hostile / "sliced")
+        sliced_run(hostile / "live", ended=False)
     context = chromium.new_context(**LOOKS[look])
     page = context.new_page()
-    with viewing(hostile) as viewer:
+    errors: list[str] = []
+    page.on("console", lambda said: errors.append(said.text) if said.type in ("error", "warning") else None)
+    with as_running(hostile / "live"), viewing(hostile) as viewer:
         runs = {one["id"] for one in viewer.get("/api/runs").ok["runs"]}
-        (attacked,) = runs - {"math_agent", "again"}
+        (attacked,) = runs - {"math_agent", "again", "sliced", "live"}
         paths = ["#/", "#/nowhere", "#/run/none", f"#/compare?run=math_agent&run={attacked}"]
         both = "#/compare?run=math_agent&run=again&step_a=0"
         paths += [both, f"{both}&left=math_agent/{episode_id}&right=again/{episode_id}"]
         for run, of in (("math_agent", episode_id), (attacked, "g0-0"), (attacked, "g0-1")):
             paths += [f"#/run/{run}{more}" for more in ("", "?tab=steps&step=1", "?tab=config", "/episodes")]
             paths += [f"#/run/{run}/episode/{of}?view={view}" for view in VIEWS]
+        sliced = ("", "?tab=tasks", "?tab=config", "/episodes?where=layout%3Dscanned", "/episode/g1-2?view=tokens")
+        paths += [f"#/run/sliced{more}" for more in sliced]
+        paths += ["#/run/live", "#/compare?run=sliced&run=live"]
         wrong = {}
         for path in dict.fromkeys(paths):
             page.goto("about:blank")
@@ -386,6 +397,73 @@ def test_every_page_is_accessible(chromium: Any, web: Path, hostile: Path, root:
         page.goto("about:blank")
     context.close()
     assert not wrong, json.dumps(wrong, indent=1)
+    assert [text for text in errors if "404" not in text] == []  # pages of runs that do not exist
+
+
+def test_a_run_is_read_from_its_verdict_to_the_transcripts(page: Any, tmp_path: Path) -> None:
+    sliced_run(tmp_path / "sliced")
+    live = sliced_run(tmp_path / "live", steps=7, ended=False)
+    with viewing(tmp_path) as viewer:
+        at = f"http://127.0.0.1:{viewer.port}/"
+        page.goto(f"{at}#/run/sliced")
+        outcome = page.get_by_test_id("outcome")
+        expect(outcome).to_contain_text("Success of the best checkpoint")
+        expect(outcome).to_contain_text("24 tasks")
+        held_out = page.locator('[data-testid="curve"][data-name="val/success"]').first
+        alarm = page.get_by_test_id("alarm").first
+        tops = [part.bounding_box()["y"] for part in (outcome, held_out, alarm, page.locator("dl.facts"))]
+        assert tops == sorted(tops), "verdict, held-out curve, current alarms, the rest"
+        expect(page.get_by_test_id("past-alarms")).to_contain_text("zero signal (step 1)")
+        expect(page.get_by_test_id("errors")).to_have_count(0)
+        expect(page.get_by_test_id("limits")).to_contain_text("12 episodes")
+
+        page.locator('[data-value="scanned"]').get_by_role("link").last.click()  # a number, and its transcripts
+        expect(page.get_by_test_id("episode-row")).to_have_count(8)
+        page.get_by_role("button", name="layout", exact=True).click()
+        page.get_by_role("button", name="two columns").click()
+        expect(page.get_by_test_id("episode-row")).to_have_count(8)
+        expect(page.locator('[data-condition="layout=two columns"]')).to_have_count(1)
+
+        page.get_by_role("link", name="won and lost").click()
+        expect(page.get_by_test_id("lost").get_by_test_id("flip")).to_have_count(4)
+        page.get_by_label("validation before").select_option("step 8")
+        expect(page).to_have_url(re.compile("before=8"))
+        page.get_by_test_id("lost").get_by_role("link", name="transcript of step 12").first.click()
+        page.get_by_test_id("verdict").wait_for()
+        page.goto("about:blank")
+        with as_running(live):
+            page.goto(f"{at}#/run/live")
+            expect(page.get_by_test_id("progress")).to_contain_text("10 of 64")
+            expect(page.get_by_test_id("remaining")).to_have_text("about 14\u2009min left")
+            state = json.loads((live / "progress.json").read_text())
+            state |= {"phase": "validation", "done": 3, "total": 24, "remaining_seconds": None}
+            (live / "progress.json").write_text(json.dumps(state))
+            expect(page.get_by_test_id("progress")).to_contain_text("validation 3 of 24")  # live
+            expect(page.get_by_test_id("remaining")).to_have_text("remaining time not known yet")
+        expect(page.get_by_test_id("stopped")).to_be_visible()  # its process is gone
+        page.goto("about:blank")
+
+
+def test_an_axis_fits_its_values(page: Any, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "zeros")
+    for step in range(1, 13):
+        add_metrics(run, {"step": step, "time": 100.0 + step, "adv/zero_group_frac": 0.0, "entropy": 1.0})
+    with viewing(tmp_path) as viewer:
+        page.goto(f"http://127.0.0.1:{viewer.port}/#/run/zeros")
+        page.locator('[data-testid="curve"] canvas').last.wait_for()
+        ranges = page.locator('[data-testid="curve"] .plot').evaluate_all(
+            "all => Object.fromEntries(all.map((e) => [e.closest('figure').dataset.name, e.dataset.range]))"
+        )
+        assert ranges["adv/zero_group_frac"] == "0 12, 0 0.1"
+        assert ranges["entropy"].startswith("0 12, 0.9")
+        page.goto("about:blank")
+
+
+def test_the_report_logs_no_error(page: Any, tmp_path: Path) -> None:
+    run = sliced_run(tmp_path / "sliced")
+    write_report(RunDir(run), {})
+    page.goto((run / "report.html").as_uri())
+    page.locator("svg").first.wait_for()  # the fixture fails on any error in the console
 
 
 def test_the_list_reads_like_an_exam_and_labels_are_given_by_keys(page: Any, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from astuner_record.episode_log import EpisodeLog
 from tests.table import table
 
 from ._runs import END, HOSTILE, OLDER, Client, credited, episode, good_run, ids, make_run, turn, viewing, write_log
+from ._sliced import LAYOUTS, as_running, sliced_run
 
 RUN = "math"
 
@@ -41,6 +43,7 @@ def test_runs_are_listed_with_what_they_are_at(viewer: Client) -> None:
         "reward": 0.5,
         "success": 0.25,
         "alarms": 0,
+        "progress": None,
     }
 
 
@@ -75,9 +78,53 @@ def test_a_run_says_what_it_is_made_of(viewer: Client, root: Path) -> None:
         "agent": [["critic", 5], ["oracle", 5], ["solver", 5]],
         "tool": [["search", 5]],
         "error": [["the engine is gone", 1]],
+        "limit": [],
         "step": [0, 2],
         "reward": [0.0, 1.0],
     }
+
+
+def test_progress_is_shown_only_while_the_run_that_wrote_it_runs(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "live")
+    with viewing(tmp_path) as client:
+        with as_running(run):
+            (shown,) = (one["progress"] for one in client.get("/api/runs").ok["runs"])
+            assert (shown["phase"], shown["step"], shown["done"], shown["total"]) == ("rollout", 7, 10, 64)
+            assert shown["remaining_seconds"] == 840
+            (run / "origin.json").write_text(json.dumps({"starts": [{"started": time.time() + 5}]}))  # started again
+            assert client.of("live").ok["progress"] is None
+            (run / "origin.json").unlink()
+            (run / "progress.json").write_text('{"phase": ')
+            assert client.of("live").ok["progress"] is None
+        assert client.of("live").ok["state"] == "stopped"
+        assert client.of("live").ok["progress"] is None
+
+
+def test_a_debug_run_has_no_steps(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "tried")
+    (run / "resolved.yaml").write_text("astuner: {backbone: debug, trainer_common: {total_steps: 20}}\n")
+    with viewing(tmp_path) as client:
+        assert client.of("tried").ok["total_steps"] is None
+
+
+def test_the_verdict_and_the_fields_of_tasks_are_those_of_the_run(tmp_path: Path) -> None:
+    sliced_run(tmp_path / "sliced")
+    with viewing(tmp_path) as client:
+        found = client.of("sliced", "verdict").ok
+        assert found["verdict"]["word"] == "may be chance"
+        steps = {name: found["held_out"][name]["step"] for name in ("before", "after", "best")}
+        assert (steps["before"], steps["after"]) == (0, 12)
+        assert steps["best"] in (8, 12)
+        layouts = dict(client.of("sliced", "fields").ok["fields"])["layout"]
+        assert {value for value, _ in layouts} == set(LAYOUTS)
+        for condition in ("layout=two columns", "layout=two_columns"):
+            listed = client.of("sliced", "episodes", {"where": condition}).ok
+            assert listed["total"] == dict(layouts)["two columns"]
+        facets = client.of("sliced").ok["facets"]
+        assert (facets["error"], facets["limit"]) == ([], [["the answer reached # tokens", 12]])
+        (tmp_path / "sliced" / "alarms.jsonl").unlink()
+        (tmp_path / "sliced" / "alarms.jsonl").symlink_to("/etc/passwd")
+        assert client.of("sliced", "verdict").ok == {}
 
 
 def test_steps_and_groups_are_summed_up(viewer: Client) -> None:

@@ -90,6 +90,7 @@ def test_what_happens_is_told_as_it_happens(live) -> None:
             "episodes": 0,
             "alarms": 0,
             "updated": 101.0,
+            "progress": None,
         }
         add_metrics(run, {"step": 2, "reward/mean": 1.0})
         more = until(events, "metrics")

@@ -6,12 +6,13 @@ a verdict, and are None if there are none.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,10 +21,11 @@ from typing import Any, TypeAlias
 from astuner import build_samples
 from astuner.contracts.display import Displayed
 from astuner.contracts.errors import ConfigError, DataError
-from astuner.contracts.types import Episode, Sample, Split
+from astuner.contracts.types import Episode, Sample, Split, StopReason
+from astuner_record.episode_log.metadata import FEW_VALUES, METADATA, fields_of, metadata_query
 from astuner_record.episode_log.rows import LOGPROBS, Row, numbers, read_episode
 from astuner_record.episode_log.salvage import open_whole
-from astuner_record.episode_log.store import FOUND, SEPARATOR, Database, connect_to_read, list_all, match_of
+from astuner_record.episode_log.store import FOUND, SEPARATOR, Database, connect_to_read, list_all, match_of, parsed
 from astuner_record.exam import answer_of, cause_of, expected_of, labels_at, read_labels
 
 ORDERS = ("written", "step", "query", "reward", "success", "stop_reason", "seconds", "turns", "tokens", "time")
@@ -94,7 +96,7 @@ CREDITED = tuple(field.name for field in fields(Credited))
 
 
 NO_FACETS: Mapping[str, Any] = {
-    **dict.fromkeys(("stop_reason", "split", "agent", "tool", "error"), ()), "step": None, "reward": None
+    **dict.fromkeys(("stop_reason", "split", "agent", "tool", "error", "limit"), ()), "step": None, "reward": None
 }  # fmt: skip
 """Value of `EpisodeLog.facets` for a log without episodes."""
 
@@ -131,6 +133,9 @@ class LoggedEpisode(Displayed):
         )
 
 
+_AT_LIMIT = f"stop_reason IN ({', '.join(repr(reason.value) for reason in StopReason if reason.is_limit)})"
+
+
 class EpisodeLog:
     """Log of one run, open for reading by one thread."""
 
@@ -148,6 +153,9 @@ class EpisodeLog:
         """State of the label file that the labels table contains."""
         self._db.create_function("cause", 1, cause_of, deterministic=True)
         self._db.execute("CREATE TEMP TABLE labels (id INTEGER PRIMARY KEY, label TEXT NOT NULL, why TEXT NOT NULL)")
+        self._db.executescript(METADATA)
+        self._tasks: dict[str, int] = {}
+        """Group -> the number of its task in the tables of `METADATA`."""
 
     def count(self, where: Sequence[str] = ()) -> int:
         """Return the number of episodes that match all conditions.
@@ -178,7 +186,7 @@ class EpisodeLog:
         :param limit: -1 for all.
         :raises ConfigError: A condition is malformed.
         """
-        sql, values = query_of(where)
+        sql, values = self._query(where)
         ordering = _ordering(order, descending)
         rows = self._now.execute(  # sort IDs instead of complete rows; WITH makes SQLite evaluate them once
             f"WITH page AS (SELECT id FROM episodes WHERE {sql} ORDER BY {ordering} LIMIT ? OFFSET ?) "
@@ -260,7 +268,7 @@ class EpisodeLog:
         self, episode_id: str, where: Sequence[str] = (), *, order: str = "written", descending: bool = False
     ) -> int | None:
         """Return the index of an episode in `list` with the same arguments, or None if it is not in it."""
-        sql, values = query_of(where)
+        sql, values = self._query(where)
         row = self._now.execute(
             f"SELECT place FROM (SELECT id, row_number() OVER (ORDER BY {_ordering(order, descending)}) - 1 AS place "
             f"FROM episodes WHERE {sql}) WHERE id = (SELECT id FROM episodes WHERE episode_id = ?)",
@@ -290,7 +298,7 @@ class EpisodeLog:
         ``step`` is the step of the first episode that ended. ``reward_std`` is the population standard deviation of the
         group: the sum of squares is divided by ``scored``. Raises as `list`.
         """
-        sql, values = query_of(where)
+        sql, values = self._query(where)
         rows = self._now.execute(  # a single min() makes SQLite take the bare columns from that row
             "SELECT min(id), group_id, task_id, query, step, split, count(*) AS episodes, count(reward) AS scored, "
             "avg(reward) AS reward_mean, avg(reward * reward) AS squares, count(DISTINCT reward) > 1 AS spread, "
@@ -310,14 +318,14 @@ class EpisodeLog:
         return self._count("DISTINCT group_id", where)
 
     def _count(self, what: str, where: Sequence[str]) -> int:
-        sql, values = query_of(where)
+        sql, values = self._query(where)
         return int(self._now.execute(f"SELECT count({what}) FROM episodes WHERE {sql}", values).fetchone()[0])
 
     def facets(self) -> Mapping[str, Any]:
         """Return the values to filter by, as `Counts`.
 
-        ``error`` lists causes as returned by `astuner_record.exam.cause_of`. ``step`` and ``reward`` are (lowest,
-        highest).
+        ``error`` lists causes as returned by `astuner_record.exam.cause_of`, ``limit`` the causes of episodes that a
+        limit on tokens or calls ended. ``step`` and ``reward`` are (lowest, highest).
         """
         step_min, step_max, reward_min, reward_max = self._now.execute(
             "SELECT min(step), max(step), min(reward), max(reward) FROM episodes"
@@ -327,10 +335,53 @@ class EpisodeLog:
             "split": _counts(self._now, "split"),
             "agent": _names(self._now, "agents"),
             "tool": _names(self._now, "tools"),
-            "error": _counts(self._now, "cause(error)", "WHERE error != ''"),
+            "error": _counts(self._now, "cause(error)", f"WHERE error != '' AND NOT {_AT_LIMIT}"),
+            "limit": _counts(self._now, "cause(error)", f"WHERE error != '' AND {_AT_LIMIT}"),
             "step": None if step_min is None else (step_min, step_max),
             "reward": None if reward_min is None else (reward_min, reward_max),
         }
+
+    def fields(self) -> Sequence[tuple[str, Counts]]:
+        """Return the metadata fields of tasks that have two to `FEW_VALUES` values, with the episodes of each value."""
+        self._read_metadata()
+        rows = self._db.execute(
+            "WITH counted AS (SELECT task, count(*) AS episodes FROM temp.tasks GROUP BY 1), few AS "
+            "(SELECT field FROM temp.metadata GROUP BY 1 HAVING count(DISTINCT value) BETWEEN 2 AND ?) "
+            "SELECT field, value, sum(episodes) FROM few JOIN temp.metadata USING (field) JOIN counted USING (task) "
+            "GROUP BY 1, 2 ORDER BY 1, 3 DESC, 2",
+            (FEW_VALUES,),
+        )
+        return [
+            (field, tuple((value, count) for _, value, count in counts))
+            for field, counts in itertools.groupby(rows, key=lambda row: row[0])
+        ]
+
+    def _query(self, where: Sequence[str]) -> Query:
+        """Combine conditions, which may name metadata fields of tasks; see `query_of`."""
+        names = {match[1] for condition in where if (match := _CONDITION.fullmatch(condition))}
+        return query_of(where, self._read_metadata() if names.difference(FIELDS) else ())
+
+    def _read_metadata(self) -> Collection[str]:
+        """Update the tables of the tasks' metadata, and return the fields; decode an episode of each group."""
+        rows = self._now.execute(
+            "SELECT id, group_id FROM episodes WHERE id > (SELECT ifnull(max(id), 0) FROM temp.tasks)"
+        ).fetchall()
+        of_rows, fields = [], []
+        for id_, group in rows:
+            if group not in self._tasks:
+                self._tasks[group] = len(self._tasks)
+                fields += [(self._tasks[group], *field) for field in self._metadata(id_)]
+            of_rows.append((id_, self._tasks[group]))
+        self._db.executemany("INSERT INTO temp.metadata VALUES (?, ?, ?, ?, ?)", fields)
+        self._db.executemany("INSERT INTO temp.tasks VALUES (?, ?)", of_rows)
+        return [name for (name,) in self._db.execute("SELECT DISTINCT field FROM temp.metadata ORDER BY 1")]
+
+    def _metadata(self, id_: int) -> Sequence[tuple[Any, ...]]:
+        try:
+            (frame,) = self._db.execute("SELECT row FROM data WHERE id = ?", (id_,)).fetchone()
+            return fields_of(parsed(self._db.task(frame))["metadata"])
+        except (ValueError, LookupError, TypeError, AttributeError):  # deleted meanwhile, or not written by ASTuner
+            return ()
 
     def close(self) -> None:
         self._db.close()
@@ -409,13 +460,14 @@ WORDS = {
 """Name in a condition -> SQL expression."""
 LISTS = {"agent": "agents", "tool": "tools"}
 FIELDS = (*NUMBERS, *WORDS, *LISTS, "success", "text")
-_CONDITION = re.compile(r"\s*(\w+)\s*(!=|>=|<=|=|>|<|~)(.*)", re.DOTALL)
+_CONDITION = re.compile(r"\s*([\w.-]+)\s*(!=|>=|<=|=|>|<|~)(.*)", re.DOTALL)
 _BOOLEANS = {"true": "success = 1", "false": "success = 0", "none": "success IS NULL"}
 
 
-def query_of(where: Sequence[str]) -> Query:
+def query_of(where: Sequence[str], metadata: Collection[str] = ()) -> Query:
     """Combine conditions. An episode without a value, such as a reward, matches only ``!=`` conditions on it.
 
+    :param metadata: Metadata fields of the tasks.
     :raises ConfigError: Conditions are malformed; the message lists all of them.
     """
     parts: list[str] = []
@@ -423,7 +475,7 @@ def query_of(where: Sequence[str]) -> Query:
     wrong: list[str] = []
     for condition in where:
         try:
-            sql, more = _one(condition)
+            sql, more = _one(condition, metadata)
         except ValueError as e:
             wrong.append(f"--where {condition!r}: {e}")
             continue
@@ -434,7 +486,7 @@ def query_of(where: Sequence[str]) -> Query:
     return " AND ".join(parts) or "1", values
 
 
-def _one(condition: str) -> Query:
+def _one(condition: str, metadata: Collection[str]) -> Query:
     match = _CONDITION.fullmatch(condition)
     if match is None:
         raise ValueError("write a name, one of = != < <= > >= ~, and a value, e.g. reward>=0.5")
@@ -455,7 +507,10 @@ def _one(condition: str) -> Query:
         if operator != "~" or not (asked := match_of(value)):
             raise ValueError("text accepts ~ and words to search for, e.g. text~'apple pie'")
         return f"id IN ({FOUND})", [asked, asked]
-    raise ValueError(f"{name!r} is not a known field; available: {', '.join(FIELDS)}")
+    if (field := name.removeprefix("metadata.")) in metadata:
+        return metadata_query(field, operator, value)
+    of_tasks = f"; in the tasks' metadata: {', '.join(metadata)}" if metadata else ""
+    raise ValueError(f"{name!r} is not a known field; available: {', '.join(FIELDS)}{of_tasks}")
 
 
 def _number(column: str, operator: str, value: str) -> Query:

@@ -127,6 +127,12 @@ _SAID = {"full": errno.ENOSPC, "I/O": errno.ENOSPC, "readonly": errno.EROFS}
 """SQLite error text -> errno, for a full disk (including a file size limit) and a read-only database."""
 
 
+class _TaskOnly(msgspec.Struct):
+    """The part of a row that filters by metadata read."""
+
+    task: str
+
+
 class Database(sqlite3.Connection):
     """Connection to ``episodes.sqlite``. A statement is its own transaction unless one was begun."""
 
@@ -160,14 +166,21 @@ class Database(sqlite3.Connection):
 
     def decoded(self, frame: bytes) -> tuple[Row, int]:
         """Return a `fitted` row, and its size in bytes."""
+        data = self._unpacked(frame)
+        return msgspec.msgpack.decode(data), len(data)
+
+    def _unpacked(self, frame: bytes) -> bytes:
         import zstandard
 
         if self._dictionary is None:
             self._learn()
         if (size := zstandard.frame_content_size(frame)) > _LARGEST:
             raise DataError(f"a row of the episode log claims {size:,} bytes: ASTuner did not write it")
-        data = self._decompress(frame)  # type: ignore[misc]
-        return msgspec.msgpack.decode(data), len(data)
+        return self._decompress(frame)  # type: ignore[misc]
+
+    def task(self, frame: bytes) -> str:
+        """Return the task of a row as JSON, without decoding the rest."""
+        return msgspec.msgpack.decode(self._unpacked(frame), type=_TaskOnly).task
 
     def unpack(self, frame: bytes) -> Row:
         """Undo `fitted`."""

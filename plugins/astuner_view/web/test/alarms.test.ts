@@ -1,6 +1,6 @@
 import { expect, it } from 'vitest'
 
-import { grouped } from '../src/lib/alarms'
+import { grouped, isCurrent } from '../src/lib/alarms'
 import type { Alarm } from '../src/lib/api'
 
 const alarm = (step: number, message: string, severity: Alarm['severity'] = 'warning'): Alarm => ({ step, message, severity, time: step, rule: 'r', advice: '' })
@@ -13,4 +13,11 @@ it('alarms that say the same but for numbers are one', () => {
     [[2, 'broken']],
   ])
   expect(grouped([])).toEqual([])
+})
+
+it('alarms are current as the report states, otherwise if they are recent', () => {
+  expect([9, 8, 7].map((step) => isCurrent(alarm(step, ''), null, 10))).toEqual([true, true, false])
+  const facts = { alarms: [{ rule: 'r', current: false }] }
+  expect(isCurrent(alarm(10, ''), facts, 10)).toBe(false)
+  expect(isCurrent({ ...alarm(1, ''), rule: 'effect' }, { alarms: [{ rule: 'r', with: ['effect'], current: true }] }, 10)).toBe(true)
 })

@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest'
 
-import { cards, lastOf, smooth, table } from '../src/lib/curves'
+import { cards, lastOf, slices, smooth, table } from '../src/lib/curves'
 
 describe('the table of metrics', () => {
   it('puts a validation into the row of its step', () => {
@@ -41,4 +41,12 @@ describe('cards', () => {
     expect(lastOf([1, 2, null])).toBe(1)
     expect(lastOf([null])).toBe(-1)
   })
+})
+
+it('slices are read from the names of metrics', () => {
+  const rows = [{ step: 0, 'val/slice/layout/two_columns/success': 0.5, 'val/slice/layout/two_columns/tasks': 8 }, { step: 2 }]
+  const again = { step: 4, 'val/slice/layout/two_columns/success': 0.75, 'slice/layout/two_columns/success': 1 }
+  expect(slices(table([...rows, again]))).toEqual([
+    { field: 'layout', value: 'two_columns', name: 'val/slice/layout/two_columns/success', tasks: 8, points: [[0, 0.5], [4, 0.75]] },
+  ])
 })

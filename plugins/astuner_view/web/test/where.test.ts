@@ -1,22 +1,24 @@
 import { describe, expect, it } from 'vitest'
 
-import { described, meets, read, searchable, type Searchable, valueOf, withCondition } from '../src/lib/where'
+import { described, fieldCondition, fieldsOf, meets, read, searchable, type Searchable, valueOf, withCondition } from '../src/lib/where'
 
 const episode = {
   episode_id: 'e1', group_id: 'g1', task_id: 't1', step: 12, split: 'train', attempt: 0, time: 1, query: 'What is 17 * 23?',
   stop_reason: 'completed', reward: 0.5, success: true, error: '', seconds: 2, retries: 0, agents: ['wolf', 'seer'],
   tools: ['search'], turns: 3, tokens: 200, prompt_tokens: 90, branches: 1, label: 'bad', why: 'off by one', cause: '', answer: '391', expected: '391', text: searchable('What is 17 * 23? An Äpfel apple_pie.'),
+  metadata: fieldsOf({ layout: 'two columns', size: { pages: 3 }, split: 'odd', tags: ['a'] }),
 } satisfies Searchable
 const failed = { ...episode, reward: null, success: null, agents: ['wolves'], error: 'KeyError: 17', cause: 'KeyError: #', label: '', why: '' } satisfies Searchable
-const met = (condition: string, of: Searchable = episode): boolean => meets(of, [read(condition)])
+const met = (condition: string, of: Searchable = episode): boolean => meets(of, [read(condition, new Set(of.metadata.keys()))])
 
 describe('conditions', () => {
   it.each([
     'step=12', 'step!=11', 'step>11', 'step>=12', 'step<13', 'step<=12', 'reward >= 0.5', 'reward!=none', 'split=train',
     'split!=validation', 'query~WHAT IS', 'agent=wolf', 'agent!=wolves', 'tool=search', 'success=true', 'group=g1', 'task=t1',
     'episode=e1', 'error=', 'label=bad', 'label!=none', 'why~OFF', 'text~17 apple', 'text~äpf', 'text~apple_pie', 'text~pie',
+    'layout=two columns', 'layout=two_columns', 'layout~COL', 'size.pages>2', 'layout!=one', 'metadata.split=odd',
   ])('%s is met', (condition) => expect(met(condition)).toBe(true))
-  it.each(['step=11', 'step>12', 'reward>0.5', 'split=validation', 'agent=wol', 'tool!=search', 'success=false', 'text~pple', 'text~17 pear', 'query~apple', 'reward=none'])(
+  it.each(['step=11', 'step>12', 'reward>0.5', 'split=validation', 'agent=wol', 'tool!=search', 'success=false', 'text~pple', 'text~17 pear', 'query~apple', 'reward=none', 'layout=two', 'size.pages>3'])(
     '%s is not', (condition) => expect(met(condition)).toBe(false),
   )
   it('an episode without a value meets none on it but !=', () => {
@@ -28,9 +30,12 @@ describe('conditions', () => {
     for (const condition of ['label=none', 'label!=bad', 'cause=KeyError: #']) expect(met(condition, failed)).toBe(true)
     expect(met('label=none')).toBe(false)
   })
+  it('name metadata fields, with a prefix where a column has the same name', () => {
+    expect([fieldCondition('layout'), fieldCondition('split')]).toEqual(['layout', 'metadata.split'])
+  })
   it('all must hold', () => {
-    expect(meets(episode, ['step=12', 'tool=search'].map(read))).toBe(true)
-    expect(meets(episode, ['step=12', 'tool=none'].map(read))).toBe(false)
+    expect(meets(episode, ['step=12', 'tool=search'].map((one) => read(one)))).toBe(true)
+    expect(meets(episode, ['step=12', 'tool=none'].map((one) => read(one)))).toBe(false)
     expect(meets(episode, [])).toBe(true)
   })
   it.each([

@@ -1,4 +1,4 @@
-import type { Alarm } from './api'
+import type { Alarm, VerdictFacts } from './api'
 
 /** Newest first, errors before warnings of the same step; alarms that differ only in numbers form one group. */
 export function grouped(alarms: Alarm[]): [Alarm, ...Alarm[]][] {
@@ -13,4 +13,13 @@ export function grouped(alarms: Alarm[]): [Alarm, ...Alarm[]][] {
     else groups.set(key, [alarm])
   }
   return [...groups.values()]
+}
+
+/** Steps after which an alarm is past, if the report does not state it. */
+const RECENT = 3
+
+/** Whether an alarm still holds: as the report states, otherwise if it was raised in the last steps. */
+export function isCurrent(alarm: Alarm, facts: VerdictFacts | null, step: number): boolean {
+  const known = facts?.alarms?.find(({ rule, with: others }) => rule === alarm.rule || others?.includes(alarm.rule))
+  return known?.current ?? alarm.step > step - RECENT
 }

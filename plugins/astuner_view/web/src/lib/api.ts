@@ -2,6 +2,20 @@
 
 export type RunState = 'running' | 'ended' | 'stopped'
 
+/** What a running run does; null without a current `progress.json`. */
+export interface Progress {
+  time: number
+  phase: string
+  step: number
+  total_steps: number
+  /** 0 of 0 where the phase has no count. */
+  done: number
+  total: number
+  elapsed_seconds: number | null
+  /** Of the entire run, when `time` was written; null: unknown. */
+  remaining_seconds: number | null
+}
+
 export interface Run {
   id: string
   name: string
@@ -16,6 +30,28 @@ export interface Run {
   reward: number | null
   success: number | null
   alarms: number
+  progress: Progress | null
+}
+
+/** Facts of the report; empty if the run's files cannot be read. */
+export interface VerdictFacts {
+  verdict?: { word: string; text: string; level: 'good' | 'warning' | 'error' }
+  held_out?: {
+    before?: Validation
+    after: Validation
+    best: Validation
+    difference?: { measure: string; tasks: number }
+  } | null
+  alarms?: { rule: string; with?: string[]; current?: boolean; last_step?: number | null }[]
+  informative_episodes?: { episode: string; [more: string]: string }[]
+  next?: { command: string; why: string } | null
+}
+
+export interface Validation {
+  step: number
+  success: number | null
+  reward: number | null
+  tasks: number | null
 }
 
 export interface Alarm {
@@ -35,9 +71,14 @@ export interface Facets {
   agent: Count[]
   tool: Count[]
   error: Count[]
+  /** Causes of episodes that a limit on tokens or calls ended. */
+  limit: Count[]
   step: [number, number] | null
   reward: [number, number] | null
 }
+
+/** A metadata field of tasks, with the episodes of each value. */
+export type Field = [name: string, values: Count[]]
 
 export interface RunDetail extends Omit<Run, 'alarms'> {
   config: string
@@ -218,6 +259,7 @@ export interface Status {
   episodes: number
   alarms: number
   updated: number
+  progress: Progress | null
 }
 
 /** Query of a list of episodes. */

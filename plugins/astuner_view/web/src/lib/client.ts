@@ -5,6 +5,7 @@ import type {
   Episode,
   EpisodesPage,
   EpisodeTokens,
+  Field,
   GroupsPage,
   Label,
   MetricsPage,
@@ -14,6 +15,7 @@ import type {
   Status,
   StepRow,
   TaskComparison,
+  VerdictFacts,
 } from './api'
 import type { CompareRoute } from './routes'
 
@@ -32,6 +34,9 @@ export interface Client {
   exported: number | null
   runs(): Promise<Run[]>
   run(run: string): Promise<RunDetail>
+  verdict(run: string): Promise<VerdictFacts>
+  /** Metadata fields of tasks that have few values. */
+  fields(run: string): Promise<Field[]>
   metrics(run: string, cursor?: string): Promise<MetricsPage>
   steps(run: string, split: string): Promise<StepRow[]>
   groups(run: string, where: string[], offset: number, limit: number): Promise<GroupsPage>

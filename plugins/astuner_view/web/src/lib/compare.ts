@@ -1,5 +1,5 @@
 /** Comparison of runs and of two episodes. Independent of the DOM. */
-import type { Comparison, EpisodeTokens } from './api'
+import type { Comparison, EpisodeTokens, RunGroup } from './api'
 import { type Card, type Column, metricsShown, type Shown, type Table } from './curves'
 import { shown, type Token, tokenAt } from './tokens'
 
@@ -23,7 +23,7 @@ export function curvesOf(found: Comparison, added: string[]): { cards: Card[]; t
       if (curve.low && curve.high) columns.set(low, curve.low).set(high, curve.high)
       card.series.push({
         name: key,
-        label: `${i + 1}`,
+        label: nameOf(group),
         colour: `g${i % COLOURS}`,
         dashed: i >= COLOURS,
         points: !!points,
@@ -33,6 +33,12 @@ export function curvesOf(found: Comparison, added: string[]): { cards: Card[]; t
     if (card.series.length > 0) cards.push(card)
   }
   return { cards, table: { steps: found.steps, columns } }
+}
+
+/** Names of a group's runs, for legends. */
+export function nameOf(group: RunGroup): string {
+  const name = group.runs[0]?.name ?? ''
+  return group.runs.length > 1 ? `${name} × ${group.runs.length} seeds` : name
 }
 
 /** A token with its turn and its index in the shown tokens. */

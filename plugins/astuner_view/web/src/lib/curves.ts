@@ -137,6 +137,17 @@ export function metricsShown(): Shown[] {
   )
 }
 
+/** Success on held-out tasks, and their reward; only cards with data. */
+export function heldOut(columns: ReadonlyMap<string, Column>): Card[] {
+  const success = CARDS[1]?.series[1] ?? []
+  const reward = CARDS[0]?.series[1] ?? []
+  const all: Card[] = [
+    { title: 'Held-out success', share: true, series: success },
+    { title: 'Held-out reward', series: reward },
+  ]
+  return all.filter((card) => card.series.every((one) => columns.has(one.name)))
+}
+
 /** The cards of a run and of added metrics; only cards with data. */
 export function cards(columns: ReadonlyMap<string, Column>, added: string[]): Card[] {
   const found: Card[] = []
@@ -146,6 +157,30 @@ export function cards(columns: ReadonlyMap<string, Column>, added: string[]): Ca
   }
   for (const name of added) {
     if (columns.has(name)) found.push({ title: name, series: [{ name, label: name, colour: 'a' }] })
+  }
+  return found
+}
+
+/** Success of the tasks with one value of a metadata field, in all validations. */
+export interface Slice {
+  field: string
+  value: string
+  /** Name of its success. */
+  name: string
+  tasks: number | null
+  /** Step and success. */
+  points: [step: number, success: number][]
+}
+
+export function slices({ steps, columns }: Table): Slice[] {
+  const found: Slice[] = []
+  for (const [name, column] of columns) {
+    const match = /^val\/slice\/([^/]+)\/([^/]+)\/success$/.exec(name)
+    if (!match) continue
+    const [, field = '', value = ''] = match
+    const tasks = columns.get(`val/slice/${field}/${value}/tasks`) ?? []
+    const points = steps.flatMap((step, i): [number, number][] => (column[i] == null ? [] : [[step, column[i]]]))
+    if (points.length > 0) found.push({ field, value, name, tasks: tasks[lastOf(tasks)] ?? null, points })
   }
   return found
 }

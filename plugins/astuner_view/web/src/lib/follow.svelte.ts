@@ -1,10 +1,12 @@
 /** The followed run: its details, metrics and live events. */
-import type { Alarm, MetricRow, RunDetail, RunState } from './api'
+import type { Alarm, MetricRow, Progress, RunDetail, RunState, VerdictFacts } from './api'
 import type { Client } from './client'
 import { table } from './curves'
 
 /** Interval in which a stopped run is checked for a resume. */
 const ASK_AGAIN = 30_000
+/** Shortest interval between two requests of the verdict of a running run. */
+const VERDICT_EVERY = 5_000
 
 export class Followed {
   readonly id: string
@@ -17,12 +19,15 @@ export class Followed {
   episodes = $state(0)
   updated = $state(0)
   connected = $state(false)
+  progress: Progress | null = $state.raw(null)
+  verdict: VerdictFacts | null = $state.raw(null)
   error = $state('')
   private readonly client: Client
   private cursor = ''
   private stopLive: (() => void) | null = null
   private timer: ReturnType<typeof setInterval> | undefined
   private stopped = false
+  private asksVerdict: ReturnType<typeof setTimeout> | undefined
 
   constructor(client: Client, id: string) {
     this.client = client
@@ -34,6 +39,19 @@ export class Followed {
     this.stopped = true
     this.stopLive?.()
     clearInterval(this.timer)
+    clearTimeout(this.asksVerdict)
+  }
+
+  private readVerdict(after: number): void {
+    if (this.asksVerdict !== undefined) return
+    this.asksVerdict = setTimeout(() => {
+      this.asksVerdict = undefined
+      this.client.verdict(this.id).then(
+        (found) => this.stopped || (this.verdict = found),
+        // the page shows everything else
+        () => this.stopped || (this.verdict ??= {}),
+      )
+    }, after)
   }
 
   private async open(): Promise<void> {
@@ -57,6 +75,8 @@ export class Followed {
     this.step = detail.step
     this.episodes = detail.episodes
     this.updated = detail.updated
+    this.progress = detail.progress
+    this.readVerdict(0)
   }
 
   private async again(): Promise<void> {
@@ -78,12 +98,14 @@ export class Followed {
       metrics: (page) => {
         this.cursor = page.cursor
         this.rows = page.reset ? page.rows : [...this.rows, ...page.rows]
+        this.readVerdict(VERDICT_EVERY)
       },
       status: (status) => {
         this.state = status.state
         this.step = status.step
         this.episodes = status.episodes
         this.updated = status.updated
+        this.progress = status.progress
       },
       alarm: (alarm) => {
         const known = this.alarms.some((a) => a.step === alarm.step && a.rule === alarm.rule && a.time === alarm.time)

@@ -12,6 +12,12 @@ export function number(value: number | null | undefined, digits = 3): string {
   return String(Number(value.toPrecision(digits)))
 }
 
+/** A number with its sign, which colors alone must not carry. */
+export function signed(value: number | null | undefined, digits = 3): string {
+  const text = number(value, digits)
+  return value != null && value > 0 ? `+${text}` : text.replace(/^-/, '\u2212')
+}
+
 /** 1234567 -> 1 234 567, with thin spaces. */
 export function thousands(value: number): string {
   return String(value).replace(/\B(?=(\d{3})+(?!\d))/g, '\u2009')
@@ -30,7 +36,15 @@ export function duration(seconds: number | null | undefined): string {
   if (seconds < 60) return `${seconds.toFixed(1)}\u2009s`
   const whole = Math.round(seconds)
   const [h, m, s] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60, whole % 60]
-  return h > 0 ? `${h}\u2009h ${m}\u2009min` : `${m}\u2009min ${s}\u2009s`
+  if (h >= 100) return `${thousands(h)}\u2009h`
+  return h > 0 ? `${h}\u2009h ${m}\u2009min` : m >= 10 ? `${m}\u2009min` : `${m}\u2009min ${s}\u2009s`
+}
+
+/** Remaining time, rounded as roughly as it is known. */
+export function roughly(seconds: number): string {
+  if (seconds < 60) return 'less than 1\u2009min'
+  const minutes = Math.ceil(seconds / 60)
+  return minutes < 60 ? `about ${minutes}\u2009min` : `about ${Math.floor(minutes / 60)}\u2009h ${minutes % 60}\u2009min`
 }
 
 /** How long ago, roughly; times in the future are "now". */

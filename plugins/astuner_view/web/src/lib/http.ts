@@ -1,6 +1,22 @@
 /** The client that asks `astuner view`. */
-import type { EpisodesPage, EpisodeTokens, Episode, GroupsPage, Label, MetricsPage, Run, RunDetail, StepRow } from './api'
-import type { Alarm, Comparison, Query, Status, TaskComparison } from './api'
+import type {
+  Alarm,
+  Comparison,
+  Episode,
+  EpisodesPage,
+  EpisodeTokens,
+  Field,
+  GroupsPage,
+  Label,
+  MetricsPage,
+  Query,
+  Run,
+  RunDetail,
+  Status,
+  StepRow,
+  TaskComparison,
+  VerdictFacts,
+} from './api'
 import { type Client, type Listener, Refused } from './client'
 import { type CompareRoute, listed } from './routes'
 
@@ -16,6 +32,14 @@ export class HttpClient implements Client {
 
   run(run: string): Promise<RunDetail> {
     return ask(of(run))
+  }
+
+  verdict(run: string): Promise<VerdictFacts> {
+    return ask(`${of(run)}/verdict`)
+  }
+
+  async fields(run: string): Promise<Field[]> {
+    return (await ask<{ fields: Field[] }>(`${of(run)}/fields`)).fields
   }
 
   metrics(run: string, cursor?: string): Promise<MetricsPage> {

@@ -3,6 +3,7 @@ import type {
   Episode,
   EpisodesPage,
   EpisodeTokens,
+  Field,
   GroupRow,
   GroupsPage,
   Listed,
@@ -12,10 +13,11 @@ import type {
   Run,
   RunDetail,
   StepRow,
+  VerdictFacts,
 } from './api'
 import { type Client, Refused } from './client'
 import { callsOf, searchText } from './messages'
-import { meets, read, searchable, type Searchable } from './where'
+import { fieldsOf, meets, read, searchable, type Searchable } from './where'
 
 export interface Exported {
   format: number
@@ -23,6 +25,8 @@ export interface Exported {
   astuner: string
   run: RunDetail
   metrics: MetricRow[]
+  verdict?: VerdictFacts
+  fields?: Field[]
   steps: Record<string, StepRow[]>
   groups: GroupRow[]
   episodes: EpisodeAndTokens[]
@@ -36,6 +40,8 @@ const FORMAT = 1
 export class MemoryClient implements Client {
   readonly exported: number
   private readonly rows: Searchable[]
+  /** Metadata fields of all tasks. */
+  private readonly known: Set<string>
   private readonly whole: Map<string, EpisodeAndTokens>
 
   constructor(private readonly data: Exported) {
@@ -46,6 +52,7 @@ export class MemoryClient implements Client {
     const { episodes } = data
     this.whole = new Map(episodes.map((episode) => [episode.episode_id, episode]))
     this.rows = episodes.map(rowOf)
+    this.known = new Set(this.rows.flatMap((row) => [...row.metadata.keys()]))
   }
 
   async runs(): Promise<Run[]> {
@@ -55,6 +62,14 @@ export class MemoryClient implements Client {
   async run(run: string): Promise<RunDetail> {
     if (run !== this.data.run.id) throw new Refused(`This page contains only the run ${this.data.run.name}.`, 404)
     return this.data.run
+  }
+
+  async verdict(): Promise<VerdictFacts> {
+    return this.data.verdict ?? {}
+  }
+
+  async fields(): Promise<Field[]> {
+    return this.data.fields ?? []
   }
 
   async metrics(): Promise<MetricsPage> {
@@ -117,7 +132,7 @@ export class MemoryClient implements Client {
   private met(where: string[]): Searchable[] {
     const conditions = where.map((condition) => {
       try {
-        return read(condition)
+        return read(condition, this.known)
       } catch (e) {
         throw new Refused(`${condition}: ${e instanceof Error ? e.message : String(e)}`, 400)
       }
@@ -152,5 +167,5 @@ function rowOf(episode: EpisodeAndTokens): Searchable {
     turns: turns.length,
     tokens: turns.reduce((all, turn) => all + (turn.external ? 0 : turn.response_tokens), 0),
   }
-  return { ...row, text: searchable(words.join('\n')) }
+  return { ...row, text: searchable(words.join('\n')), metadata: fieldsOf(task.metadata) }
 }

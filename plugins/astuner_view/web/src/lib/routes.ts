@@ -3,7 +3,7 @@ import type { Query } from './api'
 
 export const VIEWS = ['messages', 'tokens', 'tree', 'lanes'] as const
 export type View = (typeof VIEWS)[number]
-export const TABS = ['overview', 'steps', 'config'] as const
+export const TABS = ['overview', 'tasks', 'steps', 'config'] as const
 export type Tab = (typeof TABS)[number]
 
 export interface RunsRoute {
@@ -19,6 +19,9 @@ export interface RunRoute {
   split: string
   /** Metrics added by the user. */
   metrics: string[]
+  /** In the tasks tab: steps of the compared validations; null: the first, and the last. */
+  before: number | null
+  after: number | null
 }
 
 export interface EpisodesRoute extends Query {
@@ -99,6 +102,8 @@ export function parse(hash: string): Route {
       step: whole(asked.get('step')),
       split: asked.get('split') ?? 'train',
       metrics: asked.getAll('m'),
+      before: whole(asked.get('before')),
+      after: whole(asked.get('after')),
     }
   }
   if (names.length === 3 && below === 'episodes') {
@@ -134,6 +139,8 @@ export function format(route: Route): string {
       if (route.step !== null) asked.set('step', String(route.step))
       if (route.split !== 'train') asked.set('split', route.split)
       for (const name of route.metrics) asked.append('m', name)
+      if (route.before !== null) asked.set('before', String(route.before))
+      if (route.after !== null) asked.set('after', String(route.after))
       return `#/run/${encodeURIComponent(route.run)}${question(asked)}`
     case 'episodes':
       return `#/run/${encodeURIComponent(route.run)}/episodes${question(listed(route))}`
@@ -168,7 +175,7 @@ export function listed(query: Query): URLSearchParams {
 }
 
 export function runRoute(run: string, more: Partial<RunRoute> = {}): RunRoute {
-  return { page: 'run', run, tab: 'overview', step: null, split: 'train', metrics: [], ...more }
+  return { page: 'run', run, tab: 'overview', step: null, split: 'train', metrics: [], before: null, after: null, ...more }
 }
 
 export function episodesRoute(run: string, more: Partial<Query> = {}): EpisodesRoute {

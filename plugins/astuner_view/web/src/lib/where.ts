@@ -15,12 +15,18 @@ const WORDS = ['episode', 'group', 'task', 'split', 'stop_reason', 'error', 'que
 const LISTS = ['agent', 'tool']
 export const NAMES = [...NUMBERS, ...WORDS, ...LISTS, 'success', 'text']
 
-/** An episode with its searchable text (`searchable`). */
-export type Searchable = Listed & { text: string }
+/** An episode with its searchable text (`searchable`), and the metadata of its task (`fieldsOf`). */
+export type Searchable = Listed & { text: string; metadata: Map<string, string> }
 
-/** @throws Error with a message for the user. */
-export function read(text: string): Condition {
-  const found = /^\s*(\w+)\s*(!=|>=|<=|=|>|<|~)([\s\S]*)$/.exec(text)
+const CONDITION = /^\s*([\w.-]+)\s*(!=|>=|<=|=|>|<|~)([\s\S]*)$/
+const PREFIX = /^metadata\./
+
+/**
+ * @param fields metadata fields of tasks.
+ * @throws Error with a message for the user.
+ */
+export function read(text: string, fields: ReadonlySet<string> = new Set()): Condition {
+  const found = CONDITION.exec(text)
   if (!found) throw new Error('write a name, an operator (= != < <= > >= ~) and a value, e.g. reward>=0.5')
   const condition = { name: found[1], operator: found[2], value: found[3]?.trim() } as Condition
   const { name, operator, value } = condition
@@ -42,8 +48,10 @@ export function read(text: string): Condition {
     if (operator !== '~' || wordsOf(value).length === 0) {
       throw new Error('text is searched for words, e.g. text~apple pie')
     }
-  } else {
-    throw new Error(`${name} is not a known name; use one of ${NAMES.join(', ')}`)
+  } else if (!fields.has(name.replace(PREFIX, ''))) {
+    throw new Error(`${name} is not a known name; use one of ${[...NAMES, ...fields].join(', ')}`)
+  } else if (['<', '<=', '>', '>='].includes(operator) && (value === '' || Number.isNaN(Number(value)))) {
+    throw new Error(`${value || 'an empty value'} is not a number`)
   }
   return condition
 }
@@ -71,7 +79,36 @@ function meetsOne(episode: Searchable, { name, operator, value }: Condition): bo
   if (name === 'success') {
     return episode.success === { true: true, false: false, none: null }[value.toLowerCase()]
   }
-  return wordsOf(value).every((word) => episode.text.includes(` ${word}`))
+  if (name === 'text') return wordsOf(value).every((word) => episode.text.includes(` ${word}`))
+  return meetsField(episode.metadata.get(name.replace(PREFIX, '')), operator, value)
+}
+
+function meetsField(have: string | undefined, operator: Condition['operator'], value: string): boolean {
+  if (operator === '=' || operator === '!=') {
+    return (have !== undefined && [have, metricName(have)].includes(value)) === (operator === '=')
+  }
+  if (operator === '~') return have?.toLowerCase().includes(value.toLowerCase()) ?? false
+  return compared(have === undefined || have === '' || Number.isNaN(Number(have)) ? null : Number(have), operator, Number(value))
+}
+
+/** The scalars in a task's metadata; names of inner objects are dotted paths. */
+export function fieldsOf(metadata: unknown, prefix = '', found = new Map<string, string>()): Map<string, string> {
+  if (typeof metadata !== 'object' || metadata === null || Array.isArray(metadata)) return found
+  for (const [name, value] of Object.entries(metadata)) {
+    if (['string', 'number', 'boolean'].includes(typeof value)) found.set(metricName(prefix + name), String(value))
+    else fieldsOf(value, `${prefix}${name}.`, found)
+  }
+  return found
+}
+
+/** A field or value as a part of a metric's name. */
+export function metricName(text: string): string {
+  return text.replace(/[^A-Za-z0-9_.-]+/g, '_').slice(0, 60) || 'empty'
+}
+
+/** The condition on a metadata field of tasks. */
+export function fieldCondition(field: string): string {
+  return NAMES.includes(field) ? `metadata.${field}` : field
 }
 
 function compared(have: number | null, operator: Condition['operator'], than: number): boolean {
@@ -100,7 +137,7 @@ function plain(text: string): string {
 
 /** The text of a chip: `stop reason = truncated`. An invalid condition is shown unchanged. */
 export function described(text: string): string {
-  const found = /^\s*(\w+)\s*(!=|>=|<=|=|>|<|~)([\s\S]*)$/.exec(text)
+  const found = CONDITION.exec(text)
   if (!found) return text
   const [, name = '', operator = '', value = ''] = found
   const sign = { '!=': '≠', '>=': '≥', '<=': '≤', '~': '∋' }[operator] ?? operator
@@ -109,14 +146,14 @@ export function described(text: string): string {
 
 /** `where` with the conditions on `name` (with one of `operators`) replaced by `value`; null removes them. */
 export function withCondition(where: string[], name: string, operator: string, value: string | null): string[] {
-  const start = new RegExp(`^\\s*${name}\\s*${operator.replace(/[<>=!~]/g, '\\$&')}(?!=)`)
+  const start = new RegExp(`^\\s*${name.replaceAll('.', '\\.')}\\s*${operator.replace(/[<>=!~]/g, '\\$&')}(?!=)`)
   const others = where.filter((condition) => !start.test(condition))
   return value === null || value === '' ? others : [...others, `${name}${operator}${value}`]
 }
 
 /** The value of the condition on `name` with `operator`, or an empty text. */
 export function valueOf(where: string[], name: string, operator: string): string {
-  const start = new RegExp(`^\\s*${name}\\s*${operator.replace(/[<>=!~]/g, '\\$&')}(?!=)([\\s\\S]*)$`)
+  const start = new RegExp(`^\\s*${name.replaceAll('.', '\\.')}\\s*${operator.replace(/[<>=!~]/g, '\\$&')}(?!=)([\\s\\S]*)$`)
   for (const condition of where) {
     const found = start.exec(condition)
     if (found) return (found[1] ?? '').trim()

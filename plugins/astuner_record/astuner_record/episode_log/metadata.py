@@ -1,0 +1,79 @@
+"""Conditions on the metadata of tasks, such as ``layout=two-column``.
+
+A reader keeps the metadata of each group in a temporary table, because the attempts of a group share their task.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+FEW_VALUES = 20
+"""Most values of a field that is offered as a filter."""
+METADATA = """
+CREATE TEMP TABLE tasks (id INTEGER PRIMARY KEY, task INTEGER NOT NULL);
+CREATE TEMP TABLE metadata (
+    task INTEGER NOT NULL, field TEXT NOT NULL, value TEXT NOT NULL, name TEXT NOT NULL, number REAL
+);
+"""
+"""``tasks`` has the task of each episode. ``name`` is the value as in metrics, ``number`` a numeric value."""
+_LONGEST = 200
+"""Characters of the longest value that can be filtered by."""
+_MOST_FIELDS = 200
+"""Most fields of a task."""
+
+
+def fields_of(metadata: Any) -> Sequence[tuple[str, str, str, float | None]]:
+    """Return field, value, name and number of each scalar; fields of inner objects are dotted paths."""
+    found: list[tuple[str, str, str, float | None]] = []
+    for path, value in _scalars(metadata, ""):
+        text = (value if isinstance(value, str) else json.dumps(value)).encode("utf-8", "replace").decode()
+        if len(text) <= _LONGEST and len(found) < _MOST_FIELDS:
+            found.append((metric_name(path), text, metric_name(text), _number(text)))
+    return found
+
+
+@lru_cache(maxsize=4096)  # fields have few names, and most have few values
+def metric_name(text: str) -> str:
+    """Return a field or value as a part of a metric's name."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", text)[:60] or "empty"
+
+
+def metadata_query(field: str, operator: str, value: str) -> tuple[str, list[str | int | float]]:
+    """Return the SQL condition on episodes whose task has such a value.
+
+    :raises ValueError: The value is not a number, but the operator requires one.
+    """
+    values: list[str | int | float]
+    if operator in ("=", "!="):
+        sql, values = "? IN (value, name)", [value]
+    elif operator == "~":
+        sql, values = "instr(lower(value), ?) > 0", [value.lower()]
+    elif (number := _number(value)) is None:
+        raise ValueError(f"{value!r} is not a number")
+    else:
+        sql, values = f"number {operator} ?", [number]
+    negated = "NOT " if operator == "!=" else ""
+    tasks = f"SELECT task FROM temp.metadata WHERE field = ? AND {sql}"
+    return f"id {negated}IN (SELECT id FROM temp.tasks WHERE task IN ({tasks}))", [field, *values]
+
+
+def _scalars(metadata: Any, prefix: str, depth: int = 0) -> Iterator[tuple[str, str | bool | int | float]]:
+    if isinstance(metadata, Mapping) and depth < 8:
+        for name, value in metadata.items():
+            if isinstance(value, (str, bool, int, float)):
+                yield f"{prefix}{name}", value
+            else:
+                yield from _scalars(value, f"{prefix}{name}.", depth + 1)
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
