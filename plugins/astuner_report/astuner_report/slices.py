@@ -7,7 +7,6 @@ choice depends only on the tasks and the config, and a resumed run chooses the s
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ from astuner.contracts.section import Section
 from astuner.contracts.statistics import mean
 from astuner.contracts.types import Episode, Split, Task
 from astuner.contracts.validation import TaskResult
+from astuner_record.episode_log.metadata import metric_name
 from astuner_record.exam import REFERENCES
 
 KEY = "astuner.report.slices"
@@ -143,11 +143,6 @@ def _scalar_fields(tasks: Iterable[Mapping[str, Any]]) -> list[str]:
                 yield f"{prefix}{name}"
 
     return list(dict.fromkeys(path for metadata in tasks for path in paths(metadata, "")))
-
-
-def metric_name(text: str) -> str:
-    """Return a field or value as a part of a metric's name."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "_", text)[:60] or "empty"
 
 
 def _named(values: Iterable[str]) -> dict[str, str]:
