@@ -85,7 +85,8 @@ class EnvironmentProvider(Provider):
     packages: tuple[str, ...] = ()
     """Requirements that ``astuner env setup`` installs into that interpreter."""
     lent: tuple[str, ...] = ()
-    """Packages of the service's interpreter that the environment's interpreter may import, usually the target's own.
+    """Packages of the service's interpreter that the environment's interpreter may import, usually the package that
+    contains ``target``.
 
     They must import only packages that are installed in the environment's interpreter.
     """
