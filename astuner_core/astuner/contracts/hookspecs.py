@@ -50,12 +50,13 @@ class Provider:
     summary: str = ""
     """One line for ``astuner plugins``, without a full stop."""
     config: str | None = None
-    """Pydantic model of its section, as ``"package.module:Class"``.
+    """Pydantic class of its section, as ``"package.module:Class"``.
 
     The section of a task reader, judge or workflow is next to the key that selects it (``astuner.task_reader.<name>``,
     ``astuner.task_judge.<name>``, ``astuner.rollout.<name>``). A service uses ``astuner.services.<name>``, a backbone
-    the root section with its name. Objects of other kinds get the model's defaults. Checking an experiment imports the
-    model's module, so it must not import torch or other large packages.
+    the section with its name next to ``astuner`` (its root section). A log sink receives the class's default values.
+    Other kinds do not use the class. Checking an experiment imports the class, so its module must not import torch or
+    other large packages.
     """
     requires: tuple[str, ...] = ()
     """Modules that ``target`` needs. ASTuner checks that they exist without importing them (for ``a.b``, it imports
@@ -63,7 +64,7 @@ class Provider:
     install: str = ""
     """Command to run if a module in ``requires`` is missing."""
     conflicts: tuple[str, ...] = ()
-    """Distributions that cannot share an environment with this one."""
+    """Distributions that cannot be installed in the same Python environment."""
     aliases: tuple[str, ...] = ()
     """Legacy names of the object, each a name or ``"package.module->Name"``."""
 
@@ -85,7 +86,8 @@ class EnvironmentProvider(Provider):
     packages: tuple[str, ...] = ()
     """Requirements that ``astuner env setup`` installs into that interpreter."""
     lent: tuple[str, ...] = ()
-    """Packages of the service's interpreter that the environment's interpreter may import, usually the target's own.
+    """Packages of the service's interpreter that the environment's interpreter may import, usually the package that
+    contains ``target``.
 
     They must import only packages that are installed in the environment's interpreter.
     """
