@@ -86,10 +86,9 @@ class EnvironmentProvider(Provider):
     packages: tuple[str, ...] = ()
     """Requirements that ``astuner env setup`` installs into that interpreter."""
     lent: tuple[str, ...] = ()
-    """Packages of the service's interpreter that the environment's interpreter may import, usually the package that
-    contains ``target``.
+    """Packages of the service's Python that this interpreter may import, usually the package that contains ``target``.
 
-    They must import only packages that are installed in the environment's interpreter.
+    A lent package must import only packages that are installed in this interpreter.
     """
     preload: tuple[str, ...] = ()
     """Modules to import (``"package.module"``) or functions to call (``"package.module:function"``) before the first
