@@ -248,7 +248,8 @@ class _Turns:
                     return
         self._report.counts["replies spelled otherwise"] += 1
         bare = _bare(said)
-        if _bare(str(turn.reply.get("content") or "")) not in bare:
+        lines = map(_bare, str(turn.reply.get("content") or "").splitlines())  # a call may be between two of them
+        if not _in_order(bare, ["", *lines, ""]):
             say("reply", f"its text is {turn.reply.get('content')!r}, and its tokens say {said!r}")
         if _bare(str(turn.reply.get("reasoning_content") or "")) not in bare:
             say("reply", f"its reasoning is {turn.reply['reasoning_content']!r}, and its tokens say {said!r}")
