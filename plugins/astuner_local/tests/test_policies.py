@@ -93,9 +93,9 @@ class Watched:
         self.update = update = PolicyTrainer.update
         go = TrainingLoop.run
 
-        def watched_update(trainer: PolicyTrainer, samples: Sequence[Sample]) -> dict[str, float]:
+        def watched_update(trainer: PolicyTrainer, samples: Sequence[Sample], *progress: Any) -> dict[str, float]:
             self.given[self._names[id(trainer)]].append(list(samples))
-            return update(trainer, samples)
+            return update(trainer, samples, *progress)
 
         def watched_run(loop: TrainingLoop, done: int) -> None:
             self._names = {id(p.trainer): name for name, p in loop.policies.items() if p.trainer is not None}
