@@ -95,6 +95,8 @@ def tasks(sides: Mapping[str, Sequence[Book]], found: Mapping[str, Sequence[Meas
     for kind in ("won", "lost"):
         said[f"{kind}_total"] = len(said[kind])
         said[kind] = said[kind][:MOST_TASKS]
+        for flip in said[kind]:
+            flip.pop("command", None)  # contains paths of this machine
         for flip, side in product(said[kind], sides):
             of = sorted(  # runs that show the difference come first
                 zip(sides[side], found[side], strict=True),

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias, TypeVar
 from astuner import build_samples
 from astuner.contracts.display import Displayed
 from astuner.contracts.errors import ConfigError, DataError
+from astuner.contracts.rows import QUERY_FIELDS
 from astuner.contracts.types import Episode, Sample, Split, StopReason
 from astuner_record.episode_log.metadata import FEW_VALUES, METADATA, fields_of, metadata_query
 from astuner_record.episode_log.rows import LOGPROBS, Row, numbers, read_episode
@@ -359,7 +360,10 @@ class EpisodeLog:
         }
 
     def fields(self) -> Sequence[tuple[str, Counts]]:
-        """Return the metadata fields of tasks that have two to `FEW_VALUES` values, with the episodes of each value."""
+        """Return the metadata fields of tasks, except the query, that have two to `FEW_VALUES` values.
+
+        :returns: Fields with the episodes of each value.
+        """
         return self._once("fields", self._fields)
 
     def _fields(self) -> Sequence[tuple[str, Counts]]:
@@ -374,6 +378,7 @@ class EpisodeLog:
         return [
             (field, tuple((value, count) for _, value, count in counts))
             for field, counts in itertools.groupby(rows, key=lambda row: row[0])
+            if field not in QUERY_FIELDS
         ]
 
     def _once(self, name: str, compute: Callable[[], T]) -> T:
