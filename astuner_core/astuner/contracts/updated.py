@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from astuner.contracts.types import SUCCESS_TOLERANCE
@@ -54,5 +55,6 @@ def total(row: Row, name: str) -> float | None:
     return float(sum(found)) if found else None
 
 
+@lru_cache(maxsize=4096)  # the rows of a run have the same metrics
 def _is(key: str, name: str) -> bool:
     return key == name or re.fullmatch(rf"policy/[^/]+/{name}", key) is not None

@@ -584,8 +584,11 @@ def test_conditions_name_metadata_of_tasks(tmp_path: Path) -> None:
         assert log.fields() == [("layout", (("one column", 2), ("two", 1)))]
         with pytest.raises(ConfigError, match=r"in the tasks' metadata: layout, size, size\.pages, split"):
             log.list(["mood=good", "layout=two"])
-        write(tmp_path, (2, of_task("i-0", layout="three")))
+        assert log.facets()["split"] == (("train", 3),)
+        write(tmp_path, (2, of_task("i-0", layout="three")), (2, of_task("h-0", layout="two")))
         assert names(log, "layout=three") == ["i-0"]
+        assert log.fields() == [("layout", (("one column", 2), ("three", 1), ("two", 1)))]  # counted again
+        assert log.facets()["split"] == (("train", 4),)
 
 
 def test_credit_says_which_token_was_trained_and_how(tmp_path: Path) -> None:

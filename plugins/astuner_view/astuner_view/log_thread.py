@@ -64,8 +64,11 @@ class LogReader:
             return question(self)
 
     def problems(self) -> list[str]:
-        """Return the problems of the log, as of the last question."""
-        return [self.why] if self._log is None and self.why else list(self._log.problems if self._log else ())
+        """Return the problems of the log, as of the last question. A run without a log has none."""
+        if self._log is not None:
+            return [*self._log.problems]
+        exists = any(any((self._run / "episodes").glob(f"*.{kind}")) for kind in ("sqlite", "arrows"))
+        return [self.why] if self.why and exists else []
 
     def close(self) -> None:
         if self._log is not None:

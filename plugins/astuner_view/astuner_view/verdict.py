@@ -13,7 +13,7 @@ from astuner_report.run_report.facts import gather
 from astuner_report.run_report.files import NONSENSE
 from astuner_view.runs import about
 
-_SHOWN = ("verdict", "held_out", "alarms", "informative_episodes", "next")
+_SHOWN = ("verdict", "held_out", "alarms", "informative_episodes", "next", "slices")
 _CHANGING = ("metrics.jsonl", "alarms.jsonl", "summary.json", "tasks.json")
 
 
@@ -35,4 +35,6 @@ def _gathered(run: Path, *_about: object) -> dict[str, Any]:
         facts = gather(run_dir, {})
     except (OSError, DataError, *NONSENSE):
         return {}
+    for episode in facts["informative_episodes"]:
+        del episode["command"]  # contains paths of this machine, and the page has links
     return {name: facts[name] for name in _SHOWN if name in facts}

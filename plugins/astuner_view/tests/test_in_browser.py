@@ -366,13 +366,14 @@ def test_every_page_is_accessible(chromium: Any, web: Path, hostile: Path, root:
     if not (hostile / "sliced").exists():
         sliced_run(hostile / "sliced")
         sliced_run(hostile / "live", ended=False)
+        make_bare(hostile / "bare")
     context = chromium.new_context(**LOOKS[look])
     page = context.new_page()
     errors: list[str] = []
     page.on("console", lambda said: errors.append(said.text) if said.type in ("error", "warning") else None)
     with as_running(hostile / "live"), viewing(hostile) as viewer:
         runs = {one["id"] for one in viewer.get("/api/runs").ok["runs"]}
-        (attacked,) = runs - {"math_agent", "again", "sliced", "live"}
+        (attacked,) = runs - {"math_agent", "again", "sliced", "live", "bare"}
         paths = ["#/", "#/nowhere", "#/run/none", f"#/compare?run=math_agent&run={attacked}"]
         both = "#/compare?run=math_agent&run=again&step_a=0"
         paths += [both, f"{both}&left=math_agent/{episode_id}&right=again/{episode_id}"]
@@ -381,7 +382,7 @@ def test_every_page_is_accessible(chromium: Any, web: Path, hostile: Path, root:
             paths += [f"#/run/{run}/episode/{of}?view={view}" for view in VIEWS]
         sliced = ("", "?tab=tasks", "?tab=config", "/episodes?where=layout%3Dscanned", "/episode/g1-2?view=tokens")
         paths += [f"#/run/sliced{more}" for more in sliced]
-        paths += ["#/run/live", "#/compare?run=sliced&run=live"]
+        paths += ["#/run/live", "#/run/bare", "#/run/bare/episodes", "#/compare?run=sliced&run=live"]
         wrong = {}
         for path in dict.fromkeys(paths):
             page.goto("about:blank")
@@ -407,7 +408,7 @@ def test_a_run_is_read_from_its_verdict_to_the_transcripts(page: Any, tmp_path: 
         at = f"http://127.0.0.1:{viewer.port}/"
         page.goto(f"{at}#/run/sliced")
         outcome = page.get_by_test_id("outcome")
-        expect(outcome).to_contain_text("Success of the best checkpoint")
+        expect(outcome).to_contain_text("Best validation")
         expect(outcome).to_contain_text("24 tasks")
         held_out = page.locator('[data-testid="curve"][data-name="val/success"]').first
         alarm = page.get_by_test_id("alarm").first
@@ -441,6 +442,34 @@ def test_a_run_is_read_from_its_verdict_to_the_transcripts(page: Any, tmp_path: 
             expect(page.get_by_test_id("progress")).to_contain_text("validation 3 of 24")  # live
             expect(page.get_by_test_id("remaining")).to_have_text("remaining time not known yet")
         expect(page.get_by_test_id("stopped")).to_be_visible()  # its process is gone
+        page.goto("about:blank")
+
+
+def make_bare(run: Path, backbone: str = "local") -> Path:
+    """Make a run without metrics and episodes."""
+    make_run(run)
+    (run / "metrics.jsonl").unlink()
+    (run / "resolved.yaml").write_text(f"astuner: {{backbone: {backbone}, model: {{path: tiny-calculator}}}}")
+    return run
+
+
+def test_a_run_without_metrics_shows_what_to_do(page: Any, tmp_path: Path) -> None:
+    run = make_bare(tmp_path / "bare")
+    write_log(make_bare(tmp_path / "tried", "debug"), [(0, episode())])
+    with viewing(tmp_path) as viewer:
+        at, note = f"http://127.0.0.1:{viewer.port}/#/run", page.get_by_test_id("note")
+        page.goto(f"{at}/bare")
+        expect(note).to_contain_text("Run its command again to start it")
+        with as_running(run):
+            page.goto("about:blank")
+            page.goto(f"{at}/bare")
+            expect(note).to_contain_text("The first step has not finished")
+        (run / "summary.json").write_text("{}")
+        expect(note).to_contain_text("See run.log")
+        for more, text in ("bare/episodes", "This run has no episodes"), ("tried", "A debug run checks the agent"):
+            page.goto(f"{at}/{more}")
+            expect(page.locator(".page")).to_contain_text(text)
+        assert page.locator(".problem").or_(page.get_by_test_id("outcome")).count() == 0
         page.goto("about:blank")
 
 

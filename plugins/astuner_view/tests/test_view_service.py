@@ -58,7 +58,7 @@ def test_it_shows_the_run_before_there_is_one_and_then_as_it_goes(beside: LogVie
         (run,) = fetch(f"{base}api/runs")["runs"]
         assert fragment == f"/run/{run['id']}"
         assert (run["name"], run["state"], run["step"]) == ("exp 1", "stopped", 0)
-        assert fetch(f"{base}api/runs/{run['id']}")["problems"]  # there is no log yet
+        assert fetch(f"{base}api/runs/{run['id']}")["problems"] == []  # a log that is missing so far is not one
         make_run(tmp_path / "record" / "another")
         made = make_run(tmp_path / "record" / "exp 1")
         add_metrics(made, {"step": 5})

@@ -12,26 +12,30 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from astuner_record.episode_log.store import parsed, storable
+
 FEW_VALUES = 20
 """Most values of a field that is offered as a filter."""
 METADATA = """
-CREATE TEMP TABLE tasks (id INTEGER PRIMARY KEY, task INTEGER NOT NULL);
 CREATE TEMP TABLE metadata (
-    task INTEGER NOT NULL, field TEXT NOT NULL, value TEXT NOT NULL, name TEXT NOT NULL, number REAL
+    group_id TEXT NOT NULL, field TEXT NOT NULL, value TEXT NOT NULL, name TEXT NOT NULL, number REAL
 );
 """
-"""``tasks`` has the task of each episode. ``name`` is the value as in metrics, ``number`` a numeric value."""
+"""``name`` is the value as in metrics, ``number`` a numeric value."""
 _LONGEST = 200
 """Characters of the longest value that can be filtered by."""
 _MOST_FIELDS = 200
 """Most fields of a task."""
 
 
-def fields_of(metadata: Any) -> Sequence[tuple[str, str, str, float | None]]:
-    """Return field, value, name and number of each scalar; fields of inner objects are dotted paths."""
+def fields_of(task: str) -> Sequence[tuple[str, str, str, float | None]]:
+    """Return field, value, name and number of each scalar; fields of inner objects are dotted paths.
+
+    :param task: Task of an episode, as JSON.
+    """
     found: list[tuple[str, str, str, float | None]] = []
-    for path, value in _scalars(metadata, ""):
-        text = (value if isinstance(value, str) else json.dumps(value)).encode("utf-8", "replace").decode()
+    for path, value in _scalars(parsed(task)["metadata"], ""):
+        text = storable(value if isinstance(value, str) else str(value) if type(value) is int else json.dumps(value))
         if len(text) <= _LONGEST and len(found) < _MOST_FIELDS:
             found.append((metric_name(path), text, metric_name(text), _number(text)))
     return found
@@ -58,8 +62,7 @@ def metadata_query(field: str, operator: str, value: str) -> tuple[str, list[str
     else:
         sql, values = f"number {operator} ?", [number]
     negated = "NOT " if operator == "!=" else ""
-    tasks = f"SELECT task FROM temp.metadata WHERE field = ? AND {sql}"
-    return f"id {negated}IN (SELECT id FROM temp.tasks WHERE task IN ({tasks}))", [field, *values]
+    return f"group_id {negated}IN (SELECT group_id FROM temp.metadata WHERE field = ? AND {sql})", [field, *values]
 
 
 def _scalars(metadata: Any, prefix: str, depth: int = 0) -> Iterator[tuple[str, str | bool | int | float]]:

@@ -12,26 +12,28 @@ import math
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from astuner import build_samples
 from astuner.contracts.display import Displayed
 from astuner.contracts.errors import ConfigError, DataError
+from astuner.contracts.rows import QUERY_FIELDS
 from astuner.contracts.types import Episode, Sample, Split, StopReason
 from astuner_record.episode_log.metadata import FEW_VALUES, METADATA, fields_of, metadata_query
 from astuner_record.episode_log.rows import LOGPROBS, Row, numbers, read_episode
 from astuner_record.episode_log.salvage import open_whole
-from astuner_record.episode_log.store import FOUND, SEPARATOR, Database, connect_to_read, list_all, match_of, parsed
+from astuner_record.episode_log.store import FOUND, SEPARATOR, Database, connect_to_read, list_all, match_of
 from astuner_record.exam import answer_of, cause_of, expected_of, labels_at, read_labels
 
 ORDERS = ("written", "step", "query", "reward", "success", "stop_reason", "seconds", "turns", "tokens", "time")
 """Columns that sort a list. ``written`` is the order in which episodes were written."""
 MOST_VALUES = 100
 """Maximum values per kind in `EpisodeLog.facets`, most frequent first."""
+T = TypeVar("T")
 Counts = tuple[tuple[str, int], ...]
 """Values with the number of episodes that have them."""
 
@@ -154,8 +156,10 @@ class EpisodeLog:
         self._db.create_function("cause", 1, cause_of, deterministic=True)
         self._db.execute("CREATE TEMP TABLE labels (id INTEGER PRIMARY KEY, label TEXT NOT NULL, why TEXT NOT NULL)")
         self._db.executescript(METADATA)
-        self._tasks: dict[str, int] = {}
-        """Group -> the number of its task in the tables of `METADATA`."""
+        self._with_metadata, self._last_with_metadata = set[str](), 0
+        """Groups and the last row whose metadata are in the table of `METADATA`."""
+        self._counted: dict[str, tuple[int, Any]] = {}
+        """Method -> the version of the database, and the method's result."""
 
     def count(self, where: Sequence[str] = ()) -> int:
         """Return the number of episodes that match all conditions.
@@ -327,34 +331,63 @@ class EpisodeLog:
         ``error`` lists causes as returned by `astuner_record.exam.cause_of`, ``limit`` the causes of episodes that a
         limit on tokens or calls ended. ``step`` and ``reward`` are (lowest, highest).
         """
-        step_min, step_max, reward_min, reward_max = self._now.execute(
-            "SELECT min(step), max(step), min(reward), max(reward) FROM episodes"
-        ).fetchone()
+        return self._once("facets", self._facets)
+
+    def _facets(self) -> Mapping[str, Any]:
+        columns = "stop_reason", "split", "agents", "tools"
+        counted = self._now.execute(
+            f"SELECT count(*), min(step), max(step), min(reward), max(reward), {', '.join(columns)} FROM episodes "
+            f"GROUP BY {', '.join(columns)}"  # a single scan of the list
+        ).fetchall()
+        steps, rewards = ([v for row in counted for v in row[i : i + 2] if v is not None] for i in (1, 3))
         return {
-            "stop_reason": _counts(self._now, "stop_reason"),
-            "split": _counts(self._now, "split"),
-            "agent": _names(self._now, "agents"),
-            "tool": _names(self._now, "tools"),
-            "error": _counts(self._now, "cause(error)", f"WHERE error != '' AND NOT {_AT_LIMIT}"),
-            "limit": _counts(self._now, "cause(error)", f"WHERE error != '' AND {_AT_LIMIT}"),
-            "step": None if step_min is None else (step_min, step_max),
-            "reward": None if reward_min is None else (reward_min, reward_max),
+            **{name: _most((row[i], row[0]) for row in counted) for i, name in ((5, "stop_reason"), (6, "split"))},
+            **{
+                name: _most((word, row[0]) for row in counted for word in filter(None, row[i].split(SEPARATOR)))
+                for i, name in ((7, "agent"), (8, "tool"))
+            },
+            **{
+                name: _most(
+                    self._db.execute(
+                        "SELECT cause(error), count(*) FROM episodes "
+                        f"WHERE error != '' AND {negation}{_AT_LIMIT} GROUP BY 1"
+                    )
+                )
+                for name, negation in (("error", "NOT "), ("limit", ""))
+            },
+            "step": (min(steps), max(steps)) if steps else None,
+            "reward": (min(rewards), max(rewards)) if rewards else None,
         }
 
     def fields(self) -> Sequence[tuple[str, Counts]]:
-        """Return the metadata fields of tasks that have two to `FEW_VALUES` values, with the episodes of each value."""
+        """Return the metadata fields of tasks, except the query, that have two to `FEW_VALUES` values.
+
+        :returns: Fields with the episodes of each value.
+        """
+        return self._once("fields", self._fields)
+
+    def _fields(self) -> Sequence[tuple[str, Counts]]:
         self._read_metadata()
-        rows = self._db.execute(
-            "WITH counted AS (SELECT task, count(*) AS episodes FROM temp.tasks GROUP BY 1), few AS "
+        rows = self._now.execute(
+            "WITH counted AS (SELECT group_id, count(*) AS episodes FROM episodes GROUP BY 1), few AS "
             "(SELECT field FROM temp.metadata GROUP BY 1 HAVING count(DISTINCT value) BETWEEN 2 AND ?) "
-            "SELECT field, value, sum(episodes) FROM few JOIN temp.metadata USING (field) JOIN counted USING (task) "
-            "GROUP BY 1, 2 ORDER BY 1, 3 DESC, 2",
+            "SELECT field, value, sum(episodes) FROM few JOIN temp.metadata USING (field) "
+            "JOIN counted USING (group_id) GROUP BY 1, 2 ORDER BY 1, 3 DESC, 2",
             (FEW_VALUES,),
         )
         return [
             (field, tuple((value, count) for _, value, count in counts))
             for field, counts in itertools.groupby(rows, key=lambda row: row[0])
+            if field not in QUERY_FIELDS
         ]
+
+    def _once(self, name: str, compute: Callable[[], T]) -> T:
+        """Return the result of a function that is called again only when the database has changed."""
+        (version,) = self._db.execute("PRAGMA data_version").fetchone()
+        if self._counted.get(name, (None,))[0] != version:
+            self._counted[name] = version, compute()
+        result: T = self._counted[name][1]
+        return result
 
     def _query(self, where: Sequence[str]) -> Query:
         """Combine conditions, which may name metadata fields of tasks; see `query_of`."""
@@ -362,25 +395,25 @@ class EpisodeLog:
         return query_of(where, self._read_metadata() if names.difference(FIELDS) else ())
 
     def _read_metadata(self) -> Collection[str]:
-        """Update the tables of the tasks' metadata, and return the fields; decode an episode of each group."""
+        """Update the table of the tasks' metadata, and return the fields; decode an episode of each new group."""
         rows = self._now.execute(
-            "SELECT id, group_id FROM episodes WHERE id > (SELECT ifnull(max(id), 0) FROM temp.tasks)"
+            "WITH new AS (SELECT max(id) AS id, group_id FROM episodes WHERE id > ? GROUP BY group_id) "
+            "SELECT id, group_id, row FROM new JOIN main.data USING (id)",
+            (self._last_with_metadata,),
         ).fetchall()
-        of_rows, fields = [], []
-        for id_, group in rows:
-            if group not in self._tasks:
-                self._tasks[group] = len(self._tasks)
-                fields += [(self._tasks[group], *field) for field in self._metadata(id_)]
-            of_rows.append((id_, self._tasks[group]))
-        self._db.executemany("INSERT INTO temp.metadata VALUES (?, ?, ?, ?, ?)", fields)
-        self._db.executemany("INSERT INTO temp.tasks VALUES (?, ?)", of_rows)
+        self._last_with_metadata = max((id_ for id_, *_ in rows), default=self._last_with_metadata)
+        new = [(group, frame) for _, group, frame in rows if group not in self._with_metadata]
+        self._with_metadata.update(group for group, _ in new)
+        self._db.executemany(
+            "INSERT INTO temp.metadata VALUES (?, ?, ?, ?, ?)",
+            ((group, *field) for group, frame in new for field in self._metadata(frame)),
+        )
         return [name for (name,) in self._db.execute("SELECT DISTINCT field FROM temp.metadata ORDER BY 1")]
 
-    def _metadata(self, id_: int) -> Sequence[tuple[Any, ...]]:
+    def _metadata(self, frame: bytes) -> Sequence[tuple[Any, ...]]:
         try:
-            (frame,) = self._db.execute("SELECT row FROM data WHERE id = ?", (id_,)).fetchone()
-            return fields_of(parsed(self._db.task(frame))["metadata"])
-        except (ValueError, LookupError, TypeError, AttributeError):  # deleted meanwhile, or not written by ASTuner
+            return fields_of(self._db.task(frame))
+        except (ValueError, LookupError, TypeError, AttributeError):  # not written by ASTuner
             return ()
 
     def close(self) -> None:
@@ -428,20 +461,12 @@ def _credited(row: dict[str, Any]) -> Credited:
     return Credited(**row, trainer_logprobs=None if packed is None else tuple(numbers(packed, LOGPROBS)))
 
 
-def _counts(db: sqlite3.Connection, expression: str, condition: str = "") -> Counts:
-    rows = db.execute(
-        f"SELECT {expression}, count(*) FROM episodes {condition} GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT {MOST_VALUES}"
-    )
-    return tuple((str(value), int(count)) for value, count in rows)
-
-
-def _names(db: sqlite3.Connection, column: str) -> Counts:
-    """Count episodes for each name in a column with several names."""
-    counted: Counter[str] = Counter()
-    for text, count in db.execute(f"SELECT {column}, count(*) FROM episodes GROUP BY 1"):
-        for name in filter(None, text.split(SEPARATOR)):
-            counted[name] += count
-    return tuple(sorted(counted.items(), key=lambda item: (-item[1], item[0]))[:MOST_VALUES])
+def _most(counts: Iterable[tuple[Any, int]]) -> Counts:
+    """Return the sum of the counts of each value, most frequent first."""
+    sums: Counter[str] = Counter()
+    for value, count in counts:
+        sums[str(value)] += count
+    return tuple(sorted(sums.items(), key=lambda item: (-item[1], item[0]))[:MOST_VALUES])
 
 
 Value: TypeAlias = str | int | float

@@ -536,7 +536,7 @@ def _facts(row: Row) -> tuple[tuple[Any, ...], str]:
         sum(turn["continues"] is None for turn in turns),
     )
     said = "\n".join([row["query"], row["error"], *_texts(requests), *_texts([replies])])
-    return facts, _words(_storable(said[:TEXT_LIMIT]))
+    return facts, _words(storable(said[:TEXT_LIMIT]))
 
 
 def shown(row: Row) -> tuple[Any, ...]:
@@ -566,10 +566,10 @@ def _words(text: str) -> str:
 
 def _names(names: Iterable[str]) -> str:
     unique = list(dict.fromkeys(names))
-    return _storable(SEPARATOR + SEPARATOR.join(unique) + SEPARATOR) if unique else ""
+    return storable(SEPARATOR + SEPARATOR.join(unique) + SEPARATOR) if unique else ""
 
 
-def _storable(text: str) -> str:
+def storable(text: str) -> str:
     """Replace lone surrogates, which JSON can express and SQLite cannot."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 

@@ -31,8 +31,9 @@ GAIN = 0.15
 """Gain in success that a worthwhile run should reach."""
 _ONE_SIDED = 1.644854
 """z of a one-sided test at 5 %."""
+_RATE = re.compile(r"(policy/[^/]+/)?lr")
 _LONGEST = 200
-"""Maximum number of steps of a trend test, whose cost is quadratic."""
+"""Maximum number of steps of a trend test."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,7 +247,7 @@ class OfReward(Told):
     """
 
     def see(self, facts: StepFacts) -> Verdict:
-        if any(re.fullmatch(r"reward/.+/mean", name) for name in facts.row):
+        if any(name.startswith("reward/") and re.fullmatch(r"reward/.+/mean", name) for name in facts.row):
             return None
         return super().see(facts)
 
@@ -360,7 +361,7 @@ class AtValidations(Told):
             self._last.append(success)
             if len(self._first) < WARM_UP:
                 self._first.append(success)
-        for rate in (facts.get(name) for name in facts.row if re.fullmatch(r"(policy/[^/]+/)?lr", name)):
+        for rate in (facts.get(name) for name in facts.row if name.endswith("lr") and _RATE.fullmatch(name)):
             self._at_rate = self._at_rate if rate is None else f" at a learning rate of {rate:.3g}"
         self._plays_itself = len({name.split("/")[1] for name in facts.row if name.startswith("policy/")}) > 1
         return None

@@ -6,9 +6,9 @@ The rules that use them state the resulting error rates.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Collection
-from itertools import combinations
 
 from astuner.contracts.statistics import percent as percent
 from astuner.contracts.statistics import wilson_interval
@@ -42,7 +42,10 @@ def trend(values: Collection[float]) -> float:
     n = len(values)
     if n < 4:
         return 0.0
-    rising = sum((b > a) - (b < a) for a, b in combinations(values, 2))
+    rising, earlier = 0, list[float]()
+    for value in values:
+        rising += bisect_left(earlier, value) - (len(earlier) - bisect_right(earlier, value))
+        insort(earlier, value)
     ties = sum(t * (t - 1) * (2 * t + 5) for t in Counter(values).values())
     variance = (n * (n - 1) * (2 * n + 5) - ties) / 18
     if not rising or variance <= 0:

@@ -36,6 +36,10 @@ const TASKS = [
   ...HOSTILE.slice(0, 2),
 ]
 
+const LAYOUTS = ['one column', 'two columns', 'scanned']
+/** Metadata fields of tasks. */
+export const FIELDS = ['layout']
+
 export const EPISODES = Number(process.env.EPISODES ?? 100_000)
 
 export function id(index) {
@@ -64,6 +68,7 @@ export function listed(i) {
     episode_id: id(i),
     group_id: `g-${group}`,
     task_id: `task-${group % 977}`,
+    layout: LAYOUTS[group % 3],
     step,
     split: validation ? 'validation' : 'train',
     attempt: i % 8,
@@ -215,7 +220,14 @@ export function metricsAt(step) {
   const rows = [row]
   if (step % 10 === 0) {
     const p = skill - 0.03 + (r() - 0.5) * 0.04
-    rows.push({ step, time: row.time + 1, 'val/success': p, 'val/success_ci_low': p - 0.06, 'val/success_ci_high': p + 0.06, 'val/reward/mean': p + 0.02, 'val/tasks': 128 })
+    const slices = LAYOUTS.flatMap((layout, k) => {
+      const at = `val/slice/layout/${layout.replace(' ', '_')}`
+      return [[`${at}/success`, k === 2 ? 0.6 - p / 3 : p], [`${at}/reward`, p], [`${at}/tasks`, 42]]
+    })
+    rows.push({
+      step, time: row.time + 1, 'val/success': p, 'val/success_ci_low': p - 0.06, 'val/success_ci_high': p + 0.06,
+      'val/reward/mean': p + 0.02, 'val/tasks': 128, ...Object.fromEntries(slices),
+    })
   }
   return rows
 }
@@ -224,3 +236,21 @@ export const ALARMS = [
   { step: 31, time: START + 1860, rule: 'zero_reward_variance', severity: 'warning', message: '71 % of the groups of step 31 have the same reward throughout.', advice: 'Raise rollout.num_repeat, or take tasks that the model solves sometimes.' },
   { step: 204, time: START + 12240, rule: 'entropy_collapse', severity: 'error', message: `Entropy fell to 0.04 nats. ${HOSTILE[0]}`, advice: 'Lower the learning rate, or add algorithm.entropy_coeff.' },
 ]
+
+/** The facts of the report at a step. */
+export function verdict(step) {
+  const validations = Array.from({ length: Math.floor(step / 10) }, (_, i) => metricsAt(10 * (i + 1))[1]).map((row) => ({
+    step: row.step, success: row['val/success'], reward: row['val/reward/mean'], tasks: 128,
+  }))
+  const [before, after] = [validations[0], validations.at(-1)]
+  if (before === after) return { verdict: { word: 'not measured', text: 'Not measured: no validation after training', level: 'warning' }, held_out: null }
+  const finding = 'layout=scanned fell from 23/42 to 14/42 (p = 0.03, corrected for 3 slices)'
+  return {
+    verdict: { word: 'learned', text: `Learned: held-out success rose, 128 tasks; ${finding}`, level: 'good' },
+    held_out: { before, after, best: validations.toSorted((a, b) => b.success - a.success)[0], difference: { measure: 'success', tasks: 128 } },
+    alarms: ALARMS.map(({ rule }, i) => ({ rule, current: i > 0, last_step: step })),
+    informative_episodes: [0, 2, 3].map((i) => ({ episode: id(i), reason: `${['branching', 'hostile', 'failed'][Math.min(i, 2)]} episode ${HOSTILE[i]}` })),
+    next: { why: 'serve the best checkpoint', command: 'astuner promote math_agent.yaml --backbone local --checkpoint best' },
+    slices: LAYOUTS.map((value, k) => ({ field: 'layout', value, metric: value.replace(' ', '_'), fell: k === 2, finding: k === 2 ? finding : '' })),
+  }
+}

@@ -6,7 +6,7 @@ import { existsSync, readFileSync } from 'node:fs'
 import { createServer } from 'node:http'
 import { fileURLToPath } from 'node:url'
 
-import { ALARMS, EPISODES, HOSTILE, id, indexOf, listed, metricsAt, whole } from './data.mjs'
+import { ALARMS, EPISODES, FIELDS, HOSTILE, id, indexOf, listed, metricsAt, verdict, whole } from './data.mjs'
 
 const PORT = Number(process.env.PORT ?? 8181)
 const SLOW = Number(process.env.SLOW ?? 0)
@@ -16,7 +16,7 @@ const CSP =
   "frame-ancestors 'none'; base-uri 'none'; form-action 'none'; object-src 'none'"
 const STEPS = Math.ceil(EPISODES / 256)
 let live = 60
-setInterval(() => live < 400 && live++, 2000)
+setInterval(() => live < TOTAL && live++, 2000)
 
 const rows = Array.from({ length: EPISODES }, (_, i) => listed(i))
 const runs = () => [
@@ -29,8 +29,18 @@ const runs = () => [
 function run(key, name, state, step) {
   return {
     id: key, name, state, backbone: key === 'big' ? 'verl' : 'local', model: 'Qwen/Qwen2.5-0.5B-Instruct', step,
-    total_steps: key === 'live' ? 400 : step, started: Date.now() / 1000 - 7200, updated: Date.now() / 1000 - (state === 'running' ? 2 : 5400),
-    episodes: shownOf(key).length, reward: 0.71, success: 0.684, alarms: key === 'big' ? ALARMS.length : 0,
+    total_steps: key === 'live' ? TOTAL : step, started: Date.now() / 1000 - 7200, updated: Date.now() / 1000 - (state === 'running' ? 2 : 5400),
+    progress: progressOf(key), episodes: shownOf(key).length, reward: 0.71, success: 0.684, alarms: key === 'big' ? ALARMS.length : 0,
+  }
+}
+
+const TOTAL = 400
+function progressOf(key) {
+  if (key !== 'live' || live >= TOTAL) return null
+  const [phase, total] = [['rollout', 256], ['update', 0], ['validation', 128]][live % 3]
+  return {
+    time: Date.now() / 1000, phase, step: live + 1, total_steps: TOTAL, done: Math.round(total / 3), total,
+    elapsed_seconds: live * 60, remaining_seconds: (TOTAL - live) * 60,
   }
 }
 
@@ -47,7 +57,7 @@ function facets(shown) {
   return {
     stop_reason: counted(shown.map((e) => e.stop_reason)), split: counted(shown.map((e) => e.split)),
     agent: counted(shown.flatMap((e) => e.agents)), tool: counted(shown.flatMap((e) => e.tools)),
-    error: counted(shown.map((e) => e.error).filter(Boolean)), step: [1, shown.at(-1).step], reward: [0, 1],
+    error: counted(shown.map((e) => e.error).filter(Boolean)), limit: [], step: [1, shown.at(-1).step], reward: [0, 1],
   }
 }
 
@@ -109,6 +119,8 @@ function api(parts, q) {
       alarms: of.alarms ? ALARMS : [], facets: facets(shown), problems: [], files: { 'report.html': true, 'run.log': true, 'resolved.yaml': true },
     }
   }
+  if (what === 'verdict') return verdict(of.step)
+  if (what === 'fields') return { fields: FIELDS.map((field) => [field, [...by(shown, field)].map(([value, es]) => [String(value), es.length])]) }
   if (what === 'metrics') return { rows: Array.from({ length: of.step }, (_, i) => metricsAt(i + 1)).flat(), cursor: String(of.step), reset: true }
   if (what === 'steps') {
     const split = q.get('split')
@@ -141,7 +153,7 @@ function follow(response, cursor) {
     const fresh = []
     while (at < live) fresh.push(...metricsAt(++at))
     if (fresh.length) send('metrics', { rows: fresh, cursor: String(at), reset: false })
-    send('status', { state: live < 400 ? 'running' : 'ended', step: live, episodes: live * 256, alarms: 0, updated: Date.now() / 1000 })
+    send('status', { state: live < TOTAL ? 'running' : 'ended', step: live, episodes: live * 256, alarms: 0, updated: Date.now() / 1000, progress: progressOf('live') })
     if (live === 65) send('alarm', { ...ALARMS[1], step: 65 })
   }, 1000)
   response.on('close', () => clearInterval(timer))

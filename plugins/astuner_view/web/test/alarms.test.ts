@@ -19,5 +19,7 @@ it('alarms are current as the report states, otherwise if they are recent', () =
   expect([9, 8, 7].map((step) => isCurrent(alarm(step, ''), null, 10))).toEqual([true, true, false])
   const facts = { alarms: [{ rule: 'r', current: false }] }
   expect(isCurrent(alarm(10, ''), facts, 10)).toBe(false)
+  const unknown = { alarms: [{ rule: 'r', current: true, last_step: null }] }
+  expect([10, 7, 0].map((step) => isCurrent(alarm(step, ''), unknown, 10))).toEqual([true, false, true])
   expect(isCurrent({ ...alarm(1, ''), rule: 'effect' }, { alarms: [{ rule: 'r', with: ['effect'], current: true }] }, 10)).toBe(true)
 })

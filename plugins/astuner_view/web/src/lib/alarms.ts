@@ -18,8 +18,12 @@ export function grouped(alarms: Alarm[]): [Alarm, ...Alarm[]][] {
 /** Steps after which an alarm is past, if the report does not state it. */
 const RECENT = 3
 
-/** Whether an alarm still holds: as the report states, otherwise if it was raised in the last steps. */
+/**
+ * Whether an alarm still holds: as the report states, unless the metrics do not show its rule's findings. Then it holds
+ * if it was raised in the last steps, or before the first step, about the tasks.
+ */
 export function isCurrent(alarm: Alarm, facts: VerdictFacts | null, step: number): boolean {
   const known = facts?.alarms?.find(({ rule, with: others }) => rule === alarm.rule || others?.includes(alarm.rule))
-  return known?.current ?? alarm.step > step - RECENT
+  const recent = alarm.step === 0 || alarm.step > step - RECENT
+  return known?.current === true && known.last_step === null ? recent : (known?.current ?? recent)
 }

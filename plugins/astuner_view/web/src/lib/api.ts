@@ -43,8 +43,10 @@ export interface VerdictFacts {
     difference?: { measure: string; tasks: number }
   } | null
   alarms?: { rule: string; with?: string[]; current?: boolean; last_step?: number | null }[]
-  informative_episodes?: { episode: string; [more: string]: string }[]
+  informative_episodes?: { episode: string; reason: string }[]
   next?: { command: string; why: string } | null
+  /** `metric`: the value's name in metrics; `fell`: success fell beyond chance, as `finding` states. */
+  slices?: { field: string; value: string; metric: string; fell?: boolean; finding?: string }[]
 }
 
 export interface Validation {

@@ -33,6 +33,7 @@ export class Followed {
     this.client = client
     this.id = id
     void this.open()
+    this.readVerdict(0)
   }
 
   stop(): void {
@@ -76,7 +77,6 @@ export class Followed {
     this.episodes = detail.episodes
     this.updated = detail.updated
     this.progress = detail.progress
-    this.readVerdict(0)
   }
 
   private async again(): Promise<void> {
@@ -85,6 +85,7 @@ export class Followed {
       const detail = await this.client.run(this.id)
       if (this.stopped) return
       this.take(detail)
+      this.readVerdict(0)
       this.error = ''
       this.listen()
     } catch (e) {
