@@ -272,7 +272,7 @@ def _check_requirements(arguments: list[str]) -> None:
             assert (ROOT / text).is_file(), text
         if re.fullmatch(r"astuner-[a-z-]+", folder) and folder != "astuner-core":
             folder = f"plugins/{folder.replace('-', '_')}"
-            assert (ROOT / folder).is_dir() or folder.endswith(("_acme", "_tone", "_vault")), text  # packages of third parties
+            assert (ROOT / folder).is_dir() or folder.endswith(("_acme", "_tone", "_vault")), text  # third parties
         if text.startswith("-"):
             continue
         if (project := ROOT / folder.removeprefix("astuner-core") / "pyproject.toml").is_file():

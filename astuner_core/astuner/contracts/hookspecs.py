@@ -187,11 +187,7 @@ def list_models() -> Sequence[str]:  # type: ignore[empty-body]
 def register_aliases() -> Mapping[tuple[str, str], Sequence[str]]:  # type: ignore[empty-body]
     """Return a mapping from objects of other plugins, as (kind, name), to their legacy names.
 
+    For example, ``{("task reader", "jsonl"): ("dataset_file",)}``.
+
     Objects that no plugin registers are ignored. For its own objects, a plugin uses ``Provider.aliases``.
-
-    Example::
-
-        @hookimpl
-        def register_aliases():
-            return {("task reader", "jsonl"): ("dataset_file",)}
     """
