@@ -142,7 +142,7 @@ def _of_the_end(round_: Round) -> list[str]:
         allowed = {1} if nothing else codes.get(leg.ended_by, {0})
         if leg.code not in allowed:
             found.append(f"{which}: return code {leg.code}, not {sorted(allowed)}; last: {[*out[-1:], *err[-3:]]}")
-        elif leg.code == 0 and not any(line.startswith(("Verdict ", "Run folder ")) for line in out[-1:]):
+        elif leg.code == 0 and not any(line.startswith(("Verdict ", "Next ", "Run folder ")) for line in out[-1:]):
             found.append(f"{which}: its last line is {out[-1:]}")
         elif leg.code == 1 and not err[-1].startswith("astuner: "):
             found.append(f"{which}: its last line is {err[-1]!r}")

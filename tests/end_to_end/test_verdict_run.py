@@ -41,7 +41,7 @@ def train(tmp_path: Path, *overrides: str) -> RunResult:
 def test_a_constant_judge_trains_nothing_and_every_part_of_the_run_says_so(tmp_path: Path) -> None:
     (tmp_path / "constant.py").write_text(JUDGE)
     result = train(tmp_path, f"astuner.task_judge.judge={tmp_path}/constant.py->Constant")
-    *_, last = result.summary().splitlines()
+    *_, last, _ = result.summary().splitlines()
     assert re.match(r"(?i)verdict +Not trained: every group had equal rewards \(all are 0\.5\)\. ", last)
     steps = r"(?m)^Optimizer steps +0, 0 of 3 training steps updated the weights; 0 tokens in updates$"
     assert re.search(steps, result.summary())
@@ -58,7 +58,7 @@ def test_a_constant_judge_with_a_kl_term_moves_weights_and_teaches_nothing(tmp_p
     (tmp_path / "constant.py").write_text(JUDGE)
     kl = "astuner.trainer_common.use_kl_loss=true"
     result = train(tmp_path, f"astuner.task_judge.judge={tmp_path}/constant.py->Constant", kl)
-    *_, last = result.summary().splitlines()
+    *_, last, _ = result.summary().splitlines()
     said = r"No learning signal: every group had equal rewards \(all are 0\.5\), so only the KL or entropy term changed"
     assert re.match(rf"(?i)verdict +{said} the weights\. ", last)
 
@@ -69,10 +69,10 @@ def test_two_tasks_at_a_rate_that_changes_nothing_are_said_to_have_taught_nothin
     lines = (EXAMPLE / "data" / "train.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "two.jsonl").write_text("".join(lines[:2]))
     two = [f"astuner.task_reader.jsonl.training.file_path={tmp_path}/two.jsonl", "astuner.trainer_common.optim.lr=1e-9"]
-    *_, last = train(tmp_path, *two, "astuner.rollout.val_kwargs.temperature=0").summary().splitlines()
+    *_, last, _ = train(tmp_path, *two, "astuner.rollout.val_kwargs.temperature=0").summary().splitlines()
     nothing = r"(?i)verdict +(No change|No learning signal|Not trained): "
     assert re.match(nothing, last), last
-    *_, last = train(tmp_path, *two, "astuner.experiment_name=sampled").summary().splitlines()
+    *_, last, _ = train(tmp_path, *two, "astuner.experiment_name=sampled").summary().splitlines()
     assert re.match(nothing.replace("(No", "(Inconclusive|No", 1), last), last
     blind = ["astuner.task_reader.jsonl.validation=null", "astuner.experiment_name=blind"]
     capsys.readouterr()
