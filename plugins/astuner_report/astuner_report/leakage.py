@@ -33,7 +33,6 @@ from astuner.contracts.types import Task
 from astuner_record.exam import REFERENCES
 from astuner_record.foreign import shown
 from astuner_report.sentinel.statistics import percent, two_proportions
-from astuner_report.slices import slices_of
 
 KEY = "astuner.data.leakage"
 NEAR = 0.8
@@ -77,6 +76,8 @@ class TaskCheck(TaskCheckPart):
 
     def look(self, config: Any, train: Sequence[Task], validation: Sequence[Task]) -> Mapping[str, Any]:
         found = find_leakage(train, validation)
+        from astuner_report.slices import slices_of  # not while the keys of this module are read
+
         found["slices"] = slices_of(config, train, validation)
         if found["slices"]:
             fields = (f"{field} ({len(values)} values)" for field, values in found["slices"].items())

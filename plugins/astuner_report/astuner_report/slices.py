@@ -13,12 +13,12 @@ from typing import Any
 
 from astuner.contracts.errors import ConfigError, did_you_mean, problems_of
 from astuner.contracts.rows import ID_FIELDS, QUERY_FIELDS
-from astuner.contracts.section import Section
 from astuner.contracts.statistics import mean
 from astuner.contracts.types import Episode, Split, Task
 from astuner.contracts.validation import TaskResult
 from astuner_record.episode_log.metadata import metric_name
 from astuner_record.exam import REFERENCES
+from astuner_report.settings import ReportKeys
 
 KEY = "astuner.report.slices"
 MAX_FIELDS = 4
@@ -36,21 +36,6 @@ _NOT_SLICES = {*REFERENCES, *QUERY_FIELDS, *ID_FIELDS, "answers", "gold", "label
 
 Slices = Mapping[str, Mapping[str, str]]
 """Field -> value as text -> name of the value in metrics."""
-
-
-class ReportSection(Section):
-    """Settings of the report."""
-
-    slices: list[str] | None = None
-    """Metadata fields of tasks by which metrics and report show success, as dotted paths. Default: up to four fields
-    with few values. `[]`: none."""
-
-
-class ReportKeys(Section):
-    """Keys that the report adds to ``astuner``."""
-
-    report: ReportSection = ReportSection()
-    """Settings of the report."""
 
 
 def value_of(metadata: Mapping[str, Any], field: str) -> str | None:
