@@ -212,7 +212,7 @@ FIRST_RESULTS = {
     "install": "",
     "cpu": "docs/",
     "astuner.rollout.num_repeat": "docs/",
-    "astuner.tune": "docs/python/",
+    "astuner.tune": "docs/",
 }
 """Query -> start of the first result's address."""
 RECORDS = ("benchmarks/", "CHANGELOG/", "tests/")
