@@ -22,7 +22,7 @@ EXAMPLES = (
     "countdown", "frozen_lake", "learning_to_ask", "math_agent", "search_documents",
     "shop_lookup", "ticket_triage", "werewolves", "word_problems",
 )  # fmt: skip
-STEPS = 30
+STEPS = 20
 WITHIN = 0.3
 """Largest accepted relative error of the predicted total time."""
 
@@ -59,6 +59,7 @@ def _astuner(*arguments: str) -> subprocess.CompletedProcess[str]:
 def measure(name: str, file: Path, folder: Path, steps: int) -> Result:
     """Probe and run one experiment in ``folder``."""
     common = ["run", str(file), "--backbone", "local", "--steps", str(steps), "--run-dir", str(folder), "--json"]
+    common += ["--with", name] if name == "frozen_lake" else []
     estimate = json.loads(_astuner(*common, "--probe").stdout)["estimate"]
     started = time.perf_counter()
     run = _astuner(*common)
