@@ -87,7 +87,7 @@ def run(*, quick: bool = False) -> Report:
     rows = []
     with tempfile.TemporaryDirectory() as temporary:
         home = Path(temporary)
-        _astuner("new", "experiment", str(home / "agent"))
+        _astuner("new", "experiment", "agent", "--into", temporary)
         files = {name: REPOSITORY / f"examples/{name}/{name}.yaml" for name in EXAMPLES}
         files["new experiment"] = home / "agent" / "agent.yaml"
         for name, file in list(files.items())[: 1 if quick else None]:
