@@ -19,8 +19,8 @@ from benchmarks.report import Report
 from benchmarks.trained import REPOSITORY
 
 EXAMPLES = (
-    "countdown", "frozen_lake", "learning_to_ask", "math_agent", "search_documents",
-    "shop_lookup", "ticket_triage", "werewolves", "word_problems",
+    "math_agent", "countdown", "search_documents", "learning_to_ask", "shop_lookup",
+    "ticket_triage", "word_problems", "werewolves", "frozen_lake",
 )  # fmt: skip
 STEPS = 20
 WITHIN = 0.3
@@ -96,6 +96,7 @@ def run(*, quick: bool = False) -> Report:
             within = f"{result.low:.0f} to {result.high:.0f}"
             errors = [f"{error:+.0%}" for error in (result.error, result.error_at(0.1), result.error_at(0.5))]
             rows.append([name, f"{result.predicted:.0f}", within, f"{result.actual:.0f}", *errors, f"{least:.0f} s"])
+            print(*rows[-1], sep="  ", file=sys.stderr, flush=True)
             report.failed |= abs(result.error) > WITHIN or least <= 0
     report.table(["run", "predicted s", "range s", "actual s", "error", "at 10 %", "at 50 %", "least"], rows)
     return report
