@@ -248,7 +248,8 @@ def timing_of(rows: Sequence[Mapping[str, Any]], schedule: Schedule, *, elapsed:
 
     :param rows: Rows of ``metrics.jsonl``.
     :param schedule: Amount of work of the new run, whose number of validation episodes may differ.
-    :param elapsed: Seconds of the earlier run, including its start and end; 0: unknown.
+    :param elapsed: Seconds of the earlier run, including its start and end; 0: unknown. For a resumed run, these are
+        less than its rows, and the time of start and end counts as 0.
     """
     steps = [row for row in rows if "time/rollout" in row and "time/step" in row]
     validations = [row for row in rows if "time/validation" in row]

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 PROBE_SECONDS = 60.0
 """A probe starts no further step after this time."""
 PROBE_STEPS = 3
-PROBE_VALIDATION_TASKS = 16
+PROBE_VALIDATION_TASKS = 64
+"""Fewer tasks form smaller batches, whose time per task is longer."""
 _UNCERTAINTY = 0.2
 """Least relative half-width of the range; steps get longer or shorter as the model learns."""
 
@@ -62,7 +63,7 @@ def _earlier_folders(path: Path) -> Iterator[RunDir]:
 
 
 def _elapsed(folder: RunDir) -> float:
-    """Return the duration of a run that never resumed, or 0.0 if it is unknown."""
+    """Return the duration of the run's last process, or 0.0 if it is unknown."""
     try:
         return float(json.loads(folder.progress.read_text(encoding="utf-8"))["elapsed_seconds"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -436,10 +436,11 @@ def run(
         is_timed = trains and not is_probe(run_dir.path)
         of_time = time_plan(timing, schedule, probe_command=command.probing()) if is_timed else {}
         plan = make_plan(config, trains, preflight.plan, run_dir.path, tasks, of_time)
+        warnings = [f"warning: {text}" for text in preflight.warnings]
         if dry_run:
             expected = estimate(timing, schedule) if timing is not None else {}
-            return RunResult(run_dir=run_dir.path, plan=plan, estimate=expected, text=str(plan))
-        warnings = [f"warning: {text}" for text in preflight.warnings]
+            text = "\n".join([*warnings, str(plan)])
+            return RunResult(run_dir=run_dir.path, plan=plan, estimate=expected, text=text)
         sinks = [*listeners, *(make() for make in preflight.make_sinks)]
         interrupt = interrupt or Interrupt()
         stack.enter_context(interrupt.listening())
@@ -495,7 +496,8 @@ def probe(
     if planned.plan is None or "time" not in planned.plan.lines:
         raise ConfigError("--probe measures training steps, but this backbone does not train; add --backbone local")
     folder, interrupt = probe_folder(planned.run_dir), Interrupt()
-    shutil.rmtree(folder, ignore_errors=True)
+    with RunDir(folder).locked():  # not while another probe runs
+        shutil.rmtree(folder, ignore_errors=True)
     config = load_config(path, overrides, backbone=backbone, disabled_plugins=disabled_plugins)
     validated = min(config.astuner.data.max_validation_tasks or PROBE_VALIDATION_TASKS, PROBE_VALIDATION_TASKS)
     short = [
